@@ -60,7 +60,7 @@ def fetch_dataset(source: DatasetSource, environment: Environment) -> FetchedDat
 
 
 def _name_of(uri: str, file: str) -> str:
-    """Return the URI of one file of a data set, whose URI may be the file itself, a folder or a pattern."""
+    """Return the URI of one file of a data set. The URI of the set may be the file itself, a folder or a pattern."""
     parent, _, last = uri.rpartition("/")
     if last == file:
         return uri

@@ -1,7 +1,7 @@
 """Downloads of sources to a cache folder, which stages, attempts and pods share.
 
-`CACHE/NAME/files/` has the files, and `CACHE/NAME/parts/` the unfinished ones. `CACHE/NAME/manifest.json` comes last
-and makes the folder complete. NAME stands for the URI, the pin and the patterns of the files.
+`CACHE/NAME/files/` has the files, and `CACHE/NAME/parts/` unfinished files. `CACHE/NAME/manifest.json` comes last and
+makes the folder complete. NAME stands for the URI, the pin and the patterns of the files.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ def fetch(
     if cached is not None:
         return folder / FILES, cached
     with _exclusive(folder):
-        # Another process may have completed the folder while this one waited for the lock.
+        # Another process may have completed the folder while this process waited for the lock.
         cached = _read_complete(folder)
         if cached is None:
             listing = listing or in_thread(lambda: source.list_files(pin))
@@ -71,13 +71,13 @@ def _name(uri: str, pin: str, wanted: Sequence[str]) -> str:
 
 def _select(uri: str, listing: Listing, wanted: Sequence[str]) -> Listing:
     """Return the listing of the files that match a pattern; raise SourceNotFound if there are none."""
-    files = tuple(file for file in listing.files if _matches(file.name, wanted))
+    files = [file for file in listing.files if _matches(file.name, wanted)]
     if not files:
         raise SourceNotFound(
             f"{uri}: none of its {len(listing.files)} files matches {', '.join(wanted)}"
         )
     _check_names(uri, files)
-    return Listing(listing.pin, files)
+    return Listing(listing.pin, tuple(files))
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -45,7 +45,7 @@ HIDDEN = (".sha256-", f".{LATEST}.", "lost+found")
 FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 """Errors of a folder that this user may not write."""
 NO_LINKS = UNKNOWN_TO_FILE_SYSTEM | {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES}
-"""Errors of a hard link for which a copy is made: another file system, or a limit of this one."""
+"""Errors of a hard link for which a copy is made: another file system, or a limit of this file system."""
 
 
 class FolderTarget:
@@ -139,12 +139,12 @@ class FolderTarget:
                 target = temporary / file
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _link_or_copy(folder / file, target)
-            # A crash of the machine may lose a name whose folder was not flushed.
+            # A crash of the machine may lose names in a folder that was not flushed.
             for parent in {(temporary / file).parent for file in names}:
                 sync_folder(parent)
 
     def _switch(self, name: str) -> None:
-        """Make `latest` a link to a folder, atomically; leave it if it is one already."""
+        """Make `latest` a link to a folder, atomically; leave it if it links to that folder already."""
         latest = self._path / LATEST
         lock = self._path / f".{LATEST}.lock"
         with locked(lock, "another process that publishes there") as is_locked:
@@ -154,7 +154,7 @@ class FolderTarget:
                 leftover.unlink(missing_ok=True)
             if latest.is_symlink() and str(latest.readlink()) == name:
                 return
-            # A link cannot be changed, only replaced: a new link is renamed over the old one.
+            # A link cannot be changed, only replaced: a new link is renamed over the old link.
             link = temporary_name(latest)
             try:
                 link.symlink_to(name)

@@ -1,6 +1,6 @@
 """The Hugging Face hub as a source of models and data sets: hf://ORG/NAME[@REVISION][/PATH].
 
-The pin is a commit. Files in LFS have a SHA-256, and small ones a git object id, which `download` verifies.
+The pin is a commit. Files in LFS have a SHA-256. Small files have a git object id, which `download` verifies.
 """
 
 import hashlib
@@ -107,8 +107,11 @@ class HubSource:
                 f"{self.uri}: {self._repository.page} has no such file at {commit}; correct the path"
             )
         self._commit = commit
-        self._listed = {name: entry.path for name, entry in entries.items()}
-        files = [_remote_file(name, entries[name]) for name in sorted(entries)]
+        self._listed = {}
+        files = []
+        for name, entry in sorted(entries.items()):
+            self._listed[name] = entry.path
+            files.append(_remote_file(name, entry))
         return Listing(commit, tuple(files))
 
     def _named_files(self, commit: str) -> list[tuple[str, RepoFile]]:
@@ -139,7 +142,8 @@ class HubSource:
         readme = ""
         if "README.md" in names:
             readme = self._repository.read("README.md", commit).decode(errors="replace")
-        chosen = files_of_split(self._repository.uri, names, readme, self.config, self.split)
+        uri = self._repository.uri
+        chosen = files_of_split(uri, names, readme, self.config, self.split)
         return [entry for entry in entries if entry.path in chosen]
 
     def download(self, file: RemoteFile, path: Path) -> None:
@@ -181,7 +185,7 @@ class HubSource:
             )
 
     def _metadata(self, url: str, file: RemoteFile) -> HfFileMetadata:
-        """Return the hub's metadata of a file; raise DataInvalid if the file is not the listed one."""
+        """Return the hub's metadata of a file; raise DataInvalid if it describes another file than the listing."""
         try:
             metadata = get_hf_file_metadata(
                 url, endpoint=self._repository.endpoint, retry_on_errors=True

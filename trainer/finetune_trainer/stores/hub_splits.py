@@ -192,4 +192,5 @@ def _of_one_format(uri: str, files: list[str]) -> frozenset[str]:
         raise ConfigInvalid(
             f"{uri}: most of its files are {form or 'no data'}; supported are {', '.join(sorted(FORMATS))}"
         )
-    return frozenset(file for file in files if FORMATS.get(extensions[file]) == form)
+    chosen = [file for file in files if FORMATS.get(extensions[file]) == form]
+    return frozenset(chosen)

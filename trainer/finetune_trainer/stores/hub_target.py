@@ -1,7 +1,7 @@
 """The Hugging Face hub as a target of models: hf://ORG/NAME.
 
-A push is one commit on main, made only if main still is what the push has looked at. Readers see the old commit or the
-new one. The tag sha256-HEX names the digest.
+A push is one commit on main. The hub makes it only if main still is the commit that the push has looked at. Readers see
+the old commit or the new commit. The tag sha256-HEX names the digest.
 """
 
 import json
@@ -86,7 +86,9 @@ class SealedModel:
             raise CorruptArtifact(
                 f"{folder}: its manifest has the digest {digest_of_value(entries)}, expected {digest}"
             )
-        sha256 = {name: str(entry["sha256"]) for name, entry in entries.items()}
+        sha256 = {}
+        for name, entry in entries.items():
+            sha256[name] = str(entry["sha256"])
         sha256[MANIFEST] = digest_file(folder / MANIFEST)
         return cls(folder, digest, digested, sha256)
 
@@ -222,7 +224,7 @@ class HubTarget:
             )
 
     def _send(self, model: SealedModel, added: list[CommitOperationAdd]) -> int:
-        """Upload large files that the hub lacks. Return the bytes of these files and of the small ones.
+        """Upload large files that the hub lacks. Return the bytes of these files and of small files.
 
         xet sends less than a whole file if the hub has a part of its bytes already. No commit names the files yet.
         Raise CorruptArtifact if a file differs from the manifest.
@@ -244,7 +246,10 @@ class HubTarget:
 
     def _missing_bytes(self, model: SealedModel, added: list[CommitOperationAdd]) -> int:
         """Return the bytes of the files that the hub does not have as objects."""
-        sizes = {model.sha256[item.path_in_repo]: item.upload_info.size for item in added}
+        sizes = {}
+        for item in added:
+            sha256 = model.sha256[item.path_in_repo]
+            sizes[sha256] = item.upload_info.size
         infos = [
             UploadInfo(size, b"", bytes.fromhex(sha256)) for sha256, size in sizes.items() if size
         ]
@@ -302,8 +307,13 @@ def _upload_batches(added: list[CommitOperationAdd]) -> list[list[CommitOperatio
         return [added]
     # The hub knows the files of an upload over xet when the upload has ended. After a kill, the next push may send them
     # again, so large files end one by one.
-    large = [[item] for item in added if item.upload_info.size >= ALONE_BYTES]
-    small = [item for item in added if item.upload_info.size < ALONE_BYTES]
+    large = []
+    small = []
+    for item in added:
+        if item.upload_info.size >= ALONE_BYTES:
+            large.append([item])
+        else:
+            small.append(item)
     return [*large, small]
 
 

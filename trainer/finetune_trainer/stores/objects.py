@@ -33,7 +33,7 @@ from finetune_trainer.stores.publications import (
     without_card,
 )
 
-# A manifest is read into memory. A push writes about a hundred bytes for each file, so no push wrote a larger one.
+# A manifest is read into memory. A push writes about a hundred bytes for each file, so no push wrote a larger manifest.
 MANIFEST_BYTES = 64 * 1024**2
 # A swap fails only if another process has succeeded with its own. All of them write the same few values.
 SWAPS = 10
@@ -102,7 +102,7 @@ class ObjectSource:
             try:
                 self._append(remote, path, start)
             except ServiceUnavailable:
-                # A connection that broke after some bytes is replaced, and the next one goes on behind them.
+                # If a connection broke after some bytes, the next connection goes on behind them.
                 is_fruitless = path.stat().st_size == start
                 if is_fruitless:
                     raise
@@ -153,7 +153,7 @@ class ObjectSource:
         return _by_name(self._bucket.list_below(folder), folder)
 
     def _digests(self) -> dict[str, str]:
-        """Return the SHA-256 of each file from the manifest of a push, if there is one.
+        """Return the SHA-256 of each file from the manifest of a push; nothing if there is no manifest.
 
         Raise DataInvalid if an object of the manifest is missing or has another size.
         """
@@ -258,10 +258,10 @@ class ObjectTarget:
         sent = 0
         for name, remote in present.items():
             size, sha256 = local[name]
-            if remote is not None and remote.size == size and remote.sha256 == sha256:
-                continue
-            self._bucket.upload(folder / name, f"{key}/{name}", sha256)
-            sent += size
+            is_intact = remote is not None and (remote.size, remote.sha256) == (size, sha256)
+            if not is_intact:
+                self._bucket.upload(folder / name, f"{key}/{name}", sha256)
+                sent += size
         return sent
 
     def _send_card(self, folder: Path, key: str, local: Entries) -> Entries:

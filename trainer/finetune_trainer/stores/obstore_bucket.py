@@ -260,7 +260,8 @@ def _open(location: Location, environment: Mapping[str, str]) -> S3Store | Azure
     # Checked here, because the library ends the process for such a value.
     for name in HEADER_VARIABLES.get(location.scheme, ()):
         value = environment.get(name, "")
-        if value != value.strip() or not (value.isascii() and value.isprintable()):
+        fits_header = value.isascii() and value.isprintable()
+        if value != value.strip() or not fits_header:
             raise CredentialsRejected(
                 f"{name} has a line break, a space or another sign that no key has; remove it"
             )

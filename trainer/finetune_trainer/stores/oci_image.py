@@ -187,7 +187,11 @@ def build_image(digest: str, layers: Sequence[tuple[Layer, str]]) -> Image:
 
 def _describe(layer: Layer, digest: str) -> dict[str, object]:
     """Return the descriptor of a layer."""
-    annotations = {FILE_NAME: layer.name, FILE_SIZE: str(layer.size), FILE_SHA256: layer.sha256}
+    annotations = {
+        FILE_NAME: layer.name,
+        FILE_SIZE: str(layer.size),
+        FILE_SHA256: layer.sha256,
+    }
     return {
         "mediaType": LAYER_TYPE,
         "digest": digest,
@@ -221,7 +225,8 @@ def read_files(uri: str, manifest: bytes) -> tuple[RemoteFile, ...]:
     Raise DataInvalid if it is neither.
     """
     try:
-        files = [_read_file(layer) for layer in json.loads(manifest)["layers"]]
+        layers = json.loads(manifest)["layers"]
+        files = [_read_file(layer) for layer in layers]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataInvalid(
             f"{uri} holds no model that can be read: {error}; it must be an image that push wrote, "

@@ -1,4 +1,4 @@
-"""Which client serves the bucket of which URI."""
+"""The choice of the client for a bucket, by the scheme of its URI."""
 
 import os
 from collections.abc import Mapping

@@ -7,7 +7,7 @@ visible, and the next push sends only the missing blobs.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from finetune_trainer.files import log_once, write_durably
 from finetune_trainer.runtime.artifacts import MANIFEST, CorruptArtifact, digest_file
@@ -94,11 +94,14 @@ class RegistryTarget:
         if _of_model(wanted) != _of_model(present):
             return None
         # A registry may have lost blobs of a manifest that it still has.
-        blobs = [(blob["digest"], blob["size"]) for blob in blobs_of(manifest)]
-        sizes = for_each(lambda blob: self._client.blob_size(*blob), blobs, PARALLEL_LAYERS)
-        if sizes != [size for _, size in blobs]:
+        blobs = blobs_of(manifest)
+        sizes = for_each(self._size_of, blobs, PARALLEL_LAYERS)
+        if sizes != [blob["size"] for blob in blobs]:
             return None
         return manifest
+
+    def _size_of(self, blob: dict[str, Any]) -> int | None:
+        return self._client.blob_size(blob["digest"], blob["size"])
 
     def _tagged(self, manifest: bytes, digest: str, sent: int) -> Publication:
         """Store the manifest under its digest and the tags, except under names that have it already."""

@@ -132,7 +132,7 @@ class RegistryClient:
         self._repeat(lambda: self._put(url, manifest, headers))
 
     def blob_size(self, digest: str, expected: int) -> int | None:
-        """Return the size of a blob in bytes, the expected one if the registry does not say, None if there is none."""
+        """Return the size of a blob in bytes; the expected size if the registry does not say; None without a blob."""
 
         def attempt() -> int | None:
             response = self._send("HEAD", f"{self._base}/blobs/{digest}")

@@ -47,14 +47,14 @@ class Authorization:
 
     def __init__(self, host: str, repository: str) -> None:
         self.header: str | None = None
-        """The header's value; None until the registry has asked for one."""
+        """The header's value; None until the registry has asked for credentials."""
         self._lock = threading.Lock()
         self._place = f"{host}/{repository}"
         self._host = host
         self._is_plain = is_plain(host)
 
     def answer(self, challenge: str, refused: str | None, get: Get) -> None:
-        """Set the header that a WWW-Authenticate header asks for, unless another thread has replaced the refused one.
+        """Set the header that a WWW-Authenticate header asks for, unless another thread has replaced `refused`.
 
         Raise CredentialsRejected if there are no credentials, or the server of tokens refuses them.
         """
@@ -87,7 +87,10 @@ class Authorization:
         is_of_registry = _is_of_registry(address.hostname or "", self._host)
         if known is not None and not is_of_registry:
             known = self._credentials_for(address.netloc)
-        query = {name: value for name, value in parameters.items() if name in {"service", "scope"}}
+        query: dict[str, str] = {}
+        for name in ("service", "scope"):
+            if name in parameters:
+                query[name] = parameters[name]
         # Without credentials, too: public repositories want an anonymous token.
         response = get(realm, query, known and f"Basic {known}")
         try:
@@ -137,9 +140,9 @@ def read_credentials(place: str) -> str | None:
     path = _config()
     try:
         text = os.environ.get(AUTH_CONFIG)
-        entries = json.loads(text or path.read_bytes()).get("auths") or {}
-        # The slashes keep the entry registry.example from fitting registry.example.org.
-        fitting = [name for name in entries if f"{place}/".startswith(f"{_plain_name(name)}/")]
+        config = json.loads(text or path.read_bytes())
+        entries = config.get("auths") or {}
+        fitting = [name for name in entries if _fits(name, place)]
         if not fitting:
             return None
         name = max(fitting, key=lambda name: len(_plain_name(name)))
@@ -150,6 +153,12 @@ def read_credentials(place: str) -> str | None:
         raise CredentialsRejected(
             f"{path} is not a .dockerconfigjson that can be read: {error}; correct it"
         ) from None
+
+
+def _fits(name: str, place: str) -> bool:
+    """Return whether an entry's name is HOST/REPOSITORY, or begins it."""
+    # The slashes keep the entry registry.example from fitting registry.example.org.
+    return f"{place}/".startswith(f"{_plain_name(name)}/")
 
 
 def _config() -> Path:
