@@ -20,10 +20,13 @@ from finetune_trainer.tracking.training_metrics import TrainingMetrics
 class MemoryTracker:
     """A tracker that keeps what it gets, as the port asks; each call may wait for `released` or raise."""
 
-    name, package = "memory", "json"
+    name = "memory"
+    package = "json"
 
     def __init__(self, error=None):
-        self.steps, self.outcome, self.error = [], None, error
+        self.steps = []
+        self.outcome = None
+        self.error = error
         self.released = threading.Event()
         self.released.set()
 
@@ -68,7 +71,8 @@ def test_outcome_is_that_of_the_block(error, outcome):
 
 
 def test_failing_tracker_costs_one_line_and_the_other_gets_all(capsys):
-    down, up = MemoryTracker(ConnectionError("refused\nsecond line")), MemoryTracker()
+    down = MemoryTracker(ConnectionError("refused\nsecond line"))
+    up = MemoryTracker()
     with Trackers("train", [down, up]) as trackers:
         for count in range(1, 9):
             trackers.log_all_rows(rows(count))
