@@ -81,7 +81,8 @@ def _look_at(item: Item) -> None:
     # A path on this machine: the pod that reads it may have another file system.
     if source is None:
         return
-    files = {file.name: file for file in source.list_files(None).files}
+    listing = source.list_files(None)
+    files = {file.name: file for file in listing.files}
     if item.kind in NEEDED_FILES:
         needed, problem = NEEDED_FILES[item.kind]
         if needed not in files:
@@ -129,8 +130,10 @@ def look_at_all(items: list[Item], budget: float = BUDGET_SECONDS) -> list[Probl
 
 def main() -> None:
     """Look at the items of stdin, and end the process without waiting for stores that do not answer."""
-    items = [Item(**fields) for fields in json.load(sys.stdin)]
-    for item, problem in zip(items, look_at_all(items), strict=True):
+    requested = json.load(sys.stdin)
+    items = [Item(**fields) for fields in requested]
+    problems = look_at_all(items)
+    for item, problem in zip(items, problems, strict=True):
         shown = None
         if problem is not None:
             shown = {"exit_code": problem.exit_code, "message": problem.message}

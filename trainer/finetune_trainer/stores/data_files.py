@@ -49,7 +49,8 @@ def fetch_dataset(source: DatasetSource, environment: Environment) -> FetchedDat
         uris = _local_files(source.uri, environment)
         local = [DataFile(_data_file(uri, environment), uri) for uri in uris]
         return FetchedDataset(tuple(local), None)
-    folder, listing = fetch(store, None, environment.workspace / CACHE)
+    cache = environment.workspace / CACHE
+    folder, listing = fetch(store, None, cache)
     # Names of files appear in the log and in errors of records.
     shown = without_secrets(source.uri)
     files = []

@@ -118,7 +118,8 @@ class FolderTarget:
         folder = self._path / name
         # A killed push may have moved the old folder away and not yet the new folder to its place.
         complete_replacement(folder)
-        present = {path.relative_to(folder).as_posix() for path in files_in(folder)}
+        files = files_in(folder)
+        present = {path.relative_to(folder).as_posix() for path in files}
         foreign = present - set(local)
         if foreign:
             raise ConfigInvalid(
@@ -140,7 +141,8 @@ class FolderTarget:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _link_or_copy(folder / file, target)
             # A crash of the machine may lose names in a folder that was not flushed.
-            for parent in {(temporary / file).parent for file in names}:
+            parents = {(temporary / file).parent for file in names}
+            for parent in parents:
                 sync_folder(parent)
 
     def _switch(self, name: str) -> None:
@@ -149,9 +151,9 @@ class FolderTarget:
         lock = self._path / f".{LATEST}.lock"
         with locked(lock, "another process that publishes there") as is_locked:
             # Without the lock, a link may be another process's that is about to rename it.
-            leftovers = self._path.glob(f".{LATEST}.{SUFFIX_PATTERN}") if is_locked else ()
-            for leftover in leftovers:
-                leftover.unlink(missing_ok=True)
+            if is_locked:
+                for leftover in self._path.glob(f".{LATEST}.{SUFFIX_PATTERN}"):
+                    leftover.unlink(missing_ok=True)
             if latest.is_symlink() and str(latest.readlink()) == name:
                 return
             # A link cannot be changed, only replaced: a new link is renamed over the old link.

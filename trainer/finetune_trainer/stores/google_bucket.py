@@ -145,7 +145,8 @@ def _client(environment: Mapping[str, str]) -> Any:
     if not environment.get(KEY):
         return storage.Client()
     try:
-        return storage.Client.from_service_account_info(json.loads(environment[KEY]))
+        key = json.loads(environment[KEY])
+        return storage.Client.from_service_account_info(key)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CredentialsRejected(
             f"{KEY} is not the JSON of a service account's key: {error}"

@@ -162,11 +162,14 @@ class HubSource:
             if file.sha256 is None:
                 path.write_bytes(b"")
             # xet's client cannot continue a part, and an empty file needs no client.
-            is_new = _size(path) == 0 != file.size
-            if metadata.xet_file_data is not None and is_xet_available() and is_new:
+            is_new = _size(path) == 0
+            is_empty = file.size == 0
+            can_use_xet = is_new and not is_empty and is_xet_available()
+            xet_file = metadata.xet_file_data
+            if xet_file is not None and can_use_xet:
                 xet_get(
                     incomplete_path=path,
-                    xet_file_data=metadata.xet_file_data,
+                    xet_file_data=xet_file,
                     headers=build_hf_headers(),
                     expected_size=file.size,
                 )

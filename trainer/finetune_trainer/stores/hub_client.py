@@ -132,7 +132,8 @@ class HubRepository:
                 continue
             # HF_ENDPOINT may name any server. It must not choose where a download is written.
             segments = set(entry.path.split("/"))
-            if {"", ".", ".."} & segments or "\\" in entry.path:
+            is_path = not {"", ".", ".."} & segments
+            if not is_path or "\\" in entry.path:
                 raise DataInvalid(
                     f"{self.uri}: {self.endpoint} lists {entry.path!r}, which is no path; use another hub"
                 )

@@ -73,7 +73,8 @@ def _configs(uri: str, readme: str) -> list[dict[str, Any]]:
     if not configs:
         return [{"config_name": "default"}]
     is_list = isinstance(configs, list)
-    if not is_list or not all(_has_name(config) for config in configs):
+    have_names = is_list and all(_has_name(config) for config in configs)
+    if not have_names:
         raise ConfigInvalid(
             f"{uri}: configs of its README.md is no list with a config_name each; name files by a path"
         )

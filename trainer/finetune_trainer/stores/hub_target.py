@@ -326,10 +326,10 @@ def _is_published(model: SealedModel, head: BranchHead) -> bool:
         return False
     if CARD not in model.entries:
         entries = without_card(entries)
+    if entries != model.entries:
+        return False
     # A user may have changed a file without its entry in the manifest.
-    return entries == model.entries and all(
-        model.is_file(name, head.files[name]) for name in entries
-    )
+    return all(model.is_file(name, head.files[name]) for name in entries)
 
 
 def _differences(

@@ -247,8 +247,11 @@ class ObjectTarget:
         """Return the names of all objects below the target; raise ConfigInvalid if no push wrote some of them."""
         folder = self._location.key
         objects = _by_name(self._bucket.list_below(folder), folder)
-        at_the_top = {path.partition("/")[0] for path in objects}
-        check_was_pushed(self.uri, at_the_top)
+        top_names = set()
+        for path in objects:
+            name, _, _ = path.partition("/")
+            top_names.add(name)
+        check_was_pushed(self.uri, top_names)
         return set(objects)
 
     def _send_files(self, folder: Path, key: str, local: Entries) -> int:
@@ -276,7 +279,8 @@ class ObjectTarget:
             card = self._bucket.find(f"{key}/{CARD}")
             if card is not None:
                 data = self._read(card)
-                return {CARD: (card.size, hashlib.sha256(data).hexdigest())}
+                sha256 = hashlib.sha256(data).hexdigest()
+                return {CARD: (card.size, sha256)}
             # Whether this write or another process's was first, the next round reads the card that won.
             content = (folder / CARD).read_bytes()
             self._bucket.replace(f"{key}/{CARD}", content, None)

@@ -118,7 +118,8 @@ class ObstoreBucket:
             # Not obstore.head, which returns no metadata.
             return obstore.get(self._store, self._path(key), options={"head": True})
         except (PermissionDeniedError, FileNotFoundError) as error:
-            if not isinstance(self._store, HTTPStore) or _status(error) not in NO_HEAD:
+            status = _status(error)
+            if not isinstance(self._store, HTTPStore) or status not in NO_HEAD:
                 raise
         # The address may be signed for GET only. One byte is enough to learn size and version.
         try:

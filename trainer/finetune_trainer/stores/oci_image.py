@@ -143,7 +143,8 @@ def padding(size: int) -> int:
 
 def archive_size(name: str, size: int) -> int:
     """Return the size in bytes of the archive of one file."""
-    return len(archive_header(name, size)) + size + padding(size)
+    header = archive_header(name, size)
+    return len(header) + size + padding(size)
 
 
 @dataclass(frozen=True)

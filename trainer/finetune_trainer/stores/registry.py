@@ -153,7 +153,8 @@ class RegistryTarget:
 
 def _of_model(digests: dict[str, str]) -> dict[str, str]:
     """Return the digests without the layers that describe the run and not the model."""
-    return {name: digest for name, digest in digests.items() if name not in {CARD, MANIFEST}}
+    about_the_run = {CARD, MANIFEST}
+    return {name: digest for name, digest in digests.items() if name not in about_the_run}
 
 
 def _layers(folder: Path, names: Sequence[str]) -> list[Layer]:
@@ -245,7 +246,8 @@ class RegistrySource:
 
     def _check_blobs(self, manifest: bytes, files: Sequence[RemoteFile]) -> None:
         """Raise DataInvalid if the registry has lost the blob of a file, or a part of it."""
-        expected = {blob["digest"]: blob["size"] for blob in blobs_of(manifest)}
+        blobs = blobs_of(manifest)
+        expected = {blob["digest"]: blob["size"] for blob in blobs}
         sizes = for_each(
             lambda file: self._client.blob_size(file.version, expected[file.version]),
             files,

@@ -217,7 +217,8 @@ class RegistryClient:
         """Set the header for the registry itself only: an upload may go to another host."""
         address = urlsplit(request.url or "")
         own = urlsplit(self._origin)
-        if address.scheme == own.scheme and address.netloc == own.netloc:
+        is_own = address.scheme == own.scheme and address.netloc == own.netloc
+        if is_own:
             return _with_header(request, self._authorization.header)
         return _with_header(request, None)
 
