@@ -24,7 +24,7 @@ from support.stores.sealed_model import SealedModel
 
 from finetune_trainer.runtime.artifacts import MANIFEST, digest_file
 from finetune_trainer.stores.download import fetch
-from finetune_trainer.stores.port import Source, Target
+from finetune_trainer.stores.port import StoreSource, StoreTarget
 from testcluster.cluster_state import cache
 
 PARALLEL = 4
@@ -55,8 +55,8 @@ class OurClient:
     name: str
     base: str
     """URI without the key."""
-    target: Callable[[str], Target]
-    source: Callable[[str], Source]
+    target: Callable[[str], StoreTarget]
+    source: Callable[[str], StoreSource]
     is_durable: bool = True
     """Whether files are flushed to disk; if not, fsync does nothing, as in the other clients."""
     published: dict[str, str] = field(default_factory=dict)

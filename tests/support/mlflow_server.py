@@ -23,7 +23,8 @@ class Refused(Exception):
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status = status
+        self.code = code
 
 
 class MlflowServer:
@@ -46,10 +47,10 @@ class MlflowServer:
         points: dict[str, list[tuple[int, float]]] = {}
         for key, value, _time, step in sorted(run["points"]):
             points.setdefault(key, []).append((step, value))
-        return {key: sorted(found) for key, found in points.items()}
+        return {key: sorted(values) for key, values in points.items()}
 
     def check(self, authorization: str | None) -> None:
-        """Raise Refused if a token is needed and the header has another one."""
+        """Raise Refused if a token is needed and the header has another token."""
         if self.token and authorization != f"Bearer {self.token}":
             raise Refused(401, "UNAUTHENTICATED", "the token is wrong")
 
@@ -80,15 +81,15 @@ class MlflowServer:
         return {"experiment_id": self.experiments[body["name"]]}
 
     def do_runs_search(self, body: Body) -> Body:
-        found = re.fullmatch(r"tags\.`([\w.]+)` = '(\w+)'", body["filter"])
-        if not found:
+        match = re.fullmatch(r"tags\.`([\w.]+)` = '(\w+)'", body["filter"])
+        if not match:
             raise Refused(
                 400,
                 "INVALID_PARAMETER_VALUE",
                 f"this double does not know the filter {body['filter']}",
             )
         runs = [run for run in self.runs.values() if run["experiment"] in body["experiment_ids"]]
-        return {"runs": [self._run(run) for run in runs if run["tags"].get(found[1]) == found[2]]}
+        return {"runs": [self._run(run) for run in runs if run["tags"].get(match[1]) == match[2]]}
 
     def do_runs_create(self, body: Body) -> Body:
         if body["experiment_id"] not in self.experiments.values():
@@ -109,7 +110,9 @@ class MlflowServer:
         return {"run": self._run(self._get(body))}
 
     def do_runs_log_batch(self, body: Body) -> Body:
-        run, metrics, params = self._get(body), body.get("metrics", []), body.get("params", [])
+        run = self._get(body)
+        metrics = body.get("metrics", [])
+        params = body.get("params", [])
         if len(metrics) > 1000 or len(params) > 100:
             raise Refused(
                 400, "INVALID_PARAMETER_VALUE", f"{len(metrics)} metrics and {len(params)} params"
@@ -157,14 +160,14 @@ class MlflowServer:
         return {"registered_model": {"name": body["name"]}}
 
     def do_model_versions_search(self, body: Body) -> Body:
-        found = re.fullmatch(r"name = '([\w. -]+)'", body["filter"])
-        if not found:
+        match = re.fullmatch(r"name = '([\w. -]+)'", body["filter"])
+        if not match:
             raise Refused(
                 400,
                 "INVALID_PARAMETER_VALUE",
                 f"this double does not know the filter {body['filter']}",
             )
-        return {"model_versions": self.versions.get(found[1], [])}
+        return {"model_versions": self.versions.get(match[1], [])}
 
     def do_model_versions_create(self, body: Body) -> Body:
         if body["name"] not in self.versions:

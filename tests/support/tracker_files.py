@@ -11,12 +11,16 @@ Points = dict[str, list[tuple[int, float]]]
 """(step, value) by metric, in the order of the file."""
 
 WANDB_SECONDS = 60
-LEVELDB_BLOCK, LEVELDB_HEADER, WANDB_HEADER = 32768, 7, 7
+LEVELDB_BLOCK = 32768
+LEVELDB_HEADER = 7
+WANDB_HEADER = 7
 
 
 def wandb_records(file: Path) -> Iterator[bytes]:
     """Yield the records of a .wandb file: LevelDB's log format after a header of 7 bytes."""
-    data, position, record = file.read_bytes(), WANDB_HEADER, b""
+    data = file.read_bytes()
+    position = WANDB_HEADER
+    record = b""
     while position + LEVELDB_HEADER <= len(data):
         if LEVELDB_BLOCK - position % LEVELDB_BLOCK < LEVELDB_HEADER:
             position += LEVELDB_BLOCK - position % LEVELDB_BLOCK
@@ -57,11 +61,13 @@ def wandb_runs(folder: Path) -> list[dict[str, Any]]:
 def finished_wandb_run(folder: Path) -> dict[str, Any]:
     """Return the only offline run below a folder. Wait until it is whole: a program of W&B writes it."""
     deadline = time.monotonic() + WANDB_SECONDS
-    while not (runs := wandb_runs(folder)) or not runs[0]["finished"]:
+    runs = wandb_runs(folder)
+    while not runs or not runs[0]["finished"]:
         assert time.monotonic() < deadline, (
             f"the run is not finished after {WANDB_SECONDS} s: {runs}"
         )
         time.sleep(0.05)
+        runs = wandb_runs(folder)
     [run] = runs
     return run
 
@@ -83,7 +89,8 @@ def event_points(folder: Path) -> Points:
 def _events(file: Path) -> Iterator[Any]:
     from tensorboardX.proto.event_pb2 import Event  # noqa: PLC0415
 
-    data, position = file.read_bytes(), 0
+    data = file.read_bytes()
+    position = 0
     while position + 12 <= len(data):
         (length,) = struct.unpack_from("<Q", data, position)
         record = data[position + 12 : position + 12 + length]

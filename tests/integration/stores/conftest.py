@@ -16,7 +16,8 @@ from support.stores.registry_server import RegistryServer, serve_registry
 from support.stores.sealed_model import SealedModel, make_model
 
 from finetune_trainer.stores import buckets
-from finetune_trainer.stores.buckets import locate_objects, open_bucket
+from finetune_trainer.stores.buckets import locate_objects
+from finetune_trainer.stores.open_bucket import open_bucket
 
 STORES = ("s3", "az", "gs") if os.environ.get("STORES") == "all" else ("s3",)
 

@@ -6,24 +6,36 @@ The large file fills one xorb, which has at most 64 MiB, and a part of a second 
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from support.stores import hub_api
-from support.stores.hub_environment import TOKEN, process_environment
+from support.stores.hub_environment import TOKEN
 from support.stores.hub_server import serve_hub
-from support.stores.hub_state import Hub, Refused, Repository
+from support.stores.hub_state import Hub, Refused
 from support.stores.models import MIB, contents
 from support.stores.registry_proxy import Fault
 from support.stores.servers import free_port
+from support.stores.xet_processes import (
+    LARGE,
+    NAME,
+    OVERHEAD,
+    SECONDS,
+    SMALLER,
+    URI,
+    XetModel,
+    begun,
+    error_of,
+    fetch,
+    kill_when,
+    make_model,
+    output_of,
+    repository,
+    start,
+)
 from support.stores.xet_server import XetProxy, serve_xet, size_of_fetch
 
 from finetune_trainer.exit_codes import ExitCode
@@ -31,14 +43,8 @@ from finetune_trainer.files import write_durably
 from finetune_trainer.runtime.artifacts import seal
 
 pytestmark = pytest.mark.skipif(os.environ.get("STORES") != "all", reason="runs with STORES=all")
-ROOT = Path(__file__).resolve().parents[3]
-NAME, URI = "people/bot", "hf://people/bot"
-LARGE, SMALLER = 66 * MIB, 2 * MIB
-OVERHEAD = 1.01
-"""Bytes of xorbs for each byte of a file that cannot be compressed."""
 ONE_BY_ONE = {"HF_XET_DATA_MAX_CONCURRENT_FILE_INGESTION": "1"}
 WITHOUT_GRANTS = {"HF_XET_CLIENT_LEGACY_DIRECT_XORB_UPLOAD": "1"}
-SECONDS = 120
 
 
 @pytest.fixture
@@ -56,97 +62,14 @@ def hub(tmp_path: Path, xet: XetProxy) -> Iterator[Hub]:
         yield hub
 
 
-@dataclass(frozen=True)
-class Model:
-    folder: Path
-    digest: str
-
-    def start_push(self, hub: Hub, uri: str = URI, **variables: str) -> subprocess.Popen[str]:
-        return start(hub, "push", uri, str(self.folder), self.digest, **variables)
-
-    def push(self, hub: Hub, uri: str = URI, **variables: str) -> tuple[str, int]:
-        """Push the model; return where it is, and how many bytes the push says that it has sent."""
-        published, sent = output_of(self.start_push(hub, uri, **variables)).split()
-        return published, int(sent)
-
-
 @pytest.fixture
-def model(tmp_path: Path) -> Model:
+def model(tmp_path: Path) -> XetModel:
     return make_model(tmp_path / "model")
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Model:
+def small(tmp_path: Path) -> XetModel:
     return make_model(tmp_path / "small", **{"a.safetensors": os.urandom(MIB)})
-
-
-def make_model(folder: Path, **more: bytes) -> Model:
-    files = {
-        "config.json": b"{}",
-        "a.safetensors": os.urandom(LARGE),
-        "b.safetensors": os.urandom(SMALLER),
-    }
-    for name, content in (files | more).items():
-        write_durably(folder / name, content)
-    return Model(folder, seal(folder, {"stage": "push"}))
-
-
-def start(hub: Hub, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    home = tempfile.mkdtemp(dir=hub.folder)
-    impatient = {"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "2", "HF_XET_CLIENT_RETRY_BASE_DELAY": "20ms"}
-    chosen = (
-        {"HF_HOME": home, "HF_XET_CACHE": f"{home}/xet", "HF_HUB_DISABLE_XET": "0"}
-        | impatient
-        | variables
-    )
-    return subprocess.Popen(
-        [sys.executable, "-m", "support.stores.hub_process", *arguments],
-        env=process_environment(hub) | chosen,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def output_of(process: subprocess.Popen[str]) -> str:
-    output, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, errors
-    return output.strip()
-
-
-def error_of(process: subprocess.Popen[str], code: ExitCode) -> str:
-    _, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == code, errors
-    return errors.strip()
-
-
-def fetch(hub: Hub, cache: Path, **variables: str) -> dict[str, bytes]:
-    files = contents(Path(output_of(start(hub, "fetch", URI, str(cache), **variables))))
-    files.pop(".gitattributes")
-    return files
-
-
-def repository(hub: Hub, name: str = NAME) -> Repository:
-    found = hub.repository(name)
-    assert found
-    return found
-
-
-def kill_when(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Kill a process when a condition is true."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-
-
-def begun(cache: Path, name: str) -> Callable[[], int]:
-    """Return what reads the size of a file that is being fetched."""
-    return lambda: sum(part.stat().st_size for part in cache.rglob(f"{name}.part"))
 
 
 def is_upload(path: str) -> bool:
@@ -154,14 +77,14 @@ def is_upload(path: str) -> bool:
 
 
 def test_push_is_one_commit_and_is_fetched_from_xet(
-    hub: Hub, xet: XetProxy, model: Model, tmp_path: Path
+    hub: Hub, xet: XetProxy, model: XetModel, tmp_path: Path
 ) -> None:
     uri, sent = model.push(hub)
 
-    found = repository(hub)
-    assert (uri, len(found.history())) == (f"hf://{NAME}@{found.head}", 2)
-    assert found.files() == contents(model.folder)
-    small = sum(len(content) for name, content in found.files().items() if name.endswith("json"))
+    pushed = repository(hub)
+    assert (uri, len(pushed.history())) == (f"hf://{NAME}@{pushed.head}", 2)
+    assert pushed.files() == contents(model.folder)
+    small = sum(len(content) for name, content in pushed.files().items() if name.endswith("json"))
     assert sent == LARGE + SMALLER + small
     assert LARGE + SMALLER <= xet.uploaded_bytes() <= OVERHEAD * (LARGE + SMALLER)
     assert hub.received_bytes() == small  # the rest came by xet, nothing by LFS
@@ -172,7 +95,7 @@ def test_push_is_one_commit_and_is_fetched_from_xet(
 
 
 def test_second_push_sends_nothing_and_commits_nothing(
-    hub: Hub, xet: XetProxy, model: Model
+    hub: Hub, xet: XetProxy, model: XetModel
 ) -> None:
     uri, _ = model.push(hub)
     history = repository(hub).history()
@@ -186,7 +109,7 @@ def test_second_push_sends_nothing_and_commits_nothing(
 
 @pytest.mark.parametrize("last", ["second xorb", "last shard"])
 def test_push_killed_in_an_upload_is_finished_by_the_next(
-    last: str, hub: Hub, xet: XetProxy, model: Model
+    last: str, hub: Hub, xet: XetProxy, model: XetModel
 ) -> None:
     """After the kill main is what it was. The next push sends what the CAS server lacks.
 
@@ -196,12 +119,15 @@ def test_push_killed_in_an_upload_is_finished_by_the_next(
         model.folder.with_name("old"), **{"a.safetensors": b"old", "b.safetensors": b"old"}
     )
     small.push(hub)
-    history, before = repository(hub).history(), repository(hub).files()
+    history = repository(hub).history()
+    before = repository(hub).files()
     xet.forget()
 
     def hang(_method: str, path: str) -> Fault | None:
-        is_shard = "/shards" in path and xet.count("POST", "/shards") > 1
-        is_last = is_shard if last == "last shard" else is_upload(path) and xet.count("PUT") > 1
+        if last == "last shard":
+            is_last = "/shards" in path and xet.count("POST", "/shards") > 1
+        else:
+            is_last = is_upload(path) and xet.count("PUT") > 1
         return Fault(hangs=True) if is_last else None
 
     xet.fault = hang
@@ -226,18 +152,16 @@ def test_push_killed_in_an_upload_is_finished_by_the_next(
 
 
 def test_push_to_a_server_without_grants_keeps_whole_files(
-    hub: Hub, xet: XetProxy, model: Model
+    hub: Hub, xet: XetProxy, model: XetModel
 ) -> None:
     """Grants tell a client which xorbs are there. Without them the shards do, and a file's comes when it is whole."""
     write_durably(model.folder / "b.safetensors", os.urandom(LARGE))
-    model = Model(model.folder, seal(model.folder, {"stage": "push"}))
+    model = XetModel(model.folder, seal(model.folder, {"stage": "push"}))
 
     def hang(_method: str, path: str) -> Fault | None:
-        return (
-            Fault(hangs=True)
-            if path.startswith("/v1/xorbs/") and xet.count("POST", "/shards")
-            else None
-        )
+        if path.startswith("/v1/xorbs/") and xet.count("POST", "/shards"):
+            return Fault(hangs=True)
+        return None
 
     xet.fault = hang
     kill_when(xet.hanging.is_set, model.start_push(hub, **WITHOUT_GRANTS))
@@ -253,12 +177,12 @@ def test_push_to_a_server_without_grants_keeps_whole_files(
 
 
 def test_weights_of_another_repository_are_not_sent_again(
-    hub: Hub, xet: XetProxy, model: Model
+    hub: Hub, xet: XetProxy, model: XetModel
 ) -> None:
     model.push(hub)
     xet.forget()
     write_durably(model.folder / "b.safetensors", os.urandom(SMALLER))
-    changed = Model(model.folder, seal(model.folder, {"stage": "push"}))
+    changed = XetModel(model.folder, seal(model.folder, {"stage": "push"}))
 
     changed.push(hub, "hf://people/other")
 
@@ -266,20 +190,20 @@ def test_weights_of_another_repository_are_not_sent_again(
     assert repository(hub, "people/other").files() == contents(model.folder)
 
 
-def test_two_pushes_of_one_model_at_once_make_one_commit(hub: Hub, model: Model) -> None:
+def test_two_pushes_of_one_model_at_once_make_one_commit(hub: Hub, model: XetModel) -> None:
     hub.add_repository(NAME)
 
-    one, other = [
+    first, second = [
         output_of(push).split()[0] for push in [model.start_push(hub), model.start_push(hub)]
     ]
 
-    assert one == other == f"hf://{NAME}@{repository(hub).head}"
+    assert first == second == f"hf://{NAME}@{repository(hub).head}"
     assert len(repository(hub).history()) == 2
     assert repository(hub).files() == contents(model.folder)
 
 
 def test_two_pushes_of_two_models_at_once_are_both_whole(
-    hub: Hub, model: Model, tmp_path: Path
+    hub: Hub, model: XetModel, tmp_path: Path
 ) -> None:
     hub.add_repository(NAME)
     models = [
@@ -298,11 +222,11 @@ def test_two_pushes_of_two_models_at_once_are_both_whole(
 
 
 def test_killed_fetch_goes_on_behind_its_bytes(
-    hub: Hub, xet: XetProxy, model: Model, tmp_path: Path
+    hub: Hub, xet: XetProxy, model: XetModel, tmp_path: Path
 ) -> None:
     """The rest of a file that xet has begun comes over plain HTTPS. The second of its two xorbs is held back."""
     (model.folder / "b.safetensors").unlink()
-    Model(model.folder, seal(model.folder, {"stage": "push"})).push(hub)
+    XetModel(model.folder, seal(model.folder, {"stage": "push"})).push(hub)
     xet.fault = lambda _method, path: (
         Fault(hangs=True) if 0 < size_of_fetch(path) < LARGE // 2 else None
     )
@@ -320,7 +244,7 @@ def test_killed_fetch_goes_on_behind_its_bytes(
 
 
 def test_file_in_xet_is_fetched_without_xet_too(
-    hub: Hub, xet: XetProxy, small: Model, tmp_path: Path
+    hub: Hub, xet: XetProxy, small: XetModel, tmp_path: Path
 ) -> None:
     small.push(hub)
     xet.forget()
@@ -330,7 +254,7 @@ def test_file_in_xet_is_fetched_without_xet_too(
 
 
 def test_spoilt_xorb_is_refused_by_the_name_of_the_file(
-    hub: Hub, xet: XetProxy, model: Model, tmp_path: Path
+    hub: Hub, xet: XetProxy, model: XetModel, tmp_path: Path
 ) -> None:
     model.push(hub)
     largest = max((xet.storage.folder / "xorbs").iterdir(), key=lambda path: path.stat().st_size)
@@ -346,7 +270,7 @@ def test_spoilt_xorb_is_refused_by_the_name_of_the_file(
 
 
 def test_push_and_fetch_with_a_wrong_token_are_refused(
-    hub: Hub, xet: XetProxy, small: Model, tmp_path: Path
+    hub: Hub, xet: XetProxy, small: XetModel, tmp_path: Path
 ) -> None:
     hub.add_repository(NAME, {"a.safetensors": b"old"}, private=True)
     head = repository(hub).head
@@ -361,7 +285,7 @@ def test_push_and_fetch_with_a_wrong_token_are_refused(
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_hub_that_refuses_a_token_for_xet_is_reported(
-    status: int, hub: Hub, small: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    status: int, hub: Hub, small: XetModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small.push(hub)
     monkeypatch.setattr(hub_api, "xet_token", Mock(side_effect=Refused(status)))
@@ -371,7 +295,7 @@ def test_hub_that_refuses_a_token_for_xet_is_reported(
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_cas_server_that_refuses_a_token_is_reported(
-    status: int, hub: Hub, xet: XetProxy, small: Model, tmp_path: Path
+    status: int, hub: Hub, xet: XetProxy, small: XetModel, tmp_path: Path
 ) -> None:
     small.push(hub)
     xet.gate = lambda _method, _path, _header: Fault(status)
@@ -389,7 +313,7 @@ def check_token_is_refused(hub: Hub, folder: Path) -> None:
 
 
 def test_cas_server_that_is_gone_is_a_temporary_failure(
-    hub: Hub, small: Model, tmp_path: Path
+    hub: Hub, small: XetModel, tmp_path: Path
 ) -> None:
     """Neither falls back to plain HTTPS, which HF_HUB_DISABLE_XET=1 chooses."""
     small.push(hub)
@@ -407,7 +331,7 @@ def test_cas_server_that_is_gone_is_a_temporary_failure(
 
 
 def test_push_that_is_asked_to_stop_ends_in_an_upload(
-    hub: Hub, xet: XetProxy, model: Model
+    hub: Hub, xet: XetProxy, model: XetModel
 ) -> None:
     xet.fault = lambda _method, path: Fault(hangs=True) if is_upload(path) else None
     process = model.start_push(hub)

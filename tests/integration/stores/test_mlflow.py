@@ -17,7 +17,7 @@ from support.programs import installed
 from finetune_trainer.contract import Environment, Mlflow
 from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.tracking.mlflow import MlflowTracker
-from finetune_trainer.tracking.port import Outcome, TrackedRun
+from finetune_trainer.tracking.port import ReportEnd, TrackedRun
 
 pytestmark = pytest.mark.skipif(os.environ.get("STORES") != "all", reason="runs with STORES=all")
 VERSION = "3.17.2"
@@ -101,7 +101,7 @@ def test_run_of_five_processes_has_everything_once(uri, tmp_path):
         last.log_rows(times)
         last.log_scores({"support/acc": 0.75})
         last.register_model("pvc://models/bot", "sha256:1")
-        last.close(Outcome.FINISHED)
+        last.close(ReportEnd.FINISHED)
 
     client = MlflowClient(uri, uri)
     experiment = client.get_experiment_by_name("support")

@@ -32,8 +32,8 @@ def put(bucket):
 
     def write(uri, data):
         key = locate_objects(uri).key
-        found = bucket.find(key)
-        assert bucket.replace(key, data, found.version if found else None)
+        remote = bucket.find(key)
+        assert bucket.replace(key, data, remote.version if remote else None)
 
     return write
 
@@ -111,7 +111,8 @@ def test_object_that_changes_in_a_continued_part_is_refused(rows, put, tmp_path)
 SLOW_FETCH = """
 import sys, time
 from pathlib import Path
-from finetune_trainer.stores.buckets import locate_objects, open_bucket
+from finetune_trainer.stores.buckets import locate_objects
+from finetune_trainer.stores.open_bucket import open_bucket
 from finetune_trainer.stores.download import fetch
 from finetune_trainer.stores.objects import ObjectSource
 uri, cache = sys.argv[1:]
@@ -120,8 +121,8 @@ class SlowBucket:
         self.bucket = bucket
     def __getattr__(self, name):
         return getattr(self.bucket, name)
-    def read(self, found, offset=0):
-        for chunk in self.bucket.read(found, offset):
+    def read(self, remote, offset=0):
+        for chunk in self.bucket.read(remote, offset):
             yield chunk
             time.sleep(0.2)
 fetch(ObjectSource(uri, SlowBucket(open_bucket(locate_objects(uri)))), None, Path(cache))
@@ -132,13 +133,14 @@ class CountingBucket:
     """A bucket that counts the bytes that are read from it."""
 
     def __init__(self, bucket):
-        self.bucket, self.bytes = bucket, 0
+        self.bucket = bucket
+        self.bytes = 0
 
     def __getattr__(self, name):
         return getattr(self.bucket, name)
 
-    def read(self, found, offset=0):
-        for chunk in self.bucket.read(found, offset):
+    def read(self, remote, offset=0):
+        for chunk in self.bucket.read(remote, offset):
             self.bytes += len(chunk)
             yield chunk
 
@@ -165,8 +167,8 @@ def test_killed_download_goes_on_from_its_part(prefix, bucket, put, tmp_path):
 
 def test_download_goes_on_after_a_broken_connection(rows, bucket, tmp_path):
     class BreakingBucket(CountingBucket):
-        def read(self, found, offset=0):
-            for chunk in self.bucket.read(found, offset):
+        def read(self, remote, offset=0):
+            for chunk in self.bucket.read(remote, offset):
                 yield chunk[:2]
                 raise ServiceUnavailable("the connection broke")
 

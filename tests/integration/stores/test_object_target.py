@@ -53,7 +53,7 @@ def start(uri, model, *call):
 
 def keys_below(bucket, uri):
     key = locate_objects(uri).key
-    return {found.key.removeprefix(f"{key}/") for found in bucket.list_below(key)}
+    return {remote.key.removeprefix(f"{key}/") for remote in bucket.list_below(key)}
 
 
 def read(bucket, uri):
@@ -62,8 +62,8 @@ def read(bucket, uri):
 
 def overwrite(bucket, uri, data):
     key = locate_objects(uri).key
-    found = bucket.find(key)
-    assert bucket.replace(key, data, found.version if found else None)
+    remote = bucket.find(key)
+    assert bucket.replace(key, data, remote.version if remote else None)
 
 
 def test_published_model_is_read_back(prefix, bucket, model, tmp_path):
@@ -193,7 +193,8 @@ def test_other_model_card_leaves_the_published_one(prefix, bucket, model, tmp_pa
 def test_two_writers_with_two_cards_leave_a_readable_model(prefix, bucket, model, tmp_path):
     """The second writer looks for a card before the first writes one, and comes first with the manifest."""
     models = [with_card(model, tmp_path / name, f"card of {name}") for name in ("first", "second")]
-    looked, written = threading.Event(), threading.Event()
+    looked = threading.Event()
+    written = threading.Event()
 
     class Delegate:
         def __getattr__(self, name):
@@ -201,11 +202,11 @@ def test_two_writers_with_two_cards_leave_a_readable_model(prefix, bucket, model
 
     class Second(Delegate):
         def find(self, key):
-            found = bucket.find(key)
+            remote = bucket.find(key)
             if key.endswith("README.md") and not looked.is_set():
                 looked.set()
                 assert written.wait(30)
-            return found
+            return remote
 
     class First(Delegate):
         def replace(self, key, data, version):

@@ -29,7 +29,8 @@ from finetune_trainer.stores.port import Listing, RemoteFile
 from finetune_trainer.stores.registry import RegistrySource, RegistryTarget
 from testcluster.images import oci
 
-REPOSITORY, WEIGHTS = "team/model", "model-1.safetensors"
+REPOSITORY = "team/model"
+WEIGHTS = "model-1.safetensors"
 PROCESS_SECONDS = 60
 
 DOWNLOAD = """
@@ -245,7 +246,8 @@ def full_disk(size: int) -> Iterator[None]:
 def test_full_disk_is_temporary_and_loses_nothing(
     source: RegistrySource, model: SealedModel, tmp_path: Path
 ):
-    path, file = tmp_path / "part", file_of(source.list_files(None))
+    path = tmp_path / "part"
+    file = file_of(source.list_files(None))
     with (
         full_disk(100_000),
         pytest.raises(ServiceUnavailable, match=rf"cannot write {path}: .*free some space"),

@@ -81,8 +81,9 @@ def whoami(access: Access | None) -> dict[str, Any]:
 
 def create(hub: Hub, access: Access | None, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Create a repository; 409 with its URL if it exists."""
-    owner = body.get("organization") or (access.user if access else "")
-    name, kind = f"{owner}/{body['name']}", f"{body.get('type', 'model')}s"
+    owner = body.get("organization") or getattr(access, "user", "")
+    name = f"{owner}/{body['name']}"
+    kind = f"{body.get('type', 'model')}s"
     check_writable(name, access)
     prefix = "" if kind == "models" else f"{kind}/"
     answer = {"url": f"{hub.url}/{prefix}{name}", "name": name}
@@ -100,9 +101,9 @@ def yaml_errors(text: str) -> list[dict[str, str]]:
         data = yaml.safe_load(text.split("---\n")[1])
     except yaml.YAMLError as error:
         return [{"message": f"invalid YAML: {error}"}]
-    return (
-        [] if data is None or isinstance(data, dict) else [{"message": "metadata is not a mapping"}]
-    )
+    if data is None or isinstance(data, dict):
+        return []
+    return [{"message": "metadata is not a mapping"}]
 
 
 def description(repository: Repository, revision: str) -> dict[str, Any]:
@@ -137,21 +138,21 @@ def tree_page(
     """Return a page of the entries below a folder, and the query of the next page."""
     options = parse_qs(query)
     recursive = options.get("recursive", ["false"])[0].lower() == "true"
-    found = [
-        entry
-        for entry in all_entries(repository, revision)
-        if entry["path"].startswith(f"{below}/" if below else "")
-        and (recursive or "/" not in entry["path"][len(below) + 1 if below else 0 :])
-    ]
-    if below and not found:
+    prefix = f"{below}/" if below else ""
+    entries = []
+    for entry in all_entries(repository, revision):
+        is_below = entry["path"].startswith(prefix)
+        name = entry["path"].removeprefix(prefix)
+        if is_below and (recursive or "/" not in name):
+            entries.append(entry)
+    if below and not entries:
         raise Refused(404, "EntryNotFound", f'{below} does not exist on "{revision}"')
     start = int(options.get("cursor", ["0"])[0])
-    more = (
-        urlencode({"recursive": recursive, "cursor": start + PAGE})
-        if start + PAGE < len(found)
-        else None
-    )
-    return found[start : start + PAGE], more
+    end = start + PAGE
+    more = None
+    if end < len(entries):
+        more = urlencode({"recursive": recursive, "cursor": end})
+    return entries[start:end], more
 
 
 def all_entries(repository: Repository, revision: str) -> list[dict[str, Any]]:
@@ -163,11 +164,13 @@ def all_entries(repository: Repository, revision: str) -> list[dict[str, Any]]:
         for name in folders
     ]
     for name, entry in tree.items():
-        described.append({"type": "file", "path": name, "size": entry.size, "oid": entry.oid})
+        file = {"type": "file", "path": name, "size": entry.size, "oid": entry.oid}
         if entry.sha256:
-            described[-1]["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": 130}
-            if xet_hash := repository.xet_hash(entry.sha256):
-                described[-1]["xetHash"] = xet_hash
+            file["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": 130}
+            xet_hash = repository.xet_hash(entry.sha256)
+            if xet_hash:
+                file["xetHash"] = xet_hash
+        described.append(file)
     return sorted(described, key=lambda item: item["path"])
 
 
@@ -177,7 +180,7 @@ def paths_info(repository: Repository, revision: str, body: bytes) -> list[dict[
 
 
 def preupload(repository: Repository, revision: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return for each file how it is uploaded, and what the revision has under its name."""
+    """Return for each file how it is uploaded, and which object the revision has under its name."""
     tree = repository.tree(repository.resolve(revision))
     ignored = [line for line in body.get("gitIgnore", "").splitlines() if line]
     files = []
@@ -195,7 +198,7 @@ def preupload(repository: Repository, revision: str, body: dict[str, Any]) -> di
 
 
 def batch(repository: Repository, body: dict[str, Any], storage: str) -> dict[str, Any]:
-    """Return for each LFS object where to upload it; no actions for those that are there."""
+    """Return the address of the upload of each LFS object; no actions for an object that is there."""
     if body["operation"] != "upload" or body.get("hash_algo") != "sha256":
         raise Refused(422, "", "only uploads by sha256")
     multipart = "multipart" in body["transfers"]
@@ -208,7 +211,8 @@ def batch(repository: Repository, body: dict[str, Any], storage: str) -> dict[st
 def batch_object(
     repository: Repository, item: dict[str, Any], storage: str, *, multipart: bool
 ) -> dict[str, Any]:
-    oid, size = item["oid"], item["size"]
+    oid = item["oid"]
+    size = item["size"]
     answer: dict[str, Any] = {"oid": oid, "size": size, "authenticated": True}
     if repository.has_object(oid, size):
         return answer
@@ -229,7 +233,7 @@ def repository_url(repository: Repository) -> str:
 
 
 def signature(oid: str) -> str:
-    """Return what proves that a URL of the storage host comes from this hub."""
+    """Return the proof that a URL of the storage host comes from this hub."""
     return hashlib.sha256(f"storage of {oid}".encode()).hexdigest()[:16]
 
 
@@ -240,7 +244,8 @@ def commit(repository: Repository, branch: str, body: bytes) -> tuple[dict[str, 
         raise Refused(404, "RevisionNotFound", f"Invalid rev id: {branch}")
     if not lines or lines[0]["key"] != "header" or not lines[0]["value"]["summary"]:
         raise Refused(400, "", "the first line is not a header with a summary")
-    head, header = repository.refs["branches"][branch], lines[0]["value"]
+    head = repository.refs["branches"][branch]
+    header = lines[0]["value"]
     if header.get("parentCommit", head) != head:
         raise Refused(412, "", "A commit has happened since. Please refresh and try again.")
     additions, deleted = changes(repository, repository.tree(head), lines[1:])
@@ -258,16 +263,13 @@ def commit(repository: Repository, branch: str, body: bytes) -> tuple[dict[str, 
 def changes(
     repository: Repository, tree: dict[str, Entry], lines: list[dict[str, Any]]
 ) -> tuple[dict[str, Entry], tuple[str, ...]]:
-    """Return what is added and what is deleted; refuse what git or the hub would."""
+    """Return the added entries and the deleted names; refuse changes that git or the hub would refuse."""
     additions: dict[str, Entry] = {}
     deleted: list[str] = []
     for line in lines:
         name = line["value"]["path"]
-        if (
-            name in additions
-            or name in deleted
-            or any(part in {"", ".", "..", ".git"} for part in name.split("/"))
-        ):
+        is_path = not {"", ".", "..", ".git"} & set(name.split("/"))
+        if name in additions or name in deleted or not is_path:
             raise Refused(400, "", f"{name} twice, or not a path")
         if line["key"] in {"file", "lfsFile"}:
             additions[name] = added(repository, line)
@@ -281,15 +283,19 @@ def changes(
 def added(repository: Repository, line: dict[str, Any]) -> Entry:
     value = line["value"]
     if line["key"] == "file":
+        path = value["path"]
         content = base64.b64decode(value["content"], validate=True)
-        if value["path"] == "README.md" and (errors := yaml_errors(content.decode())):
-            raise Refused(400, "", errors[0]["message"])
-        if is_large(value["path"], len(content), content[:512]):
-            raise Refused(400, "", f"{value['path']} must be uploaded with LFS")
+        if path == "README.md":
+            for error in yaml_errors(content.decode()):
+                raise Refused(400, "", error["message"])
+        if is_large(path, len(content), content[:512]):
+            raise Refused(400, "", f"{path} must be uploaded with LFS")
         return repository.store_blob(content)
-    if value["algo"] != "sha256" or not repository.has_object(value["oid"], value["size"]):
-        raise Refused(400, "", f"there is no LFS object {value['oid']} of this size")
-    return repository.pointer(value["oid"], value["size"])
+    oid = value["oid"]
+    size = value["size"]
+    if value["algo"] != "sha256" or not repository.has_object(oid, size):
+        raise Refused(400, "", f"there is no LFS object {oid} of this size")
+    return repository.pointer(oid, size)
 
 
 def xet_token(
@@ -302,29 +308,29 @@ def xet_token(
         check_writable(repository.name, access)
     else:
         check_readable(repository, access)
-    token, expires = (
-        hub.xet.issue(permission) if hub.xet else ("read", int(time.time()) + TOKEN_SECONDS)
-    )
+    token = "read"
+    expires = int(time.time()) + TOKEN_SECONDS
+    if hub.xet:
+        token, expires = hub.xet.issue(permission)
     return {"accessToken": token, "exp": expires, "casUrl": hub.cas_url}
 
 
 def xet_link(hub: Hub, repository: Repository, sha256: str, commit: str) -> dict[str, str]:
     """Return the headers by which a client finds a file in xet; none if it is not there."""
-    if not (xet_hash := repository.xet_hash(sha256)):
+    xet_hash = repository.xet_hash(sha256)
+    if not xet_hash:
         return {}
     route = f"{hub.url}/api/{repository.kind}/{repository.name}/xet-read-token/{commit}"
     return {"X-Xet-Hash": xet_hash, "X-Xet-Refresh-Route": route}
 
 
 def removed(tree: dict[str, Entry], key: str, name: str) -> Iterator[str]:
-    found = [
-        entry
-        for entry in tree
-        if entry == name or (key == "deletedFolder" and entry.startswith(f"{name}/"))
-    ]
-    if key not in {"deletedFile", "deletedFolder"} or not found:
+    matching = [entry for entry in tree if entry == name]
+    if key == "deletedFolder":
+        matching += [entry for entry in tree if entry.startswith(f"{name}/")]
+    if key not in {"deletedFile", "deletedFolder"} or not matching:
         raise Refused(404, "EntryNotFound", f"A file with this name doesn't exist: {name}")
-    yield from found
+    yield from matching
 
 
 def tag(repository: Repository, revision: str, body: dict[str, Any]) -> None:

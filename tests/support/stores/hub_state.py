@@ -33,12 +33,14 @@ class Refused(Exception):
 
     def __init__(self, status: int, code: str = "", message: str = "") -> None:
         super().__init__(message or code)
-        self.status, self.code, self.message = status, code, message
+        self.status = status
+        self.code = code
+        self.message = message
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of a commit; `sha256` is set where its content is an LFS object."""
+    """A file of a commit; `sha256` is set if its content is an LFS object."""
 
     oid: str
     size: int
@@ -100,7 +102,10 @@ class Repository:
     """One repository; every method reads the folder, so that another process sees the same."""
 
     def __init__(self, folder: Path, name: str, kind: Kind, xet: XetStorage | None = None) -> None:
-        self.folder, self.name, self.kind, self.xet = folder, name, kind, xet
+        self.folder = folder
+        self.name = name
+        self.kind = kind
+        self.xet = xet
         for below in ("blobs", "objects", "commits", "parts"):
             (folder / below).mkdir(parents=True, exist_ok=True)
 
@@ -127,8 +132,9 @@ class Repository:
     def resolve(self, revision: str) -> str:
         """Return the commit of a branch, a tag or a commit."""
         refs = self.refs
-        if commit := refs["branches"].get(revision) or refs["tags"].get(revision):
-            return commit
+        for kind in ("branches", "tags"):
+            if revision in refs[kind]:
+                return refs[kind][revision]
         if len(revision) == 40 and (self.folder / "commits" / revision).is_file():
             return revision
         raise Refused(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -143,22 +149,28 @@ class Repository:
 
     def history(self) -> list[str]:
         """Return the commits of main, the newest first."""
-        found, commit = [], self.head
+        commits = []
+        commit = self.head
         while commit != ZERO_COMMIT:
-            found.append(commit)
+            commits.append(commit)
             commit = self.commit_data(commit)["parent"]
-        return found
+        return commits
 
     def content_path(self, entry: Entry) -> Path:
-        return self.object_path(entry.sha256) if entry.sha256 else self.folder / "blobs" / entry.oid
+        if entry.sha256:
+            return self.object_path(entry.sha256)
+        return self.folder / "blobs" / entry.oid
 
     def object_path(self, sha256: str) -> Path:
         return self.folder / "objects" / sha256
 
     def has_object(self, sha256: str, size: int) -> bool:
-        """Return whether there is an LFS object of this size. One that is only in xet is copied from there."""
+        """Return whether there is an LFS object of this size. An object that is only in xet is copied from there."""
         path = self.object_path(sha256)
-        if not path.is_file() and self.xet and (content := self.xet.content(sha256)) is not None:
+        content = None
+        if self.xet and not path.is_file():
+            content = self.xet.content(sha256)
+        if content is not None:
             temporary = path.with_name(f".{sha256}.{os.urandom(4).hex()}")
             temporary.write_bytes(content)
             temporary.replace(path)
@@ -203,7 +215,7 @@ class Repository:
         return entry
 
     def pointer(self, sha256: str, size: int) -> Entry:
-        """Return the entry of an LFS object; its git object id is that of the pointer file."""
+        """Return the entry of an LFS object, which has the git object id of its pointer file."""
         text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
         return Entry(git_oid(text.encode()), size, sha256)
 
@@ -235,7 +247,9 @@ class Hub:
 
     def __init__(self, folder: Path, cas_url: str = "", xet: XetStorage | None = None) -> None:
         """Create a hub. With `xet`, its new repositories have their large files there."""
-        self.folder, self.xet, self.cas_url = folder, xet, xet.url if xet else cas_url
+        self.folder = folder
+        self.xet = xet
+        self.cas_url = xet.url if xet else cas_url
         self.url = self.storage_url = ""
         self.active = 0
         """Requests that a server in this process has begun to answer. What they transfer is not in the log yet."""
@@ -258,7 +272,7 @@ class Hub:
         return self.folder / "requests.jsonl"
 
     def set_faults(self, **faults: Any) -> None:
-        """Set the faults; those that are not named end."""
+        """Set the faults; all other faults end."""
         write_json(self._faults_path, asdict(Faults(**faults)))
 
     @property
@@ -274,8 +288,10 @@ class Hub:
         )
 
     def access(self, token: str) -> Access | None:
-        found = json.loads(self._tokens_path.read_text()).get(token)
-        return Access(**found) if found else None
+        fields = json.loads(self._tokens_path.read_text()).get(token)
+        if not fields:
+            return None
+        return Access(**fields)
 
     def add_repository(
         self,

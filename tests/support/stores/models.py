@@ -41,8 +41,11 @@ class MemorySource:
     uri = "memory://source"
 
     def __init__(self, files: dict[str, bytes], *, has_digests: bool = False) -> None:
-        self.files, self.has_digests = files, has_digests
-        self.listings, self.sent, self._lock = 0, 0, threading.Lock()
+        self.files = files
+        self.has_digests = has_digests
+        self.listings = 0
+        self.sent = 0
+        self._lock = threading.Lock()
         self.before_write: Callable[[str, Path], None] = lambda _name, _path: None
 
     def list_files(self, pin: str | None) -> Listing:

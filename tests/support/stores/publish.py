@@ -7,15 +7,17 @@ from pathlib import Path
 
 from support.stores.models import names_in
 
-from finetune_trainer.stores.buckets import locate_objects, open_bucket
+from finetune_trainer.stores.buckets import locate_objects
 from finetune_trainer.stores.objects import ObjectTarget
+from finetune_trainer.stores.open_bucket import open_bucket
 
 
 class DyingBucket:
     """A bucket whose process is killed before a certain call that writes, counted from 0."""
 
     def __init__(self, bucket, call):
-        self.bucket, self.calls = bucket, iter(range(call, -1, -1))
+        self.bucket = bucket
+        self.calls = iter(range(call, -1, -1))
 
     def __getattr__(self, name):
         if name in {"upload", "replace"} and next(self.calls) == 0:

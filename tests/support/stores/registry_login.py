@@ -12,7 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from support.stores.registry_proxy import Fault, RegistryProxy
 
-USER, PASSWORD, SERVICE = "trainer", "secret", "registry.test"
+USER = "trainer"
+PASSWORD = "secret"
+SERVICE = "registry.test"
 TOKEN_PATH = "/token"
 
 
@@ -59,10 +61,11 @@ class Tokens:
         repository = re.search("/v2/(.+)/(?:blobs|manifests|tags)/", path)[1]
         action = "pull" if method in {"GET", "HEAD"} else "push"
         token = (header or "").removeprefix("Bearer ")
-        scope = self.scopes[int(token)] if token.isdigit() and token not in self.expired else "::"
-        if scope.startswith(f"repository:{repository}:") and action in scope.rpartition(":")[
-            2
-        ].split(","):
+        scope = "::"
+        if token.isdigit() and token not in self.expired:
+            scope = self.scopes[int(token)]
+        _, _, permitted = scope.rpartition(":")
+        if scope.startswith(f"repository:{repository}:") and action in permitted.split(","):
             return None
         actions = "pull" if action == "pull" else "pull,push"
         realm = f"http://{self.proxy.host}{TOKEN_PATH}"

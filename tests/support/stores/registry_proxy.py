@@ -1,5 +1,6 @@
 """An HTTP proxy before a registry: it records requests and injects faults."""
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -51,7 +52,7 @@ class RegistryProxy:
 
     def count(self, method: str, part: str = "") -> int:
         """Return the number of requests with this method whose path contains a part."""
-        return sum(found == method and part in path for found, path in self.requests)
+        return sum(used == method and part in path for used, path in self.requests)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -95,19 +96,24 @@ class Handler(BaseHTTPRequestHandler):
             for name, value in answer.getheaders():
                 self.send_header(name, value)
             self.end_headers()
-            left = cut_after
-            while chunk := answer.read(CHUNK_BYTES if left is None else min(left, CHUNK_BYTES)):
+            left = sys.maxsize if cut_after is None else cut_after
+            while chunk := answer.read(min(left, CHUNK_BYTES)):
                 self.wfile.write(chunk)
-                left = None if left is None else left - len(chunk)
+                left -= len(chunk)
         self.close_connection |= cut_after is not None
 
     def body(self, length: int) -> Iterator[bytes] | None:
         def chunks(left: int) -> Iterator[bytes]:
-            while left and (chunk := self.rfile.read(min(CHUNK_BYTES, left))):
+            while left:
+                chunk = self.rfile.read(min(CHUNK_BYTES, left))
+                if not chunk:
+                    return
                 left -= len(chunk)
                 yield chunk
 
-        return chunks(length) if length else None
+        if not length:
+            return None
+        return chunks(length)
 
     def log_message(self, *_arguments: object) -> None:
         """Log nothing."""

@@ -68,7 +68,8 @@ def s3(folder: Path, address: str = LOOPBACK) -> Iterator[ObjectServer]:
 @contextmanager
 def azure(folder: Path) -> Iterator[ObjectServer]:
     """Run Azurite with its blobs in a folder."""
-    port, secret = free_port(), base64.b64encode(b"test-secret").decode()
+    port = free_port()
+    secret = base64.b64encode(b"test-secret").decode()
     command = [
         azurite(),
         "--silent",

@@ -37,24 +37,36 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(body=True)
 
     def answer(self, *, body: bool) -> None:
-        site, data = self.site, self.site.files.get(self.path.lstrip("/"))
+        site = self.site
+        data = self.site.files.get(self.path.lstrip("/"))
         site.requests.append((self.command, self.headers["Range"]))
         match = self.headers["If-Match"]
-        status = site.status if body else max(site.status, site.head_status)
-        if status >= 300 or data is None:
-            return self.reply(status if status >= 300 else 404, b"", body=body)
+        status = site.status
+        if not body:
+            status = max(status, site.head_status)
+        if status >= 300:
+            return self.reply(status, b"", body=body)
+        if data is None:
+            return self.reply(404, b"", body=body)
         if site.checks_conditions and match not in {None, site.etag}:
             return self.reply(412, b"", body=body)
         if self.headers["Range"] and site.has_ranges:
-            first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
-            start, end = int(first), min(int(last or len(data)) + 1, len(data))
-            if start >= len(data):
-                return self.reply(
-                    416, b"", body=body, headers={"Content-Range": f"bytes */{len(data)}"}
-                )
-            about = {"Content-Range": f"bytes {start}-{end - 1}/{len(data)}"}
-            return self.reply(206, data[start:end] + b"x" * site.surplus, body=body, headers=about)
-        return self.reply(200, data + b"x" * (site.surplus if body else 0), body=body)
+            return self.answer_range(data, body=body)
+        if body:
+            data += b"x" * site.surplus
+        return self.reply(200, data, body=body)
+
+    def answer_range(self, data: bytes, *, body: bool) -> None:
+        size = len(data)
+        first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
+        start = int(first)
+        end = min(int(last or size) + 1, size)
+        if start >= size:
+            headers = {"Content-Range": f"bytes */{size}"}
+            return self.reply(416, b"", body=body, headers=headers)
+        headers = {"Content-Range": f"bytes {start}-{end - 1}/{size}"}
+        content = data[start:end] + b"x" * self.site.surplus
+        return self.reply(206, content, body=body, headers=headers)
 
     def reply(
         self, status: int, data: bytes, *, body: bool, headers: dict[str, str] | None = None
@@ -62,8 +74,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Last-Modified", "Sun, 22 Nov 2026 12:00:00 GMT")
-        for name, value in ({"ETag": self.site.etag} if self.site.etag else {}).items():
-            self.send_header(name, value)
+        if self.site.etag:
+            self.send_header("ETag", self.site.etag)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.end_headers()

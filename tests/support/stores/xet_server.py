@@ -50,7 +50,9 @@ class XetHandler(Handler):
 
     def body(self, length: int) -> Iterator[bytes] | None:
         blocks = super().body(length)
-        return None if blocks is None else self.counted(blocks)
+        if blocks is None:
+            return None
+        return self.counted(blocks)
 
     def forward(self, cut_after: int | None) -> None:
         if self.path.startswith(FETCH):
@@ -96,12 +98,12 @@ def program() -> str:
 
 
 def _install(folder: Path) -> None:
-    found = version("hf-xet")
+    installed = version("hf-xet")
     if not shutil.which("cargo"):
-        missing(f"{PROGRAM} of xet-client {found} needs cargo: install Rust 1.85 or newer")
+        missing(f"{PROGRAM} of xet-client {installed} needs cargo: install Rust 1.85 or newer")
     options = [
         "--version",
-        found,
+        installed,
         "--features",
         "simulation",
         "--bin",

@@ -148,9 +148,9 @@ def test_adapter_target_computes_like_the_trained_adapter(
 def test_same_adapter_yields_the_same_files(
     environment: Environment, config: PushConfig, latest: Path
 ) -> None:
-    one = push(config, environment)
-    two = push(with_targets(config, "pvc://models/again"), environment)
-    assert one.digest == two.digest
+    first = push(config, environment)
+    second = push(with_targets(config, "pvc://models/again"), environment)
+    assert first.digest == second.digest
     assert read_files(latest) == read_files(latest.parents[1] / "again" / "latest")
 
 

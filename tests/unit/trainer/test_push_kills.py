@@ -59,14 +59,14 @@ def publishers(
 ) -> list[Publisher]:
     """Three pipelines with different adapters."""
     target.parent.mkdir(parents=True)
-    found = []
+    publishers = []
     for seed, name in enumerate(("one", "two", "three")):
         environment = environment_in(tmp_path / name)
         make_adapter(environment.stage_dir("train", "adapter") / "output", tiny_model, seed=seed)
         config = push_config(tiny_model, identity=f"push-{name}", train="adapter")
         claims = replace(environment, claims=tmp_path / "claims")
-        found.append(Publisher(fork_server, config, claims, tmp_path / name))
-    return found
+        publishers.append(Publisher(fork_server, config, claims, tmp_path / name))
+    return publishers
 
 
 def publish_alone(publisher: Publisher) -> PushResult:
@@ -88,24 +88,29 @@ def test_two_pushes_at_once_publish_both_models(publishers, target):
 
 @pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two-renames"])
 def test_same_model_from_two_workspaces_is_published_once(publishers, target, exchange):
-    """The second one replaces what the first one wrote, where it did not find it in time."""
-    one, two, _ = publishers
-    two.config = one.config
-    adapter = one.environment.stage_dir("train", "adapter") / "output"
-    other = two.environment.stage_dir("train", "adapter") / "output"
+    """The second push replaces the model of the first push if it did not see that in time."""
+    first, second, _ = publishers
+    second.config = first.config
+    adapter = first.environment.stage_dir("train", "adapter") / "output"
+    other = second.environment.stage_dir("train", "adapter") / "output"
     for path in adapter.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
-    processes = [publisher.start(slow_names=0.1, exchange=exchange) for publisher in (one, two)]
+    processes = [
+        publisher.start(slow_names=0.1, exchange=exchange) for publisher in (first, second)
+    ]
     assert [process.wait() for process in processes] == [ExitCode.DONE] * 2
-    assert one.result().digest == two.result().digest
-    folder = folder_of(target, one.result()).name
+    assert first.result().digest == second.result().digest
+    folder = folder_of(target, first.result()).name
     assert names_in(target) == [".latest.lock", f".{folder}.lock", "latest", folder]
     assert verify_target(target) == {folder}
 
 
 def latest_in(target: Path) -> str | None:
     """Return the digest that `latest` names, as the name of its folder."""
-    return (target / "latest").resolve().name if (target / "latest").is_symlink() else None
+    link = target / "latest"
+    if not link.is_symlink():
+        return None
+    return link.resolve().name
 
 
 def kinds_of(names: list[str]) -> set[str]:
@@ -115,18 +120,21 @@ def kinds_of(names: list[str]) -> set[str]:
 
 def test_killed_pushes_never_leave_half_a_model(publishers, target):
     """Two pushes run at the same time and are killed at random moments, most of them while they publish."""
-    generator, options = random.Random(7), {"slow_names": 0.05, "slow_disk": 0.005}
+    generator = random.Random(7)
+    options = {"slow_names": 0.05, "slow_disk": 0.005}
     folders = [folder_of(target, publish_alone(publisher)) for publisher in publishers]
-    killed, left, switched = 0, [], set()
+    killed = 0
+    left = []
+    switched = set()
     expected = (UNFINISHED, {folder.name for folder in folders})
     # A loaded machine is seldom at the second rename within the 0.8 s below, and needs more kills to hit it.
     while killed < KILLS or (killed < MOST_KILLS and (kinds_of(left), switched) != expected):
-        before, latest = unfinished_in(target), latest_in(target)
+        before = unfinished_in(target)
+        latest = latest_in(target)
         pushing = [index for index in range(3) if folders[index].name != latest][:2]
+        # Without their folders, the pushes have something to write.
         for index in pushing:
-            shutil.rmtree(
-                folders[index], ignore_errors=True
-            )  # else there would be nothing to write
+            shutil.rmtree(folders[index], ignore_errors=True)
         processes = [publishers[index].start(**options) for index in pushing]
         if generator.random() < 0.8:
             processes[0].until(lambda old=before: bool(set(unfinished_in(target)) - set(old)), 30)

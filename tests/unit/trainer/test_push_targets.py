@@ -75,7 +75,8 @@ def forget_result(config: PushConfig, environment: Environment) -> None:
 def test_model_lies_under_its_digest_and_is_the_latest(
     environment: Environment, config: PushConfig, other: PushConfig, target: Path
 ) -> None:
-    first, second = push(config, environment), push(other, environment)
+    first = push(config, environment)
+    second = push(other, environment)
     assert verify_target(target) == {folder_of(target, first).name, folder_of(target, second).name}
     assert (target / "latest").resolve() == folder_of(target, second)
     assert second.published[0].uri == f"{TARGET.uri}/{folder_of(target, second).name}"
@@ -167,7 +168,7 @@ def flip_last_byte(file: Path) -> None:
 
 @pytest.fixture
 def slow_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pause after each change of a name, long enough for a reader to notice that one is missing."""
+    """Pause after each change of a name, long enough for a reader to notice a missing name."""
     for name in ("rename", "replace", "unlink"):
         monkeypatch.setattr(Path, name, followed_by_pause(getattr(Path, name)))
 
@@ -190,8 +191,8 @@ def test_reader_of_latest_always_finds_a_whole_model(
     is_done = threading.Event()
 
     def read() -> None:
-        found = read_published(target / "latest")
-        observed.append(found.digest if found else None)
+        published = read_published(target / "latest")
+        observed.append(published.digest if published else None)
 
     def read_until_done() -> None:
         while not is_done.wait(0.001):
@@ -280,7 +281,8 @@ def test_full_workspace_is_reported_and_no_target_changes(  # noqa: PLR0917  fix
 ) -> None:
     """The adapter would fit, but nothing is published before all of it is built."""
     push(config, environment)
-    before, names = state_of(target), names_in(target)
+    before = state_of(target)
+    names = names_in(target)
     request.getfixturevalue(disk)
     as_adapter = PushTarget(uri=TARGET.uri, format="Adapter")
     both = with_targets(config, as_adapter, "pvc://models/merged")
@@ -331,7 +333,7 @@ def killed(
 def test_model_is_not_built_again_after_a_kill_in_publishing(
     killed: dict[str, FileState], environment: Environment, config: PushConfig, target: Path
 ) -> None:
-    """The published files are hard links of those that the killed process has built."""
+    """The published files are hard links of the files that the killed process has built."""
     result = push(config, environment)
     assert state_of(target / "latest") == killed
     folder = folder_of(target, result).name

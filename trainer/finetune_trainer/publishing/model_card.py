@@ -17,6 +17,7 @@ from finetune_trainer.contract import (
     EvaluateResult,
     PrepareResult,
     PushConfig,
+    Score,
     TrainConfig,
     TrainResult,
 )
@@ -25,36 +26,40 @@ from finetune_trainer.contract.uris import without_secrets
 from finetune_trainer.runtime.artifacts import digest_of
 from finetune_trainer.runtime.stage_folder import read_config, read_result
 
+# These decide the numbers of a training and of its evaluation.
 LIBRARIES = ("torch", "transformers", "peft", "lm_eval")
+ADAPTER_SETTINGS = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
+"""Keys of adapter_config.json that training chose."""
 OBJECTIVES = {
     "SFT": "SFT: supervised fine-tuning, cross-entropy per token of the completions",
     "DPO": "DPO: [Direct Preference Optimization](https://arxiv.org/abs/2305.18290), loss per pair of completions",
 }
-"""What was minimised, in words."""
+"""The minimised loss of each objective, in words."""
 
 
 def card(
     config: PushConfig, environment: Environment, form: str, *, has_adapter: bool = True
 ) -> str:
-    """Return README.md, built from the results and configs of earlier stages; omit what is missing.
+    """Return README.md, built from the results and configs of earlier stages; omit results that are missing.
 
     `has_adapter` says whether an adapter was trained, or all weights.
     """
-    name = config.lineage.pipeline.partition("/")[2]
+    _, _, name = config.lineage.pipeline.partition("/")
     train_folder = environment.stage_dir("train", config.train)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
-    trained, train_config = read_result(train_folder), read_config(train_folder)
-    evaluated = (
-        read_result(environment.stage_dir("evaluate", config.evaluate)) if config.evaluate else None
-    )
-    scores = evaluated if isinstance(evaluated, EvaluateResult) else None
-    kind = _kind(form) if has_adapter else "A base model of which all weights were trained."
-    tags = ["lora", form.lower()] if has_adapter else ["full-fine-tuning"]
-    tags += (
-        ["dpo"]
-        if isinstance(train_config, TrainConfig) and train_config.recipe.objective == "DPO"
-        else []
-    )
+    trained = read_result(train_folder)
+    train_config = read_config(train_folder)
+    scores = _scores(config, environment)
+    if has_adapter:
+        kind = _kind(form)
+        tags = ["lora", form.lower()]
+        adapter = train_folder / "output"
+    else:
+        kind = "A base model of which all weights were trained."
+        tags = ["full-fine-tuning"]
+        adapter = None
+    if isinstance(train_config, TrainConfig) and train_config.recipe.objective == "DPO":
+        tags.append("dpo")
     sections = [
         f"---\n{front_matter(config, name, tags, scores, environment)}\n---",
         f"# {name}",
@@ -62,10 +67,20 @@ def card(
         _origin(config, prepared, train_config, train_folder / "output"),
         _evaluation(scores),
         _training(config, trained, train_config),
-        _hyper_parameters(train_config, train_folder / "output" if has_adapter else None),
+        _hyper_parameters(train_config, adapter),
         _versions(),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _scores(config: PushConfig, environment: Environment) -> EvaluateResult | None:
+    """Return the result of evaluate; None if the pipeline has no such stage, or its result is lost."""
+    if not config.evaluate:
+        return None
+    result = read_result(environment.stage_dir("evaluate", config.evaluate))
+    if not isinstance(result, EvaluateResult):
+        return None
+    return result
 
 
 def front_matter(
@@ -76,41 +91,67 @@ def front_matter(
     environment: Environment,
 ) -> str:
     """Return the card's metadata as YAML for the Hugging Face hub; the scores are its model-index."""
+    # Two splits of one data set are one data set for the hub.
+    names = [_hub_name(source.uri) for source in config.datasets]
+    datasets = dict.fromkeys(names)
+    # The hub's model-index needs both a name and results.
+    model_name = None
+    results = None
+    if scores is not None:
+        model_name = name
+        results = _eval_results(config, scores, environment)
     data = ModelCardData(
         base_model=_hub_name(config.model.uri),
-        datasets=list(dict.fromkeys(_hub_name(source.uri) for source in config.datasets)),
+        datasets=list(datasets),
         library_name="peft" if "adapter" in tags else "transformers",
         pipeline_tag="text-generation",
         tags=tags,
-        model_name=name if scores else None,
-        eval_results=_eval_results(config, scores, environment) if scores else None,
+        model_name=model_name,
+        eval_results=results,
     )
     return str(data.to_yaml())
 
 
 def _hub_name(uri: str) -> str:
-    return (
-        "/".join(uri.removeprefix("hf://").split("/")[:2])
-        if uri.startswith("hf://")
-        else without_secrets(uri)
-    )
+    """Return ORG/NAME of a repository of the hub, which the hub turns into a link; the URI of any other place."""
+    # A signed address is a key, and a card may be read by people who must not have it.
+    if not uri.startswith("hf://"):
+        return without_secrets(uri)
+    segments = uri.removeprefix("hf://").split("/")
+    return "/".join(segments[:2])
 
 
 def _eval_results(
     config: PushConfig, scores: EvaluateResult, environment: Environment
 ) -> list[EvalResult]:
-    evaluate_config = read_config(environment.stage_dir("evaluate", config.evaluate or ""))
-    tasks = evaluate_config.recipe.tasks if isinstance(evaluate_config, EvaluateConfig) else ()
-    files = {task.name: task.file for task in tasks}
-    return [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=files.get(task) or task,
-            dataset_name=task,
-            metric_type=metric,
-            metric_value=score.value,
-            metric_args={"stderr": score.stderr} if score.stderr is not None else None,
+    evaluate_folder = environment.stage_dir("evaluate", config.evaluate or "")
+    evaluate_config = read_config(evaluate_folder)
+    files = {}
+    if isinstance(evaluate_config, EvaluateConfig):
+        files = {task.name: task.file for task in evaluate_config.recipe.tasks}
+    results = []
+    for task, metric, score in _measured(scores):
+        arguments = None
+        if score.stderr is not None:
+            arguments = {"stderr": score.stderr}
+        results.append(
+            EvalResult(
+                task_type="text-generation",
+                # A task of the user's own has a name that means something in this pipeline only.
+                dataset_type=files.get(task) or task,
+                dataset_name=task,
+                metric_type=metric,
+                metric_value=score.value,
+                metric_args=arguments,
+            )
         )
+    return results
+
+
+def _measured(scores: EvaluateResult) -> list[tuple[str, str, Score]]:
+    """Return task, metric and score of each measurement."""
+    return [
+        (task, metric, score)
         for task, metrics in scores.scores.items()
         for metric, score in metrics.items()
     ]
@@ -119,99 +160,109 @@ def _eval_results(
 def _origin(
     config: PushConfig, prepared: AnyResult | None, train_config: object, trained: Path
 ) -> str:
-    # The last pin may be that of the data set to validate with, which the card does not list.
-    pins = prepared.data_pins[: len(config.datasets)] if isinstance(prepared, PrepareResult) else ()
-    rows = [
-        ("Base model", _place(config.model.uri, config.model.revision, config.model_pin)),
-        *(
-            ("Data set", _data_set(source, pin))
-            for source, pin in zip_longest(config.datasets, pins)
-        ),
-    ]
+    model = config.model
+    base = _place(model.uri, model.revision, config.model_pin)
+    rows = [("Base model", base)]
+    pins: tuple[str | None, ...] = ()
     if isinstance(prepared, PrepareResult):
-        records = f"{prepared.records:,} read, {prepared.invalid:,} invalid, {prepared.dropped:,} too long"
-        unused = f", {prepared.unused:,} left out by weight" if prepared.unused else ""
-        rows += [("Data digest", f"`{prepared.data_digest}`"), ("Records", records + unused)]
-    if isinstance(train_config, TrainConfig) and (start := train_config.recipe.start_from):
+        # The last pin may belong to the data set to validate with, which the card does not list.
+        pins = prepared.data_pins[: len(config.datasets)]
+    for source, pin in zip_longest(config.datasets, pins):
+        rows.append(("Data set", _data_set(source, pin)))
+    if isinstance(prepared, PrepareResult):
+        rows.append(("Data digest", f"`{prepared.data_digest}`"))
+        rows.append(("Records", _records(prepared)))
+    if isinstance(train_config, TrainConfig) and train_config.recipe.start_from:
+        start = train_config.recipe.start_from
         place = _place(start.uri, start.revision, train_config.start_pin)
-        rows.append(
-            ("Adapter that training started from", f"{place}, digest `{train_config.start_digest}`")
-        )
+        origin = f"{place}, digest `{train_config.start_digest}`"
+        rows.append(("Adapter that training started from", origin))
     rows.append(("Digest of the trained weights", f"`{digest_of(trained)}`"))
     return _table(("", ""), rows)
 
 
+def _records(prepared: PrepareResult) -> str:
+    """Return how many records prepare has read, and how many of them it has left out."""
+    parts = [
+        f"{prepared.records:,} read",
+        f"{prepared.invalid:,} invalid",
+        f"{prepared.dropped:,} too long",
+    ]
+    if prepared.unused:
+        parts.append(f"{prepared.unused:,} left out by weight")
+    return ", ".join(parts)
+
+
 def _kind(form: str) -> str:
-    return (
-        "A LoRA adapter, merged into its base model."
-        if form == "Merged"
-        else "A LoRA adapter for its base model."
-    )
+    if form == "Merged":
+        return "A LoRA adapter, merged into its base model."
+    return "A LoRA adapter for its base model."
 
 
 def _data_set(source: DatasetSource, pin: str | None) -> str:
-    named = {"config": source.config, "split": source.split}
-    parts = [f", {name} `{value}`" for name, value in named.items() if value]
-    weight = f", weight {source.weight:g}" if source.weight != 1 else ""
-    return _place(source.uri, source.revision, pin) + "".join(parts) + weight
+    text = _place(source.uri, source.revision, pin)
+    if source.config:
+        text += f", config `{source.config}`"
+    if source.split:
+        text += f", split `{source.split}`"
+    if source.weight != 1:
+        text += f", weight {source.weight:g}"
+    return text
 
 
 def _place(uri: str, revision: str | None, pin: str | None) -> str:
-    """Return where content is from: its URI, the revision of the manifest, and what that was when it was read."""
-    found = f" (`{pin}`)" if pin and pin != revision else ""
-    return f"`{without_secrets(uri)}`" + (f" at `{revision}`" if revision else "") + found
+    """Return the origin of content: its URI, the revision of the manifest, and the pin that it had when it was read."""
+    text = f"`{without_secrets(uri)}`"
+    if revision:
+        text += f" at `{revision}`"
+    # A manifest may name the commit itself.
+    if pin and pin != revision:
+        text += f" (`{pin}`)"
+    return text
 
 
 def _evaluation(scores: EvaluateResult | None) -> str:
     if scores is None:
         return ""
-    measured = [
-        (task, metric, score)
-        for task, metrics in scores.scores.items()
-        for metric, score in metrics.items()
-    ]
-    head: tuple[str, ...] = ("Task", "Metric", "Value", "Standard error")
-    rows: list[tuple[str, ...]] = [
-        (task, metric, _decimals(score.value), _decimals(score.stderr))
-        for task, metric, score in measured
-    ]
+    measured = _measured(scores)
+    has_base = any(score.base is not None for _, _, score in measured)
     note = "Measured with lm-eval."
-    if any(score.base is not None for _, _, score in measured):
-        head += ("Base model", "Standard error of the difference")
+    head = ["Task", "Metric", "Value", "Standard error"]
+    if has_base:
         note += " The base model answered the same questions; the difference is paired."
-        more = [
-            (_decimals(score.base), _decimals(score.difference_stderr)) for _, _, score in measured
-        ]
-        rows = [(*row, *columns) for row, columns in zip(rows, more, strict=True)]
+        head += ["Base model", "Standard error of the difference"]
+    rows = []
+    for task, metric, score in measured:
+        numbers = [score.value, score.stderr]
+        if has_base:
+            numbers += [score.base, score.difference_stderr]
+        rows.append([task, metric, *map(_decimals, numbers)])
     return f"## Evaluation\n\n{note}\n\n" + _table(head, rows)
 
 
 def _decimals(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
+    if value is None:
+        return ""
+    return f"{value:.4f}"
 
 
 def _training(config: PushConfig, trained: AnyResult | None, train_config: object) -> str:
     lineage = config.lineage
     rows = [("Pipeline", lineage.pipeline)]
     if isinstance(train_config, TrainConfig):
-        rows.append(("Objective", OBJECTIVES[train_config.recipe.objective]))
+        objective = train_config.recipe.objective
+        rows.append(("Objective", OBJECTIVES[objective]))
     if isinstance(trained, TrainResult):
-        rows += [
-            (
-                "Optimizer steps",
-                f"{trained.steps:,}; the weights are those of step {trained.best_step:,}",
-            ),
-            ("Tokens", f"{trained.tokens:,}"),
-            ("Training loss", f"{trained.loss:.4f}"),
-        ]
+        steps = f"{trained.steps:,}"
+        best = f"{trained.best_step:,}"
+        rows.append(("Optimizer steps", f"{steps}; the weights are those of step {best}"))
+        rows.append(("Tokens", f"{trained.tokens:,}"))
+        rows.append(("Training loss", f"{trained.loss:.4f}"))
         if trained.validation_loss is not None:
             rows.append(("Validation loss", f"{trained.validation_loss:.4f}"))
-    rows.append(
-        (
-            "Interruptions",
-            f"{lineage.interruptions}; {lineage.lost_steps} steps repeated, {lineage.lost_seconds:.0f} s lost",
-        )
-    )
+    repeated = f"{lineage.lost_steps} steps repeated"
+    lost = f"{lineage.lost_seconds:.0f} s lost"
+    rows.append(("Interruptions", f"{lineage.interruptions}; {repeated}, {lost}"))
     if lineage.spent:
         compared = f"{lineage.on_demand} on on-demand nodes, {lineage.lost} lost to interruptions"
         rows.append(("Cost before the push", f"{lineage.spent}; {compared}"))
@@ -219,23 +270,19 @@ def _training(config: PushConfig, trained: AnyResult | None, train_config: objec
 
 
 def _hyper_parameters(config: object, adapter: Path | None) -> str:
+    """Return the section from the config of train, or from the adapter if the config is lost; "" without both."""
     if isinstance(config, TrainConfig):
-        is_dpo = config.recipe.objective == "DPO"
-        shown = (
-            config.recipe.model_copy(update={"dpo": config.recipe.preference})
-            if is_dpo
-            else config.recipe
-        )
-        recipe = shown.model_dump(mode="json", by_alias=True, exclude_none=True)
-        rows = [("seed", str(config.seed)), *_flatten(recipe)]
+        recipe = config.recipe
+        if recipe.objective == "DPO":
+            # The settings that training used, also if the manifest has none and the defaults count.
+            recipe = recipe.model_copy(update={"dpo": recipe.preference})
+        values = recipe.model_dump(mode="json", by_alias=True, exclude_none=True)
+        rows = [("seed", str(config.seed)), *_flatten(values)]
     elif adapter is None:
         return ""
     else:
         settings = json.loads((adapter / "adapter_config.json").read_text())
-        rows = [
-            (key, f"{settings[key]}")
-            for key in ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
-        ]
+        rows = [(key, f"{settings[key]}") for key in ADAPTER_SETTINGS]
     return "## Hyper-parameters\n\n" + _table(("", ""), rows)
 
 
@@ -243,20 +290,24 @@ def _flatten(values: dict[str, object], prefix: str = "") -> Iterable[tuple[str,
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            yield prefix + key, ", ".join(map(str, value))
         else:
-            yield (
-                prefix + key,
-                ", ".join(map(str, value)) if isinstance(value, list) else str(value),
-            )
+            yield prefix + key, str(value)
 
 
 def _versions() -> str:
     rows = [(library, version(library)) for library in LIBRARIES]
-    if sha := os.environ.get(GIT_SHA):
+    sha = os.environ.get(GIT_SHA)
+    if sha:
         rows.append(("Git commit", f"`{sha}`"))
     return "## Versions\n\n" + _table(("", ""), rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    """Return a table in Markdown."""
+    lines = []
+    for cells in (head, ["---"] * len(head), *rows):
+        row = " | ".join(cells)
+        lines.append(f"| {row} |")
+    return "\n".join(lines)

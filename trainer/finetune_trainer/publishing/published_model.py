@@ -28,6 +28,7 @@ class PublishedModel:
 
 def read_published(folder: Path) -> PublishedModel | None:
     """Read every byte of a published model; return None if the folder is not an intact artifact."""
+    # Another push may replace the folder during the read, which may take minutes.
     try:
         return read_unreplaced(folder, lambda: read_intact(folder))
     except CorruptArtifact:
@@ -38,16 +39,17 @@ def read_intact(folder: Path) -> PublishedModel:
     """Read every byte of a published model; raise CorruptArtifact if it is not intact, or was replaced meanwhile."""
     digest = digest_of(folder)
     verify(folder)
-    found = describe(folder)
+    model = describe(folder)
+    # Files and manifest may be of two models if the folder was replaced in between.
     if digest_of(folder) != digest:
         raise CorruptArtifact(f"{folder.name} was replaced while it was read")
-    return found
+    return model
 
 
 def describe(folder: Path) -> PublishedModel:
-    """Return what the manifest says about a published model, without reading its files."""
+    """Return the manifest's description of a published model, without reading its files."""
     manifest = json.loads((folder / MANIFEST).read_bytes())
-    digest = digest_of_value(without_card(manifest["files"]))
-    return PublishedModel(
-        manifest["about"], digest, sum(entry["size"] for entry in manifest["files"].values())
-    )
+    files = manifest["files"]
+    digest = digest_of_value(without_card(files))
+    sizes = [entry["size"] for entry in files.values()]
+    return PublishedModel(manifest["about"], digest, sum(sizes))

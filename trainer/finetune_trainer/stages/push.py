@@ -33,7 +33,7 @@ from finetune_trainer.runtime.errors import DataInvalid, ServiceUnavailable, Sou
 from finetune_trainer.runtime.sources import locate
 from finetune_trainer.runtime.stage_folder import Context, read_result
 from finetune_trainer.stop_signal import StopSignal
-from finetune_trainer.stores.port import Target
+from finetune_trainer.stores.port import StoreTarget
 from finetune_trainer.stores.publications import CARD
 from finetune_trainer.stores.schemes import open_source, open_target
 from finetune_trainer.tracking.registry import open_trackers, training_rows
@@ -82,7 +82,7 @@ def report(config: PushConfig, context: Context, result: PushResult, trackers: T
 
 
 def publish(
-    target: PushTarget, store: Target, folder: Path, model: PublishedModel, stop: StopSignal
+    target: PushTarget, store: StoreTarget, folder: Path, model: PublishedModel, stop: StopSignal
 ) -> PublishedTarget:
     """Publish a built model to one target."""
     names = [path.relative_to(folder).as_posix() for path in files_in(folder)]

@@ -1,7 +1,6 @@
-"""Buckets of object stores: what sources and targets need of them, and which client serves which URI."""
+"""The port to a bucket of an object store: the client of each kind of bucket implements it."""
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,13 +10,20 @@ from finetune_trainer.contract.uris import without_secrets
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 OBJECT_STORES = frozenset({"s3", "gs", "az"})
+"""Schemes of stores that can be read and written."""
+# A web server takes no uploads and has no listings, so its URIs name one file to read.
 WEB = frozenset({"http", "https"})
-"""Schemes of URIs."""
+"""Schemes of web servers."""
+
+# A server that stays away for longer ends the attempt with the exit code of an unavailable service, and the operator
+# retries that.
 RETRY_SECONDS = 60.0
-"""Time after which a server that does not respond is given up."""
+"""Time after which a server counts as unavailable."""
+
+# S3 takes at most 10,000 parts an upload: with this size, files of up to 312 GiB.
 PART_BYTES = 32 * 1024**2
-"""Size of the parts of an upload. S3 takes 10,000 of them: files of up to 312 GiB."""
 PARALLEL_PARTS = 4
+
 SHA256 = "sha256"
 """Metadata of an object: the SHA-256 of its content in hexadecimal."""
 
@@ -30,7 +36,7 @@ class RemoteObject:
     size: int
     """Size in bytes."""
     version: str
-    """What changes with the content: the ETag, the generation, or the time of the last change."""
+    """Changes with the content: the ETag, the generation, or the time of the last change."""
     sha256: str | None = None
     """Metadata `sha256`; None if there is none, and in listings."""
 
@@ -49,11 +55,11 @@ class Bucket(Protocol):
     def list_below(self, folder: str) -> list[RemoteObject]:
         """Return all objects whose key starts with `folder` and a slash; all objects if it is empty."""
 
-    def read(self, found: RemoteObject, offset: int = 0) -> Iterator[bytes]:
+    def read(self, remote: RemoteObject, offset: int = 0) -> Iterator[bytes]:
         """Yield the content of an object from an offset on. Raise DataInvalid if it is no longer this version."""
 
     def upload(self, path: Path, key: str, sha256: str) -> None:
-        """Write an object from a file, with its metadata. It appears when it is whole, and replaces another one."""
+        """Write an object from a file, with its metadata. It appears when it is whole, and replaces an older object."""
 
     def replace(self, key: str, data: bytes, version: str | None) -> bool:
         """Write a small object if it still has this version; with None, if there is none. Return whether it did.
@@ -90,11 +96,12 @@ class Location:
 
 
 def locate_objects(uri: str) -> Location:
-    """Return the parts of an s3://, gs://, az:// or https:// URI; raise ConfigInvalid if it lacks one of them."""
+    """Return the parts of an s3://, gs://, az:// or https:// URI; raise ConfigInvalid if it lacks a part."""
     scheme, separator, rest = uri.partition("://")
     if scheme in WEB:
         parts = urlsplit(uri)
-        bucket, key = parts.netloc, unquote(parts.path)
+        bucket = parts.netloc
+        key = unquote(parts.path)
     else:
         bucket, _, key = rest.partition("/")
     if not separator or not bucket or not key.strip("/"):
@@ -102,25 +109,3 @@ def locate_objects(uri: str) -> Location:
             f"{without_secrets(uri)} names no objects; use {scheme}://{bucket or 'BUCKET'}/PREFIX"
         )
     return Location(uri, scheme, bucket, key.strip("/"))
-
-
-def open_bucket(location: Location, environment: Mapping[str, str] = os.environ) -> Bucket:
-    """Return a client for the bucket of a URI; it reads its credentials from environment variables.
-
-    Raise ConfigInvalid for another scheme, or if the library for it is not installed. Raise CredentialsRejected if
-    there are no credentials.
-    """
-    # Imported here, because each library takes a part of a second and a process needs one of them.
-    match location.scheme:
-        case "s3" | "az" | "https" | "http":
-            from finetune_trainer.stores.obstore_bucket import ObstoreBucket  # noqa: PLC0415
-
-            return ObstoreBucket(location, environment)
-        case "gs":
-            from finetune_trainer.stores.google_bucket import GoogleBucket  # noqa: PLC0415
-
-            return GoogleBucket(location, environment)
-        case _:
-            raise ConfigInvalid(
-                f"{location.shown}: {location.scheme}:// is no object store; use s3, gs, az or https"
-            )

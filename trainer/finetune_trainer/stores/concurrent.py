@@ -14,8 +14,9 @@ from finetune_trainer.runtime.errors import Interrupted
 from finetune_trainer.stop_signal import stop
 
 POLL_SECONDS = 0.1
+# Much less than the 30 seconds that an evicted pod has by default: the process must still report its end.
 WAIT_SECONDS = 5.0
-"""Time for calls that are running when another one fails, or when the process is asked to stop."""
+"""Time for calls that are running when another call fails, or when the process is asked to stop."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,7 +34,9 @@ def for_each(work: Callable[[T], R], items: Iterable[T], limit: int = 1) -> list
     running then are abandoned after WAIT_SECONDS: their threads end with the process.
     """
     waiting = deque(enumerate(items))
-    count, results, errors = len(waiting), dict[int, R](), list[BaseException]()
+    count = len(waiting)
+    results = dict[int, R]()
+    errors = list[BaseException]()
 
     def drain() -> None:
         while not errors and not stop.requested:
@@ -46,7 +49,9 @@ def for_each(work: Callable[[T], R], items: Iterable[T], limit: int = 1) -> list
             except BaseException as error:  # noqa: BLE001  it is raised in the caller's thread
                 errors.append(error)
 
-    threads = [threading.Thread(target=drain, daemon=True) for _ in range(min(limit, count))]
+    # Daemon threads: a call that waits for a server must not keep the process alive.
+    workers = min(limit, count)
+    threads = [threading.Thread(target=drain, daemon=True) for _ in range(workers)]
     for thread in threads:
         thread.start()
     _join(threads, lambda: bool(errors) or stop.requested)
@@ -60,9 +65,11 @@ def for_each(work: Callable[[T], R], items: Iterable[T], limit: int = 1) -> list
 def _join(threads: list[threading.Thread], is_ending: Callable[[], bool]) -> None:
     """Wait for all threads, or for WAIT_SECONDS from the moment when `is_ending` is true."""
     deadline = None
-    while alive := [thread for thread in threads if thread.is_alive()]:
-        alive[0].join(POLL_SECONDS)
-        if deadline is None and is_ending():
-            deadline = time.monotonic() + WAIT_SECONDS
-        if deadline is not None and time.monotonic() > deadline:
-            return
+    for thread in threads:
+        while thread.is_alive():
+            # In short waits, to notice an error or a request to stop while the thread waits for a server.
+            thread.join(POLL_SECONDS)
+            if deadline is None and is_ending():
+                deadline = time.monotonic() + WAIT_SECONDS
+            if deadline is not None and time.monotonic() > deadline:
+                return

@@ -1,4 +1,4 @@
-"""Data sets on this machine: files found where they are, or downloaded to the workspace."""
+"""Data sets on this machine: files that are read in their place, or downloaded to the workspace."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from finetune_trainer.stores.download import fetch
 from finetune_trainer.stores.fetching import CACHE
 from finetune_trainer.stores.schemes import open_source
 
+# Enough to show how the files are named; a folder may have thousands.
 MOST_NAMES = 10
 """Files of a folder that a message names."""
 
@@ -22,7 +23,7 @@ class DataFile:
 
     path: Path
     name: str
-    """Where it is from: path segments separated by /, for messages."""
+    """Origin of the file: path segments separated by /, for messages."""
 
 
 @dataclass(frozen=True)
@@ -45,42 +46,56 @@ def fetch_dataset(source: DatasetSource, environment: Environment) -> FetchedDat
         source.uri, "dataset", revision=source.revision, config=source.config, split=source.split
     )
     if store is None:
-        local = _local_files(source.uri, environment)
-        return FetchedDataset(
-            tuple(DataFile(_data_file(found, environment), found) for found in local), None
-        )
-    folder, listing = fetch(store, None, environment.workspace / CACHE)
+        uris = _local_files(source.uri, environment)
+        local = [DataFile(_data_file(uri, environment), uri) for uri in uris]
+        return FetchedDataset(tuple(local), None)
+    cache = environment.workspace / CACHE
+    folder, listing = fetch(store, None, cache)
+    # Names of files appear in the log and in errors of records.
     shown = without_secrets(source.uri)
-    files = tuple(
-        DataFile(folder / file.name, _name_of(shown, file.name)) for file in listing.files
-    )
-    return FetchedDataset(files, listing.pin)
+    files = []
+    for file in listing.files:
+        name = _name_of(shown, file.name)
+        files.append(DataFile(folder / file.name, name))
+    return FetchedDataset(tuple(files), listing.pin)
 
 
 def _name_of(uri: str, file: str) -> str:
+    """Return the URI of one file of a data set. The URI of the set may be the file itself, a folder or a pattern."""
     parent, _, last = uri.rpartition("/")
     if last == file:
         return uri
-    return f"{parent if is_pattern(last) else uri}/{file}"
+    if is_pattern(last):
+        return f"{parent}/{file}"
+    return f"{uri}/{file}"
 
 
 def _local_files(uri: str, environment: Environment) -> list[str]:
     """Return the URIs of the files that a URI or a pattern names; raise SourceNotFound if there are none."""
     path = locate(uri, environment)
     try:
-        found = environment.matches(uri)
+        matches = environment.matches(uri)
     except OSError as error:
         raise SourceNotFound(
             f"{uri}: {path.parent} cannot be listed: {error.strerror}; correct the URI"
         ) from None
-    if not found:
-        names = sorted(entry.name for entry in path.parent.iterdir())
-        more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-        held = f"holds {', '.join(names[:MOST_NAMES])}{more}" if names else "is empty"
+    if not matches:
         raise SourceNotFound(
-            f"{uri}: no file matches {path.name}; {path.parent} {held}: correct the URI"
+            f"{uri}: no file matches {path.name}; {path.parent} {_content(path.parent)}: correct the URI"
         )
-    return found
+    return matches
+
+
+def _content(folder: Path) -> str:
+    """Return in words which files a folder has."""
+    names = sorted(entry.name for entry in folder.iterdir())
+    if not names:
+        return "is empty"
+    text = f"holds {', '.join(names[:MOST_NAMES])}"
+    more = len(names) - MOST_NAMES
+    if more > 0:
+        text += f" and {more} more"
+    return text
 
 
 def _data_file(uri: str, environment: Environment) -> Path:

@@ -1,6 +1,6 @@
 """Downloads of sources to a cache folder, which stages, attempts and pods share.
 
-`CACHE/NAME/files/` has the files and `CACHE/NAME/parts/` what is unfinished. `CACHE/NAME/manifest.json` comes last and
+`CACHE/NAME/files/` has the files, and `CACHE/NAME/parts/` unfinished files. `CACHE/NAME/manifest.json` comes last and
 makes the folder complete. NAME stands for the URI, the pin and the patterns of the files.
 """
 
@@ -19,94 +19,118 @@ from finetune_trainer.runtime.locks import locked
 from finetune_trainer.runtime.progress import log_line
 from finetune_trainer.stores.concurrent import for_each, in_thread
 from finetune_trainer.stores.following import follow
-from finetune_trainer.stores.port import Listing, RemoteFile, Source
+from finetune_trainer.stores.port import Listing, RemoteFile, StoreSource
 
-FILES, PARTS = "files", "parts"
+FILES = "files"
+PARTS = "parts"
 ALL_FILES = ("**",)
 PARALLEL_DOWNLOADS = 4
+# File systems limit a name to 255 bytes, and a URI may be longer.
+SHOWN_CHARACTERS = 40
 NAME_DIGITS = 16
 
 
 def fetch(
-    source: Source, pin: str | None, cache: Path, wanted: Sequence[str] = ALL_FILES
+    source: StoreSource, pin: str | None, cache: Path, wanted: Sequence[str] = ALL_FILES
 ) -> tuple[Path, Listing]:
-    """Return a folder with the files of a source that match one of the patterns, and their listing.
+    """Return a folder with the files of a source that match a pattern, and their listing.
 
     A pattern matches names with as many / as it has itself; ** matches all. Without a pin the source is listed, and
-    the listing has the pin. With one, a complete copy in the cache needs no request.
+    the listing has the pin. With a pin, a complete copy in the cache needs no request.
 
-    Raise what the source raises. Raise SourceNotFound if no file matches, DataInvalid if a file differs from what the
-    store says of it, and ServiceUnavailable if the disk is full. Raise Interrupted as `concurrent.for_each` does.
+    Raise the errors of the source. Raise SourceNotFound if no file matches, DataInvalid if a file differs from its
+    description in the store, and ServiceUnavailable if the disk is full. Raise Interrupted as `concurrent.for_each`
+    does.
     """
-    listing = None if pin else in_thread(lambda: source.list_files(None))
-    folder = cache / _name(source.uri, listing.pin if listing else str(pin), wanted)
-    if (cached := _read_complete(folder)) is not None:
+    listing = None
+    if not pin:
+        listing = in_thread(lambda: source.list_files(None))
+    current_pin = listing.pin if listing else str(pin)
+    folder = cache / _name(source.uri, current_pin, wanted)
+    cached = _read_complete(folder)
+    if cached is not None:
         return folder / FILES, cached
     with _exclusive(folder):
-        if (
-            cached := _read_complete(folder)
-        ) is None:  # else another process has completed it meanwhile
+        # Another process may have completed the folder while this process waited for the lock.
+        cached = _read_complete(folder)
+        if cached is None:
             listing = listing or in_thread(lambda: source.list_files(pin))
             cached = _complete(source, _select(source.uri, listing, wanted), folder)
     return folder / FILES, cached
 
 
 def _name(uri: str, pin: str, wanted: Sequence[str]) -> str:
-    last = "".join(char if char.isalnum() else "-" for char in uri.rstrip("/").rpartition("/")[2])[
-        :40
-    ]
-    return f"{last}-{hashlib.sha256(canonical_json([uri, pin, sorted(wanted)])).hexdigest()[:NAME_DIGITS]}"
+    """Return the name of a folder: a readable part of the URI, then a digest over all that chooses its files."""
+    _, _, last = uri.rstrip("/").rpartition("/")
+    characters = [char if char.isalnum() else "-" for char in last]
+    shown = "".join(characters)
+    key = canonical_json([uri, pin, sorted(wanted)])
+    digest = hashlib.sha256(key).hexdigest()
+    return f"{shown[:SHOWN_CHARACTERS]}-{digest[:NAME_DIGITS]}"
 
 
 def _select(uri: str, listing: Listing, wanted: Sequence[str]) -> Listing:
     """Return the listing of the files that match a pattern; raise SourceNotFound if there are none."""
-    files = tuple(file for file in listing.files if _matches(file.name, wanted))
+    files = [file for file in listing.files if _matches(file.name, wanted)]
     if not files:
         raise SourceNotFound(
             f"{uri}: none of its {len(listing.files)} files matches {', '.join(wanted)}"
         )
     _check_names(uri, files)
-    return Listing(listing.pin, files)
+    return Listing(listing.pin, tuple(files))
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(
-        pattern == "**" or (name.count("/") == pattern.count("/") and fnmatchcase(name, pattern))
-        for pattern in patterns
-    )
+    for pattern in patterns:
+        if pattern == "**":
+            return True
+        # The * of fnmatch matches a /, too.
+        is_as_deep = name.count("/") == pattern.count("/")
+        if is_as_deep and fnmatchcase(name, pattern):
+            return True
+    return False
 
 
 def _check_names(uri: str, files: Sequence[RemoteFile]) -> None:
     """Raise DataInvalid if a name is no path below a folder, or is also the folder of another file."""
+    # A store is not trusted: with a name such as ../x it could write anywhere on this machine.
     names = {file.name for file in files}
     for name in names:
         path = PurePosixPath(name)
-        if (
-            path.as_posix() != name
-            or path.is_absolute()
-            or ".." in path.parts
-            or "\0" in name
-            or name == "."
-        ):
+        if not _is_below_folder(path, name):
             raise DataInvalid(
                 f"{uri}: it has a file named {name!r}, which is no path below a folder; rename it"
             )
-        if parents := names & {parent.as_posix() for parent in path.parents}:
+        parents = names & {parent.as_posix() for parent in path.parents}
+        if parents:
             raise DataInvalid(
                 f"{uri}: it has both {min(parents)} and {name}; no folder can have both, rename one"
             )
+
+
+def _is_below_folder(path: PurePosixPath, name: str) -> bool:
+    if path.is_absolute() or ".." in path.parts:
+        return False
+    if "\0" in name or name == ".":
+        return False
+    # A path drops empty segments and single dots.
+    return path.as_posix() == name
 
 
 def _read_complete(folder: Path) -> Listing | None:
     """Return the listing of a complete folder; None if a file is missing or has another size."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        entries, about = manifest["files"], manifest["about"]
-        listing = Listing(about["pin"], tuple(RemoteFile(**file) for file in about["files"]))
+        entries = manifest["files"]
+        about = manifest["about"]
+        files = [RemoteFile(**file) for file in about["files"]]
+        listing = Listing(about["pin"], tuple(files))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    # Sizes only: to read a model again for its digests would delay the start of every stage.
     for name, entry in entries.items():
-        if (size := _size(folder / name)) != entry["size"]:
+        size = _size(folder / name)
+        if size != entry["size"]:
             log_line(
                 f"{folder / name} has {size} bytes instead of {entry['size']}: downloading it again"
             )
@@ -116,50 +140,55 @@ def _read_complete(folder: Path) -> Listing | None:
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder. Wait as long as the process that has it downloads; raise ServiceUnavailable then."""
+    """Hold the lock of a folder. Wait while its holder downloads; raise ServiceUnavailable if it makes no progress."""
     folder.mkdir(parents=True, exist_ok=True)
+    lock = folder.with_name(f".{folder.name}.lock")
     with ExitStack() as stack:
         while True:
             before = _content(folder)
             try:
-                stack.enter_context(
-                    locked(
-                        folder.with_name(f".{folder.name}.lock"), "the process that downloads it"
-                    )
-                )
+                stack.enter_context(locked(lock, "the process that downloads it"))
                 break
             except ServiceUnavailable:
+                # A download may take longer than `locked` waits. Files that grow show that the process is alive.
                 if _content(folder) == before:
                     raise
         yield
 
 
 def _content(folder: Path) -> list[tuple[str, int | None]]:
-    return sorted((str(path), _size(path)) for path in folder.rglob("*"))
+    paths = sorted(folder.rglob("*"))
+    return [(str(path), _size(path)) for path in paths]
 
 
-def _complete(source: Source, listing: Listing, folder: Path) -> Listing:
-    """Download what is missing and seal the folder."""
-    for path in (folder / FILES).rglob("*"):  # not of this listing, so it would be sealed
-        if path.is_file() and path.relative_to(folder / FILES).as_posix() not in {
-            file.name for file in listing.files
-        }:
-            path.unlink()
-    missing = [file for file in listing.files if not _is_present(folder / FILES / file.name, file)]
+def _complete(source: StoreSource, listing: Listing, folder: Path) -> Listing:
+    """Download the missing files and seal the folder."""
+    files = folder / FILES
+    _remove_others(files, {file.name for file in listing.files})
+    missing = [file for file in listing.files if not _is_present(files / file.name, file)]
     with _check_disk_space(source.uri, missing, folder):
         for_each(lambda file: _download(source, file, folder), missing, PARALLEL_DOWNLOADS)
+        # Before the seal, which takes all files of the folder.
         shutil.rmtree(folder / PARTS, ignore_errors=True)
-        known = {f"{FILES}/{file.name}": file.sha256 for file in listing.files if file.sha256}
-        seal(
-            folder,
-            {
-                "uri": source.uri,
-                "pin": listing.pin,
-                "files": [vars(file) for file in listing.files],
-            },
-            known,
-        )
+        about: dict[str, object] = {
+            "uri": source.uri,
+            "pin": listing.pin,
+            "files": [vars(file) for file in listing.files],
+        }
+        # These were verified during the download, so the seal does not read their files again.
+        known = {}
+        for file in listing.files:
+            if file.sha256:
+                known[f"{FILES}/{file.name}"] = file.sha256
+        seal(folder, about, known)
     return listing
+
+
+def _remove_others(folder: Path, names: set[str]) -> None:
+    """Remove files that are not of this listing: they would be sealed, too."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path.relative_to(folder).as_posix() not in names:
+            path.unlink()
 
 
 def _is_present(path: Path, file: RemoteFile) -> bool:
@@ -168,14 +197,16 @@ def _is_present(path: Path, file: RemoteFile) -> bool:
     return size is not None and file.size in {None, size}
 
 
-def _download(source: Source, file: RemoteFile, folder: Path) -> None:
+def _download(source: StoreSource, file: RemoteFile, folder: Path) -> None:
     """Download one file, verify it, flush it and rename it."""
-    part, path = folder / PARTS / f"{file.name}.part", folder / FILES / file.name
+    part = _part_of(folder, file)
+    path = folder / FILES / file.name
     for parent in {part.parent, path.parent}:
         parent.mkdir(parents=True, exist_ok=True)
     is_continued = bool(_size(part))
     difference = _complete_part(source, file, part)
-    if is_continued and difference:  # the crash of a machine may have spoilt what was there
+    # A crash of the machine may have spoilt the bytes that were there. A second try starts from nothing.
+    if is_continued and difference:
         part.unlink()
         difference = _complete_part(source, file, part)
     if difference:
@@ -183,18 +214,27 @@ def _download(source: Source, file: RemoteFile, folder: Path) -> None:
         raise DataInvalid(
             f"{source.uri}: {file.name} {difference}; upload it again, or correct the digest"
         )
+    # Only a file that is verified and flushed gets its name: readers check nothing but its size.
     part.replace(path)
     sync_folder(path.parent)
 
 
-def _complete_part(source: Source, file: RemoteFile, part: Path) -> str:
-    """Download what is missing of a part and flush it; return in words how it differs from what the store says."""
+def _part_of(folder: Path, file: RemoteFile) -> Path:
+    return folder / PARTS / f"{file.name}.part"
+
+
+def _complete_part(source: StoreSource, file: RemoteFile, part: Path) -> str:
+    """Download the missing bytes of a part and flush it; return in words how it differs from its listing, or ""."""
     with follow(part) as followed:
         source.download(file, part)
-    if file.size is not None and (size := _size(part)) != file.size:
+    size = _size(part)
+    if file.size is not None and size != file.size:
         return f"has {size} bytes, expected {file.size}"
-    # A part that was rewritten meanwhile, such as a spoilt one, was read too early.
-    if file.sha256 in {None, followed.sha256()} or (digest := digest_file(part)) == file.sha256:
+    if file.sha256 in {None, followed.sha256()}:
+        return ""
+    # A part that was rewritten meanwhile, such as a spoilt part, was read too early.
+    digest = digest_file(part)
+    if digest == file.sha256:
         return ""
     return f"has the digest sha256:{digest}, expected sha256:{file.sha256}"
 
@@ -202,9 +242,11 @@ def _complete_part(source: Source, file: RemoteFile, part: Path) -> str:
 @contextmanager
 def _check_disk_space(uri: str, files: Sequence[RemoteFile], folder: Path) -> Iterator[None]:
     """Raise ServiceUnavailable if the disk has too little free space, or if a write in the block fails."""
-    needed = sum(
-        (file.size or 0) - (_size(folder / PARTS / f"{file.name}.part") or 0) for file in files
-    )
+    needed = 0
+    for file in files:
+        downloaded = _size(_part_of(folder, file)) or 0
+        needed += (file.size or 0) - downloaded
+    # Asked before the first byte: hours of a download would be lost to a disk that fills up.
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise ServiceUnavailable(

@@ -1,4 +1,4 @@
-"""Models on this machine: found where they are, or downloaded to the workspace, which all stages and attempts share."""
+"""Models on this machine: read in their place, or downloaded to the workspace, which all stages and attempts share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ from finetune_trainer.runtime.sources import locate_existing
 from finetune_trainer.stores.download import ALL_FILES, fetch
 from finetune_trainer.stores.schemes import open_source
 
+# Repositories often hold the same weights in other formats, too, which nothing here reads.
 MODEL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "model*.safetensors*")
-"""Patterns of the files that stages read. Repositories often hold the same weights in other formats, too."""
+"""Patterns of the files that stages read."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Names of an adapter's files in PEFT's format."""
 CACHE = "sources"
@@ -66,7 +67,8 @@ def _fetch(
     source = open_source(uri, "model", revision=revision)
     if source is None:
         return FetchedModel(locate_existing(uri, environment), None)
-    folder, listing = fetch(source, pin, environment.workspace / CACHE, wanted)
+    cache = environment.workspace / CACHE
+    folder, listing = fetch(source, pin, cache, wanted)
     return FetchedModel(folder, listing.pin)
 
 

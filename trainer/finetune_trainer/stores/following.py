@@ -1,6 +1,6 @@
 """The SHA-256 of a file that is being downloaded, so that hashing and flushing run beside the download.
 
-Only a digest that the store also names can be trusted: whatever rewrites the file meanwhile makes it another one.
+Trust the digest only if the store names the same: a process that rewrites the file meanwhile makes it wrong.
 """
 
 import hashlib
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO
 
 READ_BYTES = 1 << 20
+# Flushed piece by piece, so that the disk writes while the network reads. One flush at the end would wait for all.
 FLUSH_BYTES = 32 << 20
-"""Flushed in pieces of this size: the disk then writes while the network reads."""
 POLL_SECONDS = 0.002
 
 
@@ -37,7 +37,7 @@ class FollowedFile:
         self._thread.join()
 
     def sha256(self) -> str:
-        """Return the SHA-256 in hexadecimal of what was read; raise OSError if the file cannot be read or flushed."""
+        """Return the SHA-256 of the bytes in hexadecimal; raise OSError if the file cannot be read or flushed."""
         if self._error is not None:
             raise self._error
         return self._digest.hexdigest()
@@ -53,8 +53,10 @@ class FollowedFile:
     def _read(self, file: IO[bytes]) -> None:
         unflushed = 0
         while True:
-            is_whole = self._is_whole.is_set()  # before the read, which then finds all
-            if chunk := file.read(READ_BYTES):
+            # Asked before the read: if the file is whole by now, the read finds all of it.
+            is_whole = self._is_whole.is_set()
+            chunk = file.read(READ_BYTES)
+            if chunk:
                 self._digest.update(chunk)
                 unflushed += len(chunk)
             elif is_whole:
@@ -69,6 +71,7 @@ class FollowedFile:
 @contextmanager
 def follow(path: Path) -> Iterator[FollowedFile]:
     """Hash and flush a file in another thread while the block appends to it. After the block, `sha256` is complete."""
+    # The thread opens the file at once, and the block may be slow to create it.
     path.touch()
     followed = FollowedFile(path)
     followed.start()

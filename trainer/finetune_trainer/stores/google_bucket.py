@@ -29,7 +29,9 @@ except ImportError as error:
         f"gs:// needs the library google-cloud-storage: pip install 'finetune-operator[gcs]' ({error})"
     ) from error
 
-KEY, EMULATOR = "GOOGLE_SERVICE_ACCOUNT_KEY", "STORAGE_EMULATOR_HOST"
+# The content of a key's file. Google's own GOOGLE_APPLICATION_CREDENTIALS names a file, and envFrom mounts no files.
+KEY = "GOOGLE_SERVICE_ACCOUNT_KEY"
+EMULATOR = "STORAGE_EMULATOR_HOST"
 
 
 class GoogleBucket:
@@ -48,40 +50,47 @@ class GoogleBucket:
         """Return an object with its metadata, or None if there is none with this key."""
         with self._errors():
             blob = self._bucket.get_blob(key, **self._options)
-        return _describe(blob) if blob is not None else None
+        if blob is None:
+            return None
+        return _describe(blob)
 
     def list_below(self, folder: str) -> list[RemoteObject]:
         """Return all objects whose key starts with `folder` and a slash; all objects if it is empty."""
+        prefix = folder and f"{folder}/"
         with self._errors():
-            return [
-                _describe(blob)
-                for blob in self._bucket.list_blobs(prefix=folder and f"{folder}/", **self._options)
-            ]
+            blobs = self._bucket.list_blobs(prefix=prefix, **self._options)
+            return [_describe(blob) for blob in blobs]
 
-    def read(self, found: RemoteObject, offset: int = 0) -> Iterator[bytes]:
+    def read(self, remote: RemoteObject, offset: int = 0) -> Iterator[bytes]:
         """Yield the content of an object from an offset on. Raise DataInvalid if it is no longer this version."""
-        for start in range(offset, found.size, PART_BYTES):
+        # A request for each part, because the library holds the answer to a request in memory.
+        for start in range(offset, remote.size, PART_BYTES):
             with self._errors():
-                try:
-                    data: bytes = self._bucket.blob(
-                        found.key, generation=int(found.version)
-                    ).download_as_bytes(
-                        start=start,
-                        end=min(start + PART_BYTES, found.size) - 1,
-                        if_generation_match=int(found.version),
-                        raw_download=True,
-                        checksum=None,  # there is none of a range
-                        **self._options,
-                    )
-                except (api.PreconditionFailed, api.NotFound) as error:
-                    raise DataInvalid(
-                        f"{self.location.uri}: {found.key} is no longer the generation {found.version} that was "
-                        "listed; run the pipeline again with the new data, or restore the old generation"
-                    ) from error
+                data = self._read_part(remote, start)
             yield data
 
+    def _read_part(self, remote: RemoteObject, start: int) -> bytes:
+        generation = int(remote.version)
+        blob = self._bucket.blob(remote.key, generation=generation)
+        try:
+            content: bytes = blob.download_as_bytes(
+                start=start,
+                end=min(start + PART_BYTES, remote.size) - 1,
+                if_generation_match=generation,
+                raw_download=True,
+                # The server has a checksum of the object, and none of a range.
+                checksum=None,
+                **self._options,
+            )
+        except (api.PreconditionFailed, api.NotFound) as error:
+            raise DataInvalid(
+                f"{self.location.uri}: {remote.key} is no longer the generation {remote.version} that was "
+                "listed; run the pipeline again with the new data, or restore the old generation"
+            ) from error
+        return content
+
     def upload(self, path: Path, key: str, sha256: str) -> None:
-        """Write an object from a file, with its metadata. It appears when it is whole, and replaces another one."""
+        """Write an object from a file, with its metadata. It appears when it is whole, and replaces an older object."""
         blob = self._bucket.blob(key, chunk_size=PART_BYTES)
         blob.metadata = {SHA256: sha256}
         with self._errors():
@@ -89,11 +98,12 @@ class GoogleBucket:
 
     def replace(self, key: str, data: bytes, version: str | None) -> bool:
         """Write a small object if it still has this version; with None, if there is none. Return whether it did."""
+        # The generation 0 stands for an object that does not exist.
+        generation = int(version or 0)
+        blob = self._bucket.blob(key)
         with self._errors():
             try:
-                self._bucket.blob(key).upload_from_string(
-                    data, if_generation_match=int(version or 0), **self._options
-                )
+                blob.upload_from_string(data, if_generation_match=generation, **self._options)
             except api.PreconditionFailed:
                 return False
         return True
@@ -128,13 +138,15 @@ class GoogleBucket:
 
 
 def _client(environment: Mapping[str, str]) -> Any:
-    """Return a client with the key of the environment, else with what the machine provides."""
+    """Return a client with the key of the environment, else with the credentials that the machine provides."""
+    # An emulator knows neither projects nor credentials, and the library demands both.
     if environment.get(EMULATOR):
         return storage.Client(project="emulator", credentials=AnonymousCredentials())
     if not environment.get(KEY):
         return storage.Client()
     try:
-        return storage.Client.from_service_account_info(json.loads(environment[KEY]))
+        key = json.loads(environment[KEY])
+        return storage.Client.from_service_account_info(key)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CredentialsRejected(
             f"{KEY} is not the JSON of a service account's key: {error}"
@@ -142,6 +154,6 @@ def _client(environment: Mapping[str, str]) -> Any:
 
 
 def _describe(blob: Any) -> RemoteObject:
-    return RemoteObject(
-        blob.name, blob.size, str(blob.generation), (blob.metadata or {}).get(SHA256)
-    )
+    metadata = blob.metadata or {}
+    sha256 = metadata.get(SHA256)
+    return RemoteObject(blob.name, blob.size, str(blob.generation), sha256)

@@ -1,4 +1,4 @@
-"""Requests to a repository of the Hugging Face hub, and the hub's errors as those of a stage.
+"""Requests to a repository of the Hugging Face hub, and the stage errors for the hub's errors.
 
 `HF_ENDPOINT` names another hub than huggingface.co, `HF_TOKEN` the token.
 """
@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import httpx2
-from huggingface_hub import HfApi, constants, get_session, hf_hub_url, set_client_factory
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_session,
+    hf_hub_url,
+    hf_raise_for_status,
+    set_client_factory,
+)
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -22,8 +29,13 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
+
+# Private, because huggingface_hub.utils exports it at run time only: type checkers do not find it there.
 from huggingface_hub.utils._headers import build_hf_headers
-from huggingface_hub.utils._http import default_client_factory, hf_raise_for_status
+
+# Private, because the library exports only the setter of the factory. A client made without it would lack the hook
+# that sets the id of each request and refuses requests while HF_HUB_OFFLINE is set.
+from huggingface_hub.utils._http import default_client_factory
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from finetune_trainer.contract.uris import without_secrets
@@ -39,11 +51,12 @@ from finetune_trainer.runtime.errors import (
 RepositoryType = Literal["model", "dataset"]
 
 CONNECT_SECONDS = 10.0
+# A large commit takes the hub tens of seconds, in which it sends nothing.
 SILENCE_SECONDS = 120.0
-"""Time without a byte after which a request has failed; a large commit takes the hub tens of seconds."""
+"""Time without a byte after which a request has failed."""
 TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+# Errors of xet's client have the status in their message only.
 XET_REFUSAL = re.compile(r"HTTP status client error \((401|403) ")
-"""In the message of an error of xet's client, which has the status nowhere else."""
 URI = re.compile(r"hf://(?P<name>[^/@]+(/[^/@]+)?)(@(?P<revision>[^/]+))?(/(?P<path>.*))?")
 
 
@@ -57,14 +70,15 @@ class HubUri:
 
     @classmethod
     def parse(cls, uri: str) -> "HubUri":
-        """Return the parts of a URI; raise ConfigInvalid if it is none."""
-        found = URI.fullmatch(uri.rstrip("/"))
-        path = (found["path"] or "") if found else ""
-        if found is None or {"", ".", ".."} & set(path.split("/") if path else ()):
+        """Return the parts of a URI; raise ConfigInvalid if it names no repository."""
+        match = URI.fullmatch(uri.rstrip("/"))
+        path = match["path"] if match else None
+        segments = path.split("/") if path else []
+        if match is None or {"", ".", ".."} & set(segments):
             raise ConfigInvalid(
                 f"{uri} names no repository of the hub; use hf://ORG/NAME or hf://ORG/NAME/PATH"
             )
-        return cls(found["name"], found["revision"], path)
+        return cls(match["name"], match["revision"], path or "")
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,7 @@ class HubRepository:
     @property
     def endpoint(self) -> str:
         """Return the address of the hub, which tests and mirrors set in the environment."""
+        # Read at each call: the library reads the variable only when it is imported.
         return (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
 
     @property
@@ -91,11 +106,13 @@ class HubRepository:
     @property
     def page(self) -> str:
         """Return the address of the repository for a browser."""
-        return f"{self.endpoint}/{'datasets/' if self.type == 'dataset' else ''}{self.name}"
+        folder = "datasets/" if self.type == "dataset" else ""
+        return f"{self.endpoint}/{folder}{self.name}"
 
     def commit_of(self, revision: str | None) -> str:
-        """Return the commit that a branch, a tag or a commit names now; that of main for None."""
-        commit = self.api.repo_info(self.name, repo_type=self.type, revision=revision).sha
+        """Return the commit that a branch, a tag or a commit names now. None stands for main."""
+        info = self.api.repo_info(self.name, repo_type=self.type, revision=revision)
+        commit = info.sha
         if not commit:
             raise ServiceUnavailable(
                 f"{self.uri}: the hub at {self.endpoint} names no commit of {revision or 'main'}"
@@ -111,12 +128,16 @@ class HubRepository:
             self.name, folder or None, recursive=recursive, revision=commit, repo_type=self.type
         )
         for entry in entries:
-            if isinstance(entry, RepoFile):
-                if {"", ".", ".."} & set(entry.path.split("/")) or "\\" in entry.path:
-                    raise DataInvalid(
-                        f"{self.uri}: {self.endpoint} lists {entry.path!r}, which is no path; use another hub"
-                    )
-                yield entry
+            if not isinstance(entry, RepoFile):
+                continue
+            # HF_ENDPOINT may name any server. It must not choose where a download is written.
+            segments = set(entry.path.split("/"))
+            is_path = not {"", ".", ".."} & segments
+            if not is_path or "\\" in entry.path:
+                raise DataInvalid(
+                    f"{self.uri}: {self.endpoint} lists {entry.path!r}, which is no path; use another hub"
+                )
+            yield entry
 
     def url(self, path: str, commit: str) -> str:
         """Return the address of a file."""
@@ -127,7 +148,8 @@ class HubRepository:
     def read(self, path: str, commit: str) -> bytes:
         """Return the content of a small file."""
         limit_waiting()
-        response = get_session().get(self.url(path, commit), headers=build_hf_headers())
+        url = self.url(path, commit)
+        response = get_session().get(url, headers=build_hf_headers())
         hf_raise_for_status(response)
         return bytes(response.content)
 
@@ -144,26 +166,23 @@ class HubRepository:
     def _stage_error(self, error: BaseException) -> StageError:
         if isinstance(error, HfHubHTTPError):
             return self._error_of_answer(error)
+        cause = error.__cause__
         if isinstance(error, RuntimeError | ValueError) and isinstance(
-            error.__cause__, httpx2.HTTPError | OSError
+            cause, httpx2.HTTPError | OSError
         ):
-            return self._stage_error(
-                error.__cause__
-            )  # the hub's library says of which file, not what failed
+            # The hub's library names only the file. Its cause names the failure.
+            return self._stage_error(cause)
         kind: type[StageError] = ServiceUnavailable
         match error:
             case HFValidationError():
-                kind, problem = (
-                    ConfigInvalid,
-                    f"the hub has no such name: {error}; use hf://ORG/NAME",
-                )
+                kind = ConfigInvalid
+                problem = f"the hub has no such name: {error}; use hf://ORG/NAME"
             case OfflineModeIsEnabled():
                 problem = f"HF_HUB_OFFLINE is set; unset it to reach {self.endpoint}"
             case OSError(errno=None) | RuntimeError() if _is_refusal_of_xet(error):
-                kind, problem = (
-                    CredentialsRejected,
-                    f"the hub's storage refuses access: {error}; set HF_TOKEN again",
-                )
+                kind = CredentialsRejected
+                problem = f"the hub's storage refuses access: {error}; set HF_TOKEN again"
+            # The libraries raise errors of connections without a number. A number is of a failed write to the disk.
             case OSError(errno=number) if number is not None:
                 problem = f"cannot write: {error}; free some space and retry"
             case ConnectionError() | RuntimeError() | ValueError():
@@ -209,7 +228,9 @@ class HubRepository:
 
 def _is_refusal_of_xet(error: BaseException) -> bool:
     """Return whether an error of xet's client, which has no number, is the refusal of a token."""
-    return isinstance(error, PermissionError) or XET_REFUSAL.search(str(error)) is not None
+    if isinstance(error, PermissionError):
+        return True
+    return XET_REFUSAL.search(str(error)) is not None
 
 
 @functools.cache
@@ -221,7 +242,9 @@ def limit_waiting() -> None:
 
 def _bounded_client() -> httpx2.Client:
     client = default_client_factory()
-    client.event_hooks = {"request": [*client.event_hooks["request"], _bound_wait], "response": []}
+    # A hook for each request: the library passes some requests a timeout of None, which overrides the client's own.
+    hooks = [*client.event_hooks["request"], _bound_wait]
+    client.event_hooks = {"request": hooks, "response": []}
     return client
 
 

@@ -1,7 +1,7 @@
 """The files of a split of a data set repository, found as the library `datasets` finds them.
 
-Only names and the YAML of README.md decide, so the answer is that of the commit they come from. Configs are those of
-`configs` in the YAML. Files without one are assigned to splits by their names. Not supported: loading scripts,
+Only names and the YAML of README.md decide, so a commit always has the same splits. The field `configs` of the YAML
+lists the configs. Files without a config are assigned to splits by their names. Not supported: loading scripts,
 `dataset_infos.json`, data files in other places than the repository, and options for parsing them.
 """
 
@@ -23,10 +23,11 @@ FORMATS = {
     ".parquet": "parquet",
 }
 """Extensions that stages read, and the builder of `datasets` that reads each."""
+# Other keys, such as `sep`, change how a file is parsed. To ignore them would train on other records.
 UNDERSTOOD = frozenset(
     {"config_name", "data_files", "data_dir", "default", "version", "description", "features"}
 )
-"""Keys of a config. Others, such as `sep`, change how a file is parsed."""
+"""Keys of a config."""
 NO_DATA = frozenset({"", ".md", ".py", ".yaml", ".yml"})
 """Extensions of files that describe a data set."""
 FENCE = "---"
@@ -41,23 +42,29 @@ def files_of_split(
     if that is ambiguous, unknown or not supported. The message names the configs or splits that there are.
     """
     chosen = _choose_config(uri, _configs(uri, readme), config)
+    # `datasets` matches patterns against a file system only, so each name becomes an empty file.
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         for name in names:
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).touch()
-        found = _data_files(uri, chosen, root)
-    files = found[_choose_split(uri, sorted(found), split)]
-    return _of_one_format(uri, files)
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        by_split = _data_files(uri, chosen, root)
+    chosen_split = _choose_split(uri, sorted(by_split), split)
+    return _of_one_format(uri, by_split[chosen_split])
 
 
 def _configs(uri: str, readme: str) -> list[dict[str, Any]]:
-    """Return the configs of the YAML; one named default if there are none."""
+    """Return the configs of the YAML; only the config default if there are none."""
+    # Editors on Windows begin a file with a byte order mark.
     lines = readme.lstrip("\ufeff").splitlines()
-    if not lines or lines[0].strip() != FENCE or FENCE not in lines[1:]:
+    if not lines or lines[0].strip() != FENCE:
         return [{"config_name": "default"}]
+    if FENCE not in lines[1:]:
+        return [{"config_name": "default"}]
+    end = lines.index(FENCE, 1)
     try:
-        data = yaml.safe_load("\n".join(lines[1 : lines.index(FENCE, 1)]))
+        data = yaml.safe_load("\n".join(lines[1:end]))
     except yaml.YAMLError as error:
         raise ConfigInvalid(
             f"{uri}: the YAML of its README.md cannot be read: {error}; name files by a path"
@@ -65,31 +72,46 @@ def _configs(uri: str, readme: str) -> list[dict[str, Any]]:
     configs = data.get("configs") if isinstance(data, dict) else None
     if not configs:
         return [{"config_name": "default"}]
-    if not isinstance(configs, list) or not all(
-        isinstance(item, dict) and "config_name" in item for item in configs
-    ):
+    is_list = isinstance(configs, list)
+    have_names = is_list and all(_has_name(config) for config in configs)
+    if not have_names:
         raise ConfigInvalid(
             f"{uri}: configs of its README.md is no list with a config_name each; name files by a path"
         )
-    return configs
+    return list(configs)
+
+
+def _has_name(config: object) -> bool:
+    return isinstance(config, dict) and "config_name" in config
 
 
 def _choose_config(uri: str, configs: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
+    """Return the named config, or the default config; raise ConfigInvalid if there is none, or it is not supported."""
     by_name = {str(config["config_name"]): config for config in configs}
     if name is None:
-        marked = [
-            key for key, config in by_name.items() if config.get("default") or key == "default"
-        ]
-        candidates = marked or list(by_name)
-        name = candidates[0] if len(candidates) == 1 else None
+        name = _default_name(by_name)
     if name is None or name not in by_name:
         problem = f"has no config {name}" if name else "has several configs"
-        raise ConfigInvalid(f"{uri} {problem}; set config to one of {', '.join(sorted(by_name))}")
-    if unknown := sorted(by_name[name].keys() - UNDERSTOOD):
+        names = ", ".join(sorted(by_name))
+        raise ConfigInvalid(f"{uri} {problem}; set config to one of {names}")
+    config = by_name[name]
+    unknown = sorted(config.keys() - UNDERSTOOD)
+    if unknown:
         raise ConfigInvalid(
             f"{uri}: its config {name} sets {unknown[0]}, which is not supported; name files by a path"
         )
-    return by_name[name]
+    return config
+
+
+def _default_name(configs: dict[str, dict[str, Any]]) -> str | None:
+    """Return the name of the config that is marked as default, or of the only config; None if that is ambiguous."""
+    marked = [
+        name for name, config in configs.items() if config.get("default") or name == "default"
+    ]
+    candidates = marked or list(configs)
+    if len(candidates) != 1:
+        return None
+    return candidates[0]
 
 
 def _data_files(uri: str, config: dict[str, Any], root: Path) -> dict[str, list[str]]:
@@ -99,31 +121,29 @@ def _data_files(uri: str, config: dict[str, Any], root: Path) -> dict[str, list[
     base = _inside(uri, str(config.get("data_dir") or ""))
     folder = (root / base).as_posix()
     try:
-        patterns = (
-            _patterns(uri, config["data_files"])
-            if config.get("data_files")
-            else get_data_patterns(folder)
-        )
-        found = DataFilesDict.from_patterns(patterns, base_path=folder)
+        data_files = config.get("data_files")
+        patterns = _patterns(uri, data_files) if data_files else get_data_patterns(folder)
+        by_split = DataFilesDict.from_patterns(patterns, base_path=folder)
     except FileNotFoundError:
         raise ConfigInvalid(
             f"{uri}: no files belong to its config {config['config_name']}; name files by a path: hf://ORG/NAME/PATH"
         ) from None
     return {
         str(split): [Path(file).relative_to(root).as_posix() for file in files]
-        for split, files in found.items()
+        for split, files in by_split.items()
     }
 
 
 def _patterns(uri: str, data_files: Any) -> dict[str, list[str]]:
-    """Return the patterns of each split; files without one are of the split train."""
-    items = data_files if isinstance(data_files, list) else [data_files]
+    """Return the patterns of each split; files without a split are of the split train."""
     patterns: dict[str, list[str]] = {}
-    for item in items:
-        split, paths = (
-            (item.get("split"), item.get("path")) if isinstance(item, dict) else ("train", item)
-        )
-        for path in paths if isinstance(paths, list) else [paths]:
+    for item in _as_list(data_files):
+        split: Any = "train"
+        paths: Any = item
+        if isinstance(item, dict):
+            split = item.get("split")
+            paths = item.get("path")
+        for path in _as_list(paths):
             if not isinstance(path, str) or not isinstance(split, str):
                 raise ConfigInvalid(
                     f"{uri}: data_files of its README.md has {item!r}; name files by a path"
@@ -132,9 +152,17 @@ def _patterns(uri: str, data_files: Any) -> dict[str, list[str]]:
     return patterns
 
 
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    return [value]
+
+
 def _inside(uri: str, path: str) -> str:
     """Return a path of README.md; raise ConfigInvalid if it leaves the repository."""
-    if path.startswith("/") or ".." in path.split("/") or "::" in path or "://" in path:
+    # `datasets` follows :: and :// to archives and to other servers.
+    is_outside = path.startswith("/") or ".." in path.split("/")
+    if is_outside or "::" in path or "://" in path:
         raise ConfigInvalid(
             f"{uri}: its README.md names {path}, which is outside of the repository; not supported"
         )
@@ -158,9 +186,12 @@ def _of_one_format(uri: str, files: list[str]) -> frozenset[str]:
         for extension in extensions.values()
         if extension not in NO_DATA
     )
-    form = counts.most_common(1)[0][0] if counts else None
+    form = None
+    if counts:
+        [(form, _)] = counts.most_common(1)
     if form not in FORMATS.values():
         raise ConfigInvalid(
             f"{uri}: most of its files are {form or 'no data'}; supported are {', '.join(sorted(FORMATS))}"
         )
-    return frozenset(file for file in files if FORMATS.get(extensions[file]) == form)
+    chosen = [file for file in files if FORMATS.get(extensions[file]) == form]
+    return frozenset(chosen)

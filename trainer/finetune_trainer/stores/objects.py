@@ -17,8 +17,9 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
 )
-from finetune_trainer.stores.buckets import WEB, Bucket, RemoteObject, locate_objects, open_bucket
+from finetune_trainer.stores.buckets import WEB, Bucket, RemoteObject, locate_objects
 from finetune_trainer.stores.concurrent import in_thread
+from finetune_trainer.stores.open_bucket import open_bucket
 from finetune_trainer.stores.port import Listing, Publication, RemoteFile
 from finetune_trainer.stores.publications import (
     CARD,
@@ -32,131 +33,158 @@ from finetune_trainer.stores.publications import (
     without_card,
 )
 
+# A manifest is read into memory. A push writes about a hundred bytes for each file, so no push wrote a larger manifest.
 MANIFEST_BYTES = 64 * 1024**2
-"""A larger manifest.json is no manifest of ours."""
+# A swap fails only if another process has succeeded with its own. All of them write the same few values.
 SWAPS = 10
 """Attempts to write a small object while other processes write it."""
 
 
 class ObjectSource:
-    """Objects to read: one, all below a prefix, or those that match a pattern in the last segment of the URI."""
+    """Objects to read: one object, all below a prefix, or all that match a pattern in the URI's last segment."""
 
     def __init__(self, uri: str, bucket: Bucket | None = None) -> None:
         """Raise ConfigInvalid if the URI names no objects, CredentialsRejected if there are no credentials."""
         self._location = locate_objects(uri)
         self.uri = self._location.shown
-        self._is_pattern = self._location.scheme not in WEB and is_pattern(self._location.name)
-        if self._location.scheme not in WEB and has_wildcard(self._location.folder):
+        # In a web address, * and ? are parts of the name or begin the query.
+        can_match = self._location.scheme not in WEB
+        self._is_pattern = can_match and is_pattern(self._location.name)
+        if can_match and has_wildcard(self._location.folder):
             raise ConfigInvalid(
                 f"{self.uri}: only the last segment may have a pattern; list the folders one by one"
             )
         self._bucket = bucket or open_bucket(self._location)
-        self._found: dict[str, RemoteObject] = {}
+        self._objects: dict[str, RemoteObject] = {}
+        """The objects of the last listing, by name."""
 
     def list_files(self, pin: str | None) -> Listing:
-        """Return the objects that there are now. Raise DataInvalid if they are not those of the pin."""
-        self._found = self._find()
-        if not self._found:
+        """Return the objects that there are now. Raise DataInvalid if they are not the objects of the pin."""
+        self._objects = self._find()
+        if not self._objects:
             raise SourceNotFound(
                 f"{self.uri}: there is no such object; correct the URI, or upload it"
             )
-        identity: list[object] = [
-            [name, found.size, found.version] for name, found in sorted(self._found.items())
-        ]
-        if self.uri != self._location.uri:  # what is not shown may choose the file
-            identity.append(self._location.uri)
-        current = digest_of_value(identity)
+        # Object stores have no commit that could be the pin.
+        current = digest_of_value(self._identity())
         if pin not in {None, current}:
             raise DataInvalid(
                 f"{self.uri}: its objects have changed: they were {pin} and are {current}; "
                 "run the pipeline again with the new data, or restore the old objects"
             )
         digests = self._digests()
-        files = (
-            RemoteFile(name, found.size, found.version, digests.get(name, found.sha256))
-            for name, found in sorted(self._found.items())
-        )
+        files = []
+        for name, remote in sorted(self._objects.items()):
+            sha256 = digests.get(name, remote.sha256)
+            files.append(RemoteFile(name, remote.size, remote.version, sha256))
         return Listing(current, tuple(files))
+
+    def _identity(self) -> list[object]:
+        """Return the value that the pin is the digest of."""
+        identity: list[object] = [
+            [name, remote.size, remote.version] for name, remote in sorted(self._objects.items())
+        ]
+        # The secret part of a URI, which is not shown, may choose the file.
+        if self.uri != self._location.uri:
+            identity.append(self._location.uri)
+        return identity
 
     def download(self, file: RemoteFile, path: Path) -> None:
         """Write an object of the listing to a path, continuing behind the bytes that are there.
 
-        Raise DataInvalid if it is no longer the version of the listing, or longer than that.
+        Raise DataInvalid if the object has changed since, or is longer than listed.
         """
-        found = RemoteObject(self._found[file.name].key, file.size or 0, file.version)
+        key = self._objects[file.name].key
+        remote = RemoteObject(key, file.size or 0, file.version)
         path.touch()
-        while (start := path.stat().st_size) < found.size:
+        start = path.stat().st_size
+        while start < remote.size:
             try:
-                self._append(found, path, start)
+                self._append(remote, path, start)
             except ServiceUnavailable:
-                if path.stat().st_size == start:
-                    raise  # else the connection broke, and the next one goes on from here
+                # If a connection broke after some bytes, the next connection goes on behind them.
+                is_fruitless = path.stat().st_size == start
+                if is_fruitless:
+                    raise
             else:
                 return
+            start = path.stat().st_size
 
-    def _append(self, found: RemoteObject, path: Path, start: int) -> None:
+    def _append(self, remote: RemoteObject, path: Path, start: int) -> None:
         # Not in append mode: two processes at once write the same bytes to the same places.
         with path.open("r+b") as part:
             part.seek(start)
             try:
-                for chunk in self._read(found, start):
+                for chunk in self._read(remote, start):
                     part.write(chunk)
             except DataInvalid:
-                part.truncate(start)  # with the listed size, it would count as complete
+                # With the listed size, the part would count as complete.
+                part.truncate(start)
                 raise
 
-    def _read(self, found: RemoteObject, start: int = 0) -> Iterator[bytes]:
+    def _read(self, remote: RemoteObject, start: int = 0) -> Iterator[bytes]:
         """Yield the content of an object from an offset on. Raise DataInvalid if there is more than was listed."""
-        left = found.size - start
-        for chunk in self._bucket.read(found, start):
+        left = remote.size - start
+        for chunk in self._bucket.read(remote, start):
             left -= len(chunk)
             if left < 0:
                 raise DataInvalid(
-                    f"{self.uri}: the server sends more than the {found.size:,} bytes of {found.key} that it lists; "
-                    "repair the server, or use another one"
+                    f"{self.uri}: the server sends more than the {remote.size:,} bytes of {remote.key} that it lists; "
+                    "repair the server, or use another server"
                 )
             yield chunk
 
     def _find(self) -> dict[str, RemoteObject]:
         """Return the objects that the URI names now, by their names below it."""
-        location, bucket = self._location, self._bucket
+        location = self._location
         if self._is_pattern:
-            below = _by_name(bucket.list_below(location.folder), location.folder)
-            return {name: found for name, found in below.items() if _matches(name, location.name)}
+            below = self._list(location.folder)
+            return {name: remote for name, remote in below.items() if _matches(name, location.name)}
         # First the object: a key may be allowed to read it and not to list the bucket.
-        found = None if location.uri.endswith("/") else bucket.find(location.key)
-        if found is not None:
-            return {location.name: found}
-        return (
-            {}
-            if location.scheme in WEB
-            else _by_name(bucket.list_below(location.key), location.key)
-        )
+        if not location.uri.endswith("/"):
+            remote = self._bucket.find(location.key)
+            if remote is not None:
+                return {location.name: remote}
+        if location.scheme in WEB:
+            return {}
+        return self._list(location.key)
+
+    def _list(self, folder: str) -> dict[str, RemoteObject]:
+        return _by_name(self._bucket.list_below(folder), folder)
 
     def _digests(self) -> dict[str, str]:
-        """Return the SHA-256 of each file from the manifest of a push, if there is one.
+        """Return the SHA-256 of each file from the manifest of a push; nothing if there is no manifest.
 
-        Raise DataInvalid if an object of it is missing or has another size.
+        Raise DataInvalid if an object of the manifest is missing or has another size.
         """
-        manifest = self._found.get(MANIFEST)
+        manifest = self._objects.get(MANIFEST)
         if manifest is None or manifest.size > MANIFEST_BYTES:
             return {}
-        entries = entries_of(b"".join(self._read(manifest))) or {}
-        for name, (size, _) in entries.items():
-            found = self._found.get(name)
-            if found is None or found.size != size:
-                actual = f"has {found.size} bytes" if found else "is missing"
-                raise DataInvalid(
-                    f"{self.uri}: {name} {actual}, its {MANIFEST} says {size} bytes; push the model again"
-                )
-        return {name: sha256 for name, (_, sha256) in entries.items()}
+        content = b"".join(self._read(manifest))
+        digests = {}
+        for name, (size, sha256) in (entries_of(content) or {}).items():
+            self._check_object(name, size)
+            digests[name] = sha256
+        return digests
+
+    def _check_object(self, name: str, size: int) -> None:
+        """Raise DataInvalid unless the listing has an object with this name and size."""
+        remote = self._objects.get(name)
+        if remote is not None and remote.size == size:
+            return
+        actual = "is missing"
+        if remote is not None:
+            actual = f"has {remote.size} bytes"
+        raise DataInvalid(
+            f"{self.uri}: {name} {actual}, its {MANIFEST} says {size} bytes; push the model again"
+        )
 
 
 class ObjectTarget:
     """A prefix to publish models to.
 
-    A model appears when it is whole: files first, then its manifest, then `latest`. What lies under a digest is always
-    the same, so two processes may publish at once, and a store without conditions is safe, too.
+    A model appears when it is whole: files first, then its manifest, then `latest`. The objects under a digest are
+    always the same, so two processes may publish at once, and a store without conditions is safe, too.
     """
 
     def __init__(self, uri: str, bucket: Bucket | None = None) -> None:
@@ -170,85 +198,117 @@ class ObjectTarget:
         self._bucket = bucket or open_bucket(self._location)
 
     def check(self) -> None:
-        """Raise what a push finds in the listing of its prefix. See `Target.check`."""
+        """Raise the errors that a push finds in the listing of its prefix. See `StoreTarget.check`."""
         self._list()
 
     def publish(self, folder: Path, digest: str, names: Sequence[str]) -> Publication:
         """Publish the files of a sealed folder as `T/sha256-HEX/`, then make it the latest.
 
-        Raise ConfigInvalid if the target holds what no push wrote, Interrupted as `concurrent.for_each` does.
+        Raise ConfigInvalid if the target holds objects that no push wrote, Interrupted as `concurrent.for_each` does.
         """
         local = sealed_entries(folder, names)
         return in_thread(lambda: self._publish(folder, folder_name(digest), local))
 
     def _publish(self, folder: Path, name: str, local: Entries) -> Publication:
-        key, present = self._location.key, self._list()
-        if foreign := {path for path in present if path.startswith(f"{name}/")} - {
-            f"{name}/{file}" for file in (*local, MANIFEST)
-        }:
+        present = self._list()
+        below = {path for path in present if path.startswith(f"{name}/")}
+        expected = {f"{name}/{file}" for file in (*local, MANIFEST)}
+        foreign = below - expected
+        if foreign:
             raise ConfigInvalid(
                 f"push.targets {self.uri}: {min(foreign)} was not written by a push; move it"
             )
-        sent = self._send_files(folder, f"{key}/{name}", without_card(local))
-        entries = without_card(local) | self._send_card(folder, f"{key}/{name}", local)
-        manifest = manifest_with((folder / MANIFEST).read_bytes(), entries)
-        self._write(f"{key}/{name}/{MANIFEST}", manifest, lambda data: entries_of(data) == entries)
-        self._write(
-            f"{key}/{LATEST}", f"{name}\n".encode(), lambda data: self._check_latest(data) == name
-        )
+        key = f"{self._location.key}/{name}"
+        model = without_card(local)
+        # The order protects readers. `latest` names a whole model only, and a manifest names only files that are
+        # there. A push that is killed in between leaves nothing that a reader could take for a model.
+        sent = self._send_files(folder, key, model)
+        card = self._send_card(folder, key, local)
+        self._write_manifest(folder, key, model | card)
+        self._write_latest(name)
         return Publication(f"{self.uri.rstrip('/')}/{name}", sent)
 
+    def _write_manifest(self, folder: Path, key: str, entries: Entries) -> None:
+        def is_current(data: bytes) -> bool:
+            return entries_of(data) == entries
+
+        own = (folder / MANIFEST).read_bytes()
+        manifest = manifest_with(own, entries)
+        self._write(f"{key}/{MANIFEST}", manifest, is_current)
+
+    def _write_latest(self, name: str) -> None:
+        def is_current(data: bytes) -> bool:
+            return self._check_latest(data) == name
+
+        key = f"{self._location.key}/{LATEST}"
+        self._write(key, f"{name}\n".encode(), is_current)
+
     def _list(self) -> set[str]:
-        """Return the names of all objects below the target; raise ConfigInvalid if it holds what no push wrote."""
-        present = set(_by_name(self._bucket.list_below(self._location.key), self._location.key))
-        check_was_pushed(self.uri, {path.partition("/")[0] for path in present})
-        return present
+        """Return the names of all objects below the target; raise ConfigInvalid if no push wrote some of them."""
+        folder = self._location.key
+        objects = _by_name(self._bucket.list_below(folder), folder)
+        top_names = set()
+        for path in objects:
+            name, _, _ = path.partition("/")
+            top_names.add(name)
+        check_was_pushed(self.uri, top_names)
+        return set(objects)
 
     def _send_files(self, folder: Path, key: str, local: Entries) -> int:
         """Upload the files that are missing or spoilt; return their bytes."""
-        found = {name: self._bucket.find(f"{key}/{name}") for name in sorted(local)}
-        present = {
-            name: (each.size, each.sha256 or "") for name, each in found.items() if each is not None
-        }
-        missing = [name for name in sorted(local) if present.get(name) != local[name]]
-        for name in missing:
-            self._bucket.upload(folder / name, f"{key}/{name}", local[name][1])
-        return sum(local[name][0] for name in missing)
+        # Listings lack the SHA-256, so each object is asked for on its own.
+        present = {name: self._bucket.find(f"{key}/{name}") for name in sorted(local)}
+        sent = 0
+        for name, remote in present.items():
+            size, sha256 = local[name]
+            is_intact = remote is not None and (remote.size, remote.sha256) == (size, sha256)
+            if not is_intact:
+                self._bucket.upload(folder / name, f"{key}/{name}", sha256)
+                sent += size
+        return sent
 
     def _send_card(self, folder: Path, key: str, local: Entries) -> Entries:
-        """Write the model card unless there is one; return the entry of the one that is there then.
+        """Write the model card unless there is a card; return the entry of the card that is there then.
 
-        Another run may publish the same model with its own card at the same time. The manifest must have the one that
+        Another run may publish the same model with its own card at the same time. The manifest must have the card that
         is kept.
         """
         if CARD not in local:
             return {}
         for _ in range(SWAPS):
-            if found := self._bucket.find(f"{key}/{CARD}"):
-                data = self._read(found)
-                return {CARD: (found.size, hashlib.sha256(data).hexdigest())}
-            self._bucket.replace(f"{key}/{CARD}", (folder / CARD).read_bytes(), None)
+            card = self._bucket.find(f"{key}/{CARD}")
+            if card is not None:
+                data = self._read(card)
+                sha256 = hashlib.sha256(data).hexdigest()
+                return {CARD: (card.size, sha256)}
+            # Whether this write or another process's was first, the next round reads the card that won.
+            content = (folder / CARD).read_bytes()
+            self._bucket.replace(f"{key}/{CARD}", content, None)
         raise ServiceUnavailable(
             f"push.targets {self.uri}: {key}/{CARD} was written and is not there; retry"
         )
 
     def _write(self, key: str, data: bytes, is_current: Callable[[bytes], bool]) -> None:
-        """Write a small object, unless what is there is current. Of two processes the second one sees the first."""
+        """Write a small object, unless it is current. Of two processes, the second sees the write of the first."""
         for _ in range(SWAPS):
-            found = self._bucket.find(key)
+            remote = self._bucket.find(key)
             try:
-                if found is not None and is_current(self._read(found)):
+                if remote is not None and is_current(self._read(remote)):
                     return
-            except DataInvalid:  # another process has just written it
+            except DataInvalid:
+                # Another process has written the object since it was found.
                 continue
-            if self._bucket.replace(key, data, found.version if found else None):
+            version = None if remote is None else remote.version
+            if self._bucket.replace(key, data, version):
                 return
         raise ServiceUnavailable(
             f"push.targets {self.uri}: other processes keep writing {key}; wait for them"
         )
 
-    def _read(self, found: RemoteObject) -> bytes:
-        return b"".join(self._bucket.read(found)) if found.size <= MANIFEST_BYTES else b""
+    def _read(self, remote: RemoteObject) -> bytes:
+        if remote.size > MANIFEST_BYTES:
+            return b""
+        return b"".join(self._bucket.read(remote))
 
     def _check_latest(self, data: bytes) -> str:
         """Return the name that `latest` has; raise ConfigInvalid if no push wrote it."""
@@ -261,15 +321,27 @@ class ObjectTarget:
 
 
 def _by_name(objects: Sequence[RemoteObject], folder: str) -> dict[str, RemoteObject]:
-    """Return objects by their names below a folder, without the empty ones with which programs mark a folder."""
-    folders = {folder} | {parent for found in objects for parent in _parents(found.key)}
-    kept = [found for found in objects if found.size or found.key.rstrip("/") not in folders]
-    return {found.key.removeprefix(f"{folder}/") if folder else found.key: found for found in kept}
+    """Return objects by their names below a folder, without the empty objects with which programs mark a folder."""
+    folders = {folder}
+    for remote in objects:
+        folders |= _parents(remote.key)
+    by_name = {}
+    for remote in objects:
+        is_folder = remote.key.rstrip("/") in folders
+        if remote.size or not is_folder:
+            name = remote.key.removeprefix(f"{folder}/") if folder else remote.key
+            by_name[name] = remote
+    return by_name
 
 
 def _parents(key: str) -> set[str]:
-    segments = key.rstrip("/").split("/")
-    return {"/".join(segments[:end]) for end in range(1, len(segments))}
+    """Return the folders in which a key lies."""
+    parents = set()
+    parent, _, _ = key.rstrip("/").rpartition("/")
+    while parent:
+        parents.add(parent)
+        parent, _, _ = parent.rpartition("/")
+    return parents
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,19 +28,24 @@ LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
 MODEL_DIGEST = "dev.finetune.digest"
 """Annotation of the manifest: the digest under which a push published the model."""
-FILE_NAME, FILE_SIZE, FILE_SHA256 = "dev.finetune.name", "dev.finetune.size", "dev.finetune.sha256"
-"""Annotations of a layer: the file in it. The usual title would make `oras pull` write the archive under that name."""
+# Not the usual title, with which `oras pull` would write the archive under the name of the file in it.
+FILE_NAME = "dev.finetune.name"
+FILE_SIZE = "dev.finetune.size"
+FILE_SHA256 = "dev.finetune.sha256"
+"""Annotations of a layer: name, size in bytes and SHA-256 of the file in it."""
 
 MODELPACK_LAYER = re.compile(r"application/vnd\.cncf\.model\.[\w.+-]+\.raw")
 MODELPACK_NAMES = ("org.cncf.model.filepath", "org.opencontainers.image.title")
 
+# The image format requires a platform. Files of a model fit any platform.
 PLATFORM = {"architecture": "amd64", "os": "linux"}
-"""The image format requires a platform. Files of a model fit any."""
 
+# The limit of overlayfs: containerd mounts an image with 500 layers, and not with 501.
 MOST_LAYERS = 500
-"""Layers that overlayfs stacks: containerd mounts an image of 500 and not one of 501."""
 
-BLOCK, END_BLOCKS = tarfile.BLOCKSIZE, 2
+BLOCK = tarfile.BLOCKSIZE
+# The tar format ends an archive with two empty blocks.
+END_BLOCKS = 2
 CHUNK_BYTES = 1 << 20
 
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
@@ -64,12 +70,12 @@ class ImageName:
 
 def parse_name(uri: str) -> ImageName:
     """Return the parts of an oci:// URI; raise ConfigInvalid if it names no image."""
-    found = _NAME.fullmatch(uri)
-    if found is None:
+    match = _NAME.fullmatch(uri)
+    if match is None:
         raise ConfigInvalid(
             f"{uri} names no image; use oci://HOST/REPOSITORY, in lower case, with :TAG or @sha256:…"
         )
-    return ImageName(**found.groupdict())
+    return ImageName(**match.groupdict())
 
 
 @dataclass(frozen=True)
@@ -93,13 +99,12 @@ class Layer:
         yield bytes(padding(self.size))
 
     def content(self) -> Iterator[bytes]:
-        """Yield the bytes of the file; raise CorruptArtifact if its size is another one, Interrupted if asked to stop.
-
-        A process that defers its stop, or one that is a thread of it, ends between two of these chunks.
-        """
+        """Yield the bytes of the file; raise CorruptArtifact if it has another size, Interrupted if asked to stop."""
         left = self.size
         with self.path.open("rb") as file:
+            # A byte more than is left shows that the file has grown.
             while chunk := file.read(min(CHUNK_BYTES, left + 1)):
+                # Inside of `stop.deferred()`, and in a thread, no signal ends the read of a large file.
                 if stop.requested:
                     raise Interrupted
                 left -= len(chunk)
@@ -124,8 +129,10 @@ def archive_header(name: str, size: int) -> bytes:
 
     Folders have no entries of their own: container runtimes create them with mode 0755.
     """
+    # Neither the owner nor the time of the file: the same model must have the same digest on every machine.
     entry = tarfile.TarInfo(f"{MODEL_FOLDER}/{name}")
-    entry.size, entry.mode = size, 0o644
+    entry.size = size
+    entry.mode = 0o644
     return entry.tobuf(tarfile.PAX_FORMAT)
 
 
@@ -136,7 +143,8 @@ def padding(size: int) -> int:
 
 def archive_size(name: str, size: int) -> int:
     """Return the size in bytes of the archive of one file."""
-    return len(archive_header(name, size)) + size + padding(size)
+    header = archive_header(name, size)
+    return len(header) + size + padding(size)
 
 
 @dataclass(frozen=True)
@@ -154,13 +162,16 @@ class Image:
 
 def build_image(digest: str, layers: Sequence[tuple[Layer, str]]) -> Image:
     """Return the image of layers and their digests. `digest` is the model's, sha256:…."""
+    # Layers are not compressed, so the digest of a layer is also the digest of its content.
+    digests = [layer_digest for _, layer_digest in layers]
     config = canonical_json(
         {
             **PLATFORM,
             "config": {},
-            "rootfs": {"type": "layers", "diff_ids": [found for _, found in layers]},
+            "rootfs": {"type": "layers", "diff_ids": digests},
         }
     )
+    # Canonical JSON: the digest of the image is the SHA-256 of these bytes.
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
@@ -169,14 +180,19 @@ def build_image(digest: str, layers: Sequence[tuple[Layer, str]]) -> Image:
             "digest": digest_of_bytes(config),
             "size": len(config),
         },
-        "layers": [_describe(layer, found) for layer, found in layers],
+        "layers": [_describe(layer, layer_digest) for layer, layer_digest in layers],
         "annotations": {MODEL_DIGEST: digest},
     }
     return Image(config, canonical_json(manifest))
 
 
 def _describe(layer: Layer, digest: str) -> dict[str, object]:
-    annotations = {FILE_NAME: layer.name, FILE_SIZE: str(layer.size), FILE_SHA256: layer.sha256}
+    """Return the descriptor of a layer."""
+    annotations = {
+        FILE_NAME: layer.name,
+        FILE_SIZE: str(layer.size),
+        FILE_SHA256: layer.sha256,
+    }
     return {
         "mediaType": LAYER_TYPE,
         "digest": digest,
@@ -200,8 +216,8 @@ def is_pushed(manifest: bytes) -> bool:
 
 def blobs_of(manifest: bytes) -> list[dict[str, Any]]:
     """Return the descriptors of the config and the layers of a valid manifest."""
-    found = json.loads(manifest)
-    return [found["config"], *found["layers"]]
+    content = json.loads(manifest)
+    return [content["config"], *content["layers"]]
 
 
 def read_files(uri: str, manifest: bytes) -> tuple[RemoteFile, ...]:
@@ -210,39 +226,50 @@ def read_files(uri: str, manifest: bytes) -> tuple[RemoteFile, ...]:
     Raise DataInvalid if it is neither.
     """
     try:
-        files = [_read_file(layer) for layer in json.loads(manifest)["layers"]]
+        layers = json.loads(manifest)["layers"]
+        files = [_read_file(layer) for layer in layers]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataInvalid(
             f"{uri} holds no model that can be read: {error}; it must be an image that push wrote, "
             "or a ModelPack artifact with raw layers"
         ) from None
-    names = [file.name for file in files]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise DataInvalid(f"{uri}: two layers hold a file {repeated[0]}; publish the model again")
+    names = Counter(file.name for file in files)
+    repeated = [name for name, count in names.items() if count > 1]
+    if repeated:
+        raise DataInvalid(f"{uri}: two layers hold a file {min(repeated)}; publish the model again")
     return tuple(sorted(files, key=lambda file: file.name))
 
 
 def _read_file(layer: dict[str, Any]) -> RemoteFile:
     """Return the file in a layer; raise KeyError or ValueError if there is none."""
-    kind, digest, annotations = layer["mediaType"], layer["digest"], layer.get("annotations") or {}
+    kind = layer["mediaType"]
+    digest = layer["digest"]
+    annotations = layer.get("annotations") or {}
     if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         raise ValueError(f"{digest} is not a SHA-256 digest")
     if kind == LAYER_TYPE and FILE_NAME in annotations:
-        name, size = _checked(annotations[FILE_NAME]), int(annotations[FILE_SIZE])
-        if layer["size"] != archive_size(name, size):
-            raise ValueError(f"the layer of {name} has {layer['size']} bytes")
-        return RemoteFile(name, size, digest, annotations[FILE_SHA256])
+        name = _checked(annotations[FILE_NAME])
+        size = int(annotations[FILE_SIZE])
+        layer_size = layer["size"]
+        # The offset of the file in its layer follows from name and size.
+        if layer_size != archive_size(name, size):
+            raise ValueError(f"the layer of {name} has {layer_size} bytes")
+        sha256 = annotations[FILE_SHA256]
+        return RemoteFile(name, size, digest, sha256)
     titles = [annotations[key] for key in MODELPACK_NAMES if annotations.get(key)]
     if MODELPACK_LAYER.fullmatch(kind) and titles:
-        return RemoteFile(
-            _checked(titles[0]), int(layer["size"]), digest, digest.removeprefix("sha256:")
-        )
+        name = _checked(titles[0])
+        # A raw layer is the file itself.
+        size = int(layer["size"])
+        sha256 = digest.removeprefix("sha256:")
+        return RemoteFile(name, size, digest, sha256)
     raise ValueError(f"the layer {digest} is of the type {kind} and names no file")
 
 
 def _checked(name: str) -> str:
     """Return the name of a file; raise ValueError if it would lie outside of its folder."""
-    if any(part in {"", ".", ".."} for part in name.split("/")) or "\0" in name:
+    is_path = not {"", ".", ".."} & set(name.split("/"))
+    if not is_path or "\0" in name:
         raise ValueError(f"{name!r} is not a path below the model's folder")
     return name
 
@@ -250,4 +277,6 @@ def _checked(name: str) -> str:
 def offset_in_layer(file: RemoteFile) -> int:
     """Return the offset in bytes at which a file begins in its layer: 0 in a raw layer, which is the file."""
     is_raw = file.version == f"sha256:{file.sha256}"
-    return 0 if is_raw else len(archive_header(file.name, file.size or 0))
+    if is_raw:
+        return 0
+    return len(archive_header(file.name, file.size or 0))

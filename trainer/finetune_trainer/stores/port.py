@@ -1,10 +1,10 @@
-"""The port to a store: what the adapter of one kind of store implements.
+"""The port to a store: the adapter of each kind of store implements these protocols.
 
 A source is resolved once to a listing. The listing's pin identifies the content of all its files. Later stages get the
 pin, so that nothing moves between prepare and push. Every read is a read of the pinned version.
 
 A target publishes a sealed folder under its digest. Nothing is visible before it is whole. Publishing again sends only
-what is missing, and two processes that publish the same folder at once write the same bytes.
+the missing files, and two processes that publish the same folder at once write the same bytes.
 
 All methods raise SourceNotFound, CredentialsRejected, ServiceUnavailable and ConfigInvalid of `runtime.errors`, with
 the URI in the message.
@@ -25,7 +25,7 @@ class RemoteFile:
     size: int | None
     """Size in bytes; None if the store does not say."""
     version: str
-    """What the store names the content by: a git object id, an ETag, the digest of a layer."""
+    """The store's name of the content: a git object id, an ETag, the digest of a layer."""
     sha256: str | None = None
     """SHA-256 of the content in hexadecimal; None if the store does not say."""
 
@@ -40,14 +40,14 @@ class Listing:
     """The files, sorted by name."""
 
 
-class Source(Protocol):
+class StoreSource(Protocol):
     """A place to read from, in one store."""
 
     uri: str
     """The URI of the manifest, for messages."""
 
     def list_files(self, pin: str | None) -> Listing:
-        """Return the files that the URI names now, or those of an earlier pin.
+        """Return the files that the URI names now, or the files of an earlier pin.
 
         Raise DataInvalid if the store no longer has the content of the pin.
         """
@@ -62,7 +62,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Publication:
-    """What a target has published."""
+    """A model that a target has published."""
 
     uri: str
     """Location of exactly this model: it names the digest, or the commit."""
@@ -70,14 +70,14 @@ class Publication:
     """Bytes of files that this call has sent; 0 if the target had all of them."""
 
 
-class Target(Protocol):
+class StoreTarget(Protocol):
     """A place to publish to, in one store."""
 
     uri: str
     """The URI of the manifest, for messages."""
 
     def check(self) -> None:
-        """Raise what `publish` would raise before it sends anything. Nothing is written."""
+        """Raise the errors that `publish` would raise before it sends anything. Nothing is written."""
 
     def publish(self, folder: Path, digest: str, names: Sequence[str]) -> Publication:
         """Publish the files of a sealed folder (`runtime.artifacts`) under its digest, then make it the latest.
@@ -85,6 +85,6 @@ class Target(Protocol):
         The caller has verified the folder. A target reads no file only to verify it; every reader verifies again.
 
         `names` are the files of the folder without manifest.json, which comes last. `digest` is sha256:… over the
-        files that make the model; under one digest, the other ones stay as they were published first. Raise
-        ConfigInvalid if the target holds what no push wrote.
+        files that make the model. Under one digest, the other files stay as they were published first. Raise
+        ConfigInvalid if the target holds files that no push wrote.
         """

@@ -10,10 +10,12 @@ from finetune_trainer.runtime.artifacts import MANIFEST, digest_of_value
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 LATEST = "latest"
-"""Name of what names the newest folder: a link in a file system, an object with its name in an object store."""
+"""Names the newest folder: a link in a file system; an object with the folder's name in an object store."""
 
+# The card describes the run, so it is no part of the model and of its digest: two runs that train the same model
+# publish it under one digest.
 CARD = "README.md"
-"""The model card. It describes the run, so it is no part of the model and of its digest."""
+"""The model card."""
 
 TAG_DIGITS = 12
 """Digits of a digest in its tag."""
@@ -37,24 +39,29 @@ def tag_name(digest: str) -> str:
 
 
 def sealed_entries(folder: Path, names: Sequence[str]) -> Entries:
-    """Return the entries of a sealed folder; raise ValueError if its files are not those of `names`."""
-    entries = entries_of((folder / MANIFEST).read_bytes())
+    """Return the entries of a sealed folder; raise ValueError if it was sealed with other files than `names`."""
+    manifest = (folder / MANIFEST).read_bytes()
+    entries = entries_of(manifest)
     if entries is None or set(entries) != set(names):
         raise ValueError(f"{folder} is not sealed with exactly the files {sorted(names)}")
     return entries
 
 
 def entries_of(manifest: bytes) -> Entries | None:
-    """Return the entries of a manifest that `runtime.artifacts.seal` wrote; None if it is something else."""
+    """Return the entries of a manifest that `runtime.artifacts.seal` wrote; None for any other content."""
     try:
-        found = json.loads(manifest)
-        files, digest = found["files"], found["digest"]
+        content = json.loads(manifest)
+        files = content["files"]
+        digest = content["digest"]
         entries = {
             str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return entries if digest == digest_of_value(files) else None
+    # A user's own manifest.json may have the same keys. Its digest then differs.
+    if digest != digest_of_value(files):
+        return None
+    return entries
 
 
 def without_card(entries: Mapping[str, T]) -> dict[str, T]:
@@ -64,16 +71,21 @@ def without_card(entries: Mapping[str, T]) -> dict[str, T]:
 
 def manifest_with(manifest: bytes, entries: Entries) -> bytes:
     """Return a manifest with other entries."""
-    files = {name: {"size": size, "sha256": sha256} for name, (size, sha256) in entries.items()}
-    found = json.loads(manifest) | {"files": files, "digest": digest_of_value(files)}
-    return json.dumps(found, indent=1, sort_keys=True).encode()
+    files = {}
+    for name, (size, sha256) in entries.items():
+        files[name] = {"size": size, "sha256": sha256}
+    content = json.loads(manifest)
+    content["files"] = files
+    content["digest"] = digest_of_value(files)
+    # The format in which `seal` writes a manifest.
+    return json.dumps(content, indent=1, sort_keys=True).encode()
 
 
 def check_was_pushed(uri: str, names: Iterable[str]) -> None:
     """Raise ConfigInvalid if a target holds more than `latest` and folders of digests, by its names at the top."""
-    if foreign := sorted(
-        name for name in names if name != LATEST and not DIGEST_FOLDER.fullmatch(name)
-    ):
+    others = [name for name in names if name != LATEST]
+    foreign = [name for name in others if not DIGEST_FOLDER.fullmatch(name)]
+    if foreign:
         raise ConfigInvalid(
-            f"push.targets {uri}: {foreign[0]} was not written by a push; move it or choose another target"
+            f"push.targets {uri}: {min(foreign)} was not written by a push; move it or choose another target"
         )

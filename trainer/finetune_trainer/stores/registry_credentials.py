@@ -17,13 +17,16 @@ import requests
 from finetune_trainer.contract.environment import INSECURE_REGISTRIES
 from finetune_trainer.runtime.errors import CredentialsRejected
 
-DOCKER_CONFIG, AUTH_CONFIG = "DOCKER_CONFIG", "DOCKER_AUTH_CONFIG"
-"""Environment variables: the folder of config.json, by default ~/.docker; or its content, which wins. In a pod, the
-content is the key .dockerconfigjson of a Secret, by valueFrom."""
+DOCKER_CONFIG = "DOCKER_CONFIG"
+"""Environment variable: the folder of config.json, by default ~/.docker."""
+# In a pod, this is the key .dockerconfigjson of a Secret, by valueFrom.
+AUTH_CONFIG = "DOCKER_AUTH_CONFIG"
+"""Environment variable: the content of config.json, which wins over the file."""
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
-# Not those in which two parsers find different hosts.
-TLS_SERVER, WEB_SERVER = re.compile(r"https://[^\s\\@]+"), re.compile(r"https?://[^\s\\@]+")
+# Without addresses in which two parsers find different hosts: a password could go to the other host.
+TLS_SERVER = re.compile(r"https://[^\s\\@]+")
+WEB_SERVER = re.compile(r"https?://[^\s\\@]+")
 
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 
@@ -32,9 +35,11 @@ Get = Callable[[str, dict[str, str], str | None], requests.Response]
 
 
 def is_plain(host: str) -> bool:
-    """Return whether a registry is asked by HTTP without TLS: on this machine, and where the environment names it."""
-    named = (name.strip() for name in os.environ.get(INSECURE_REGISTRIES, "").split(","))
-    return urlsplit(f"//{host}").hostname in LOOPBACK or host in named
+    """Return whether a registry is asked by HTTP without TLS: on this machine, or if the environment names it."""
+    if urlsplit(f"//{host}").hostname in LOOPBACK:
+        return True
+    names = os.environ.get(INSECURE_REGISTRIES, "").split(",")
+    return host in {name.strip() for name in names}
 
 
 class Authorization:
@@ -42,16 +47,18 @@ class Authorization:
 
     def __init__(self, host: str, repository: str) -> None:
         self.header: str | None = None
-        """The header's value; None until the registry has asked for one."""
+        """The header's value; None until the registry has asked for credentials."""
         self._lock = threading.Lock()
-        self._place, self._host = f"{host}/{repository}", host
+        self._place = f"{host}/{repository}"
+        self._host = host
         self._is_plain = is_plain(host)
 
     def answer(self, challenge: str, refused: str | None, get: Get) -> None:
-        """Set the header that a WWW-Authenticate header asks for, unless another thread has replaced the refused one.
+        """Set the header that a WWW-Authenticate header asks for, unless another thread has replaced `refused`.
 
         Raise CredentialsRejected if there are no credentials, or the server of tokens refuses them.
         """
+        # Layers are sent in several threads. Without the lock, each of them would ask for a token of its own.
         with self._lock:
             if self.header == refused:
                 self.header = self._header(challenge, get)
@@ -60,7 +67,8 @@ class Authorization:
         known = read_credentials(self._place)
         scheme, _, parameters = challenge.partition(" ")
         if scheme.lower() == "bearer":
-            return f"Bearer {self._token(dict(_PARAMETER.findall(parameters)), known, get)}"
+            fields = dict(_PARAMETER.findall(parameters))
+            return f"Bearer {self._token(fields, known, get)}"
         if known is None:
             raise CredentialsRejected(
                 f"oci://{self._place} requires credentials; {_config()} has none for it"
@@ -69,13 +77,21 @@ class Authorization:
 
     def _token(self, parameters: dict[str, str], known: str | None, get: Get) -> str:
         realm = parameters.pop("realm", "")
-        if not (WEB_SERVER if self._is_plain else TLS_SERVER).fullmatch(realm):
+        allowed = WEB_SERVER if self._is_plain else TLS_SERVER
+        if not allowed.fullmatch(realm):
             raise CredentialsRejected(
                 f"oci://{self._place} wants credentials for {realm!r}, which is not https"
             )
-        if known is not None and not _is_of_registry(urlsplit(realm).hostname or "", self._host):
-            known = self._credentials_for(urlsplit(realm).netloc)
-        query = {name: value for name, value in parameters.items() if name in {"service", "scope"}}
+        # The registry chooses the realm. It must not send the user's password to any server.
+        address = urlsplit(realm)
+        is_of_registry = _is_of_registry(address.hostname or "", self._host)
+        if known is not None and not is_of_registry:
+            known = self._credentials_for(address.netloc)
+        query: dict[str, str] = {}
+        for name in ("service", "scope"):
+            if name in parameters:
+                query[name] = parameters[name]
+        # Without credentials, too: public repositories want an anonymous token.
         response = get(realm, query, known and f"Basic {known}")
         try:
             answer = response.json() if response.ok else {}
@@ -105,10 +121,15 @@ def _is_of_registry(server: str, host: str) -> bool:
     name = urlsplit(f"//{host}").hostname or ""
     if server == name:
         return True
-    if name.replace(".", "").isdigit() or ":" in name:  # an address of IP has no domain
+    # An address of IP has no domain.
+    if name.replace(".", "").isdigit() or ":" in name:
         return False
-    domains = {domain for domain in (name, name.partition(".")[2]) if "." in domain}
-    return any(server == domain or server.endswith(f".{domain}") for domain in domains)
+    _, _, parent = name.partition(".")
+    for domain in (name, parent):
+        is_within = server == domain or server.endswith(f".{domain}")
+        if "." in domain and is_within:
+            return True
+    return False
 
 
 def read_credentials(place: str) -> str | None:
@@ -119,10 +140,13 @@ def read_credentials(place: str) -> str | None:
     path = _config()
     try:
         text = os.environ.get(AUTH_CONFIG)
-        entries = json.loads(text or path.read_bytes()).get("auths") or {}
-        fitting = [name for name in entries if f"{place}/".startswith(f"{_plain_name(name)}/")]
-        name = max(fitting, key=lambda name: len(_plain_name(name)), default=None)
-        return None if name is None else _encoded(entries[name], f"{path}: the entry {name}")
+        config = json.loads(text or path.read_bytes())
+        entries = config.get("auths") or {}
+        fitting = [name for name in entries if _fits(name, place)]
+        if not fitting:
+            return None
+        name = max(fitting, key=lambda name: len(_plain_name(name)))
+        return _encoded(entries[name], f"{path}: the entry {name}")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -131,30 +155,41 @@ def read_credentials(place: str) -> str | None:
         ) from None
 
 
+def _fits(name: str, place: str) -> bool:
+    """Return whether an entry's name is HOST/REPOSITORY, or begins it."""
+    # The slashes keep the entry registry.example from fitting registry.example.org.
+    return f"{place}/".startswith(f"{_plain_name(name)}/")
+
+
 def _config() -> Path:
     folder = os.environ.get(DOCKER_CONFIG)
-    return (Path(folder) if folder else Path.home() / ".docker") / "config.json"
+    if folder:
+        return Path(folder) / "config.json"
+    return Path.home() / ".docker" / "config.json"
 
 
 def _plain_name(name: str) -> str:
     """Return HOST or HOST/PATH of an entry's name, which may be a URL of the first protocol: https://HOST/v1/."""
-    plain = re.sub(r"/v[12]$", "", re.sub(r"^https?://", "", name).rstrip("/"))
+    without_scheme = re.sub(r"^https?://", "", name).rstrip("/")
+    plain = re.sub(r"/v[12]$", "", without_scheme)
+    # `docker login` writes this name for Docker Hub.
     return re.sub(r"^index\.docker\.io", "docker.io", plain)
 
 
 def _encoded(entry: dict[str, str], place: str) -> str | None:
-    """Return user:password of an entry in base64; raise CredentialsRejected, without the value, if its auth is none."""
+    """Return user:password of an entry in base64; raise CredentialsRejected if its auth is not base64."""
     if entry.get("auth"):
-        auth = "".join(entry["auth"].split())  # base64 is often wrapped
+        # Programs that encode base64 often wrap it.
+        auth = "".join(entry["auth"].split())
         try:
             base64.b64decode(auth, validate=True)
         except ValueError:
+            # Without the value and without its cause: messages are logged.
             raise CredentialsRejected(
                 f"{place} has an auth that is not base64; write USER:PASSWORD in it"
             ) from None
         return auth
     if entry.get("username"):
-        return base64.b64encode(
-            f"{entry['username']}:{entry.get('password', '')}".encode()
-        ).decode()
+        pair = f"{entry['username']}:{entry.get('password', '')}"
+        return base64.b64encode(pair.encode()).decode()
     return None

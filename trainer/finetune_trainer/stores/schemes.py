@@ -1,7 +1,4 @@
-"""Which adapter serves which URI. To add a store, add its adapter and a line here.
-
-The adapters are imported when they are needed: a stage that reads local files loads no client of a store.
-"""
+"""Which adapter serves which URI. To add a store, add its adapter and a line here."""
 
 from typing import Literal
 
@@ -10,7 +7,10 @@ from finetune_trainer.contract.uris import ON_THIS_MACHINE, scheme_of
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.sources import locate
 from finetune_trainer.stores.buckets import OBJECT_STORES, WEB
-from finetune_trainer.stores.port import Source, Target
+from finetune_trainer.stores.port import StoreSource, StoreTarget
+
+# The adapters are imported inside of the functions. A stage that reads local files loads no client of a store: each
+# client takes a part of a second, and the client of an extra may not be installed.
 
 Kind = Literal["model", "dataset"]
 
@@ -22,8 +22,8 @@ def open_source(
     revision: str | None = None,
     config: str | None = None,
     split: str | None = None,
-) -> Source | None:
-    """Return the source that a URI names, or None if that is a path on this machine.
+) -> StoreSource | None:
+    """Return the source that a URI names, or None if it names a path on this machine.
 
     Raise ConfigInvalid if the URI is invalid, or no store has its scheme.
     """
@@ -47,9 +47,13 @@ def open_source(
     )
 
 
-def open_target(target: PushTarget, environment: Environment) -> Target:
-    """Return the place to publish to. Raise ConfigInvalid like `open_source`, SourceNotFound for no such claim."""
-    uri, scheme = target.uri, scheme_of(target.uri)
+def open_target(target: PushTarget, environment: Environment) -> StoreTarget:
+    """Return the place to publish to.
+
+    Raise ConfigInvalid like `open_source`, and SourceNotFound if the URI names a claim that is not mounted.
+    """
+    uri = target.uri
+    scheme = scheme_of(uri)
     if scheme in ON_THIS_MACHINE:
         return _open_folder(uri, environment)
     if scheme == "hf":
@@ -69,7 +73,7 @@ def open_target(target: PushTarget, environment: Environment) -> Target:
     )
 
 
-def _open_folder(uri: str, environment: Environment) -> Target:
+def _open_folder(uri: str, environment: Environment) -> StoreTarget:
     from finetune_trainer.stores.folders import FolderTarget  # noqa: PLC0415
 
     return FolderTarget(uri, locate(uri, environment))

@@ -19,7 +19,8 @@ class AppendedFile:
     """
 
     def __init__(self, path: Path, fence: Fence = UNFENCED) -> None:
-        self.path, self._fence = path, fence
+        self.path = path
+        self._fence = fence
         self._file: IO[bytes] | None = None
         self._open = threading.Lock()
         """Held while the file is made durable or closed."""
@@ -44,7 +45,8 @@ class AppendedFile:
 
         def write(file: IO[bytes]) -> None:
             file.write(content)
-            file.flush()  # into the page cache, which survives a kill of this process
+            # Into the page cache, which survives a kill of this process. A flush to disk would slow down every step.
+            file.flush()
 
         self._try(write)
 
@@ -58,8 +60,10 @@ class AppendedFile:
 
         A file that was never opened is left alone.
         """
-        with self._open:  # so that a `sync` meanwhile returns when the new content is durable
-            file, self._file = self._file, None
+        # With the lock, a `sync` that is called meanwhile returns when the new content is durable.
+        with self._open:
+            file = self._file
+            self._file = None
             if file is None and not self.has_failed:
                 return
             try:
@@ -67,13 +71,15 @@ class AppendedFile:
                     file.close()
                 if content is not None:
                     write_durably(self.path, content, self._fence.check)
+            # The file belongs to the process that replaced this one.
             except Replaced:
                 return
             except OSError as error:
                 self._give_up(error)
 
     def _try(self, write: Callable[[IO[bytes]], object]) -> None:
-        file = self._file  # read once: the other thread gives it up when it fails
+        # Read once: the other thread sets it to None when a write fails.
+        file = self._file
         if file is None:
             return
         try:
@@ -83,8 +89,10 @@ class AppendedFile:
 
     def _give_up(self, error: OSError) -> None:
         self._file = None
-        if not self.has_failed:  # once, however often it is tried again
-            self.has_failed = True
-            log_line(
-                f"train: {self.path} cannot be written: {error}; it is tried again after each checkpoint"
-            )
+        # A full disk fails at every checkpoint, and one line in the log is enough.
+        if self.has_failed:
+            return
+        self.has_failed = True
+        log_line(
+            f"train: {self.path} cannot be written: {error}; it is tried again after each checkpoint"
+        )

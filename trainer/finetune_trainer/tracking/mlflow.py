@@ -8,19 +8,23 @@ from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Mlflow
 from finetune_trainer.contract.metric_rows import Row
-from finetune_trainer.tracking.port import Outcome, TrackedRun, Tracker
+from finetune_trainer.tracking.port import ReportEnd, TrackedRun, Tracker
 
-IDENTITY_TAG, DIGEST_TAG = "finetune.identity", "finetune.digest"
+IDENTITY_TAG = "finetune.identity"
+DIGEST_TAG = "finetune.digest"
+# A server refuses more than 1,000 metrics in a request, which is ten metrics a row.
 ROWS_PER_BATCH = 100
-"""A server refuses more than 1,000 metrics in a request."""
 PARAMS_PER_BATCH = 100
+# A server refuses more.
 MAX_PARAM = 6000
-"""Characters of a parameter's value; a server refuses more."""
+"""Characters of a parameter's value."""
+# A server may store a part of a batch. A run that has this metric at a step has the whole row, since it is sent last.
 LAST_METRIC = "loss"
-"""Sent last of a row: a run that has it at a step has the whole row, also where a batch is not atomic."""
-STATUS = {Outcome.FINISHED: "FINISHED", Outcome.FAILED: "FAILED"}
+# An interrupted run has no status here: it goes on in the next attempt.
+STATUS = {ReportEnd.FINISHED: "FINISHED", ReportEnd.FAILED: "FAILED"}
 CLIENT_DEFAULTS = {
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",  # 120 s and 7 retries by default: a process would end before the first answer
+    # By default 120 s and 7 retries: a process would end before it learns that the server is down.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -28,17 +32,19 @@ CLIENT_DEFAULTS = {
 
 
 class MlflowTracker(Tracker):
-    """A run that is found by its identity, which is a tag of it."""
+    """A run that is looked up by its identity, which is one of its tags."""
 
     name: ClassVar[str] = "mlflow"
     package: ClassVar[str] = "mlflow"
 
     def __init__(self, settings: Mlflow, run: TrackedRun, _environment: Environment) -> None:
-        self._settings, self._run = settings, run
+        self._settings = settings
+        self._run = run
         self._client: Any = None
         self._run_id = ""
         self._last_step = -1
-        """The last step whose row the run has."""
+        """The step of the newest row that the run has."""
+        # The client reads these from the environment only. Values of the user win.
         for name, value in CLIENT_DEFAULTS.items():
             os.environ.setdefault(name, value)
 
@@ -48,16 +54,22 @@ class MlflowTracker(Tracker):
         missing = [row for row in rows if row.step > self._last_step]
         for start in range(0, len(missing), ROWS_PER_BATCH):
             batch = missing[start : start + ROWS_PER_BATCH]
-            client.log_batch(run_id, metrics=[metric for row in batch for metric in _metrics(row)])
+            metrics: list[Any] = []
+            for row in batch:
+                metrics += _metrics(row)
+            client.log_batch(run_id, metrics=metrics)
+            # After the call: a batch that failed is sent again.
             self._last_step = batch[-1].step
 
     @override
     def log_scores(self, scores: Mapping[str, float]) -> None:
         client, run_id = self._connect()
         known = client.get_run(run_id).data.metrics
+        step = max(0, self._last_step)
         for name, value in scores.items():
-            if known.get(name) != value:  # each call would add a point to the metric's history
-                client.log_metric(run_id, name, value, step=max(0, self._last_step))
+            # Each call adds a point to the metric's history, also with the same value.
+            if known.get(name) != value:
+                client.log_metric(run_id, name, value, step=step)
 
     @override
     def register_model(self, uri: str, digest: str) -> None:
@@ -72,54 +84,59 @@ class MlflowTracker(Tracker):
             client.set_registered_model_alias(name, self._settings.alias, version)
 
     @override
-    def close(self, outcome: Outcome) -> None:
-        if outcome in STATUS:  # an interrupted run goes on in the next attempt
+    def close(self, end: ReportEnd) -> None:
+        if end in STATUS:
             client, run_id = self._connect()
-            client.set_terminated(run_id, STATUS[outcome])
+            client.set_terminated(run_id, STATUS[end])
 
     def _connect(self) -> tuple[Any, str]:
         """Return the client and the run's id; on the first call find or create the run."""
-        if not self._run_id:
-            from mlflow import MlflowClient  # noqa: PLC0415  takes seconds, and only this thread waits for it
+        if self._run_id:
+            return self._client, self._run_id
+        from mlflow import MlflowClient  # noqa: PLC0415  takes seconds, and only this thread waits for it
 
-            self._client = MlflowClient(self._settings.uri, self._settings.uri)
-            run = self._find_or_create()
-            missing = {
-                name: value
-                for name, value in self._run.params.items()
-                if name not in run.data.params
-            }
-            for batch in _params(missing):
-                self._client.log_batch(run.info.run_id, params=batch)
-            history = self._client.get_metric_history(run.info.run_id, LAST_METRIC)
-            self._last_step = max((metric.step for metric in history), default=-1)
-            self._run_id = run.info.run_id
+        self._client = MlflowClient(self._settings.uri, self._settings.uri)
+        run = self._find_or_create()
+        run_id = run.info.run_id
+        known = run.data.params
+        params = self._run.params.items()
+        missing = {name: value for name, value in params if name not in known}
+        for batch in _params(missing):
+            self._client.log_batch(run_id, params=batch)
+        # An earlier attempt, or another stage, may have sent rows already.
+        history = self._client.get_metric_history(run_id, LAST_METRIC)
+        for metric in history:
+            self._last_step = max(self._last_step, metric.step)
+        # Set last: a call that failed before is made again from the beginning.
+        self._run_id = run_id
         return self._client, self._run_id
 
     def _find_or_create(self) -> Any:
         experiment = self._experiment()
         query = f"tags.`{IDENTITY_TAG}` = '{self._run.identity}'"
-        found = self._client.search_runs(
+        # The oldest: if two processes created a run at once, all later ones use the same.
+        runs = self._client.search_runs(
             [experiment], query, max_results=1, order_by=["attributes.start_time ASC"]
         )
-        if found:
-            return found[0]
-        return self._client.create_run(
-            experiment, run_name=self._run.name, tags={IDENTITY_TAG: self._run.identity}
-        )
+        if runs:
+            return runs[0]
+        tags = {IDENTITY_TAG: self._run.identity}
+        return self._client.create_run(experiment, run_name=self._run.name, tags=tags)
 
     def _experiment(self) -> str:
         from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
         name = self._settings.experiment
-        if (found := self._client.get_experiment_by_name(name)) is not None:
-            return str(found.experiment_id)
-        try:
-            return str(self._client.create_experiment(name))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run created it meanwhile
-                raise
-            return str(self._client.get_experiment_by_name(name).experiment_id)
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except MlflowException as error:
+                # Another run may have created it meanwhile.
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id)
 
     def _version_of(self, name: str, uri: str, digest: str) -> str:
         """Return the version with this digest; create it, and the registered model, if there is none."""
@@ -130,6 +147,7 @@ class MlflowTracker(Tracker):
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
+        # A push that was killed after this call comes here again.
         for version in self._client.search_model_versions(f"name = '{name}'"):
             if version.tags.get(DIGEST_TAG) == digest:
                 return str(version.version)
@@ -143,8 +161,13 @@ class MlflowTracker(Tracker):
 def _metrics(row: Row) -> Iterator[Any]:
     from mlflow.entities import Metric  # noqa: PLC0415
 
-    for name in sorted(row.values, key=lambda name: (name == LAST_METRIC, name)):
-        yield Metric(name, row.values[name], int(row.time * 1000), row.step)
+    milliseconds = int(row.time * 1000)
+    names = sorted(row.values)
+    if LAST_METRIC in names:
+        names.remove(LAST_METRIC)
+        names.append(LAST_METRIC)
+    for name in names:
+        yield Metric(name, row.values[name], milliseconds, row.step)
 
 
 def _params(params: Mapping[str, str]) -> Iterator[list[Any]]:

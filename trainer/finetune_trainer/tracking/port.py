@@ -1,4 +1,4 @@
-"""The port to an experiment tracker: what the adapter of one tracker implements."""
+"""The port to an experiment tracker: the adapter of each tracker implements it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from finetune_trainer.contract.metric_rows import Row
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker knows of a run besides its metrics. All stages of a pipeline report to the same run."""
+    """A run without its metrics, as a tracker describes it. All stages of a pipeline report to the same run."""
 
     identity: str
     """Identity of the train stage; identifies the run in every tracker."""
@@ -26,8 +26,8 @@ class TrackedRun:
     """Folder of the train stage."""
 
 
-class Outcome(StrEnum):
-    """How the process that reports ended."""
+class ReportEnd(StrEnum):
+    """The way in which the process that reports ended."""
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
@@ -47,7 +47,7 @@ class Tracker(Protocol):
     """Module that must be installed."""
 
     def log_rows(self, rows: Sequence[Row]) -> None:
-        """Log the rows that the run does not have yet. The rows are all up to now, by ascending step."""
+        """Log the rows that the run does not have yet. `rows` are all rows up to now, by ascending step."""
 
     def log_scores(self, scores: Mapping[str, float]) -> None:
         """Log numbers that belong to no step."""
@@ -55,5 +55,5 @@ class Tracker(Protocol):
     def register_model(self, uri: str, digest: str) -> None:
         """Record the published model: its URI, and sha256:… of its content."""
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, end: ReportEnd) -> None:
         """Make everything durable and end the process's part of the run."""

@@ -1,4 +1,4 @@
-"""All trackers, and the ones that a pipeline asks for."""
+"""All trackers, and the choice of the trackers that a pipeline asks for."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -33,24 +33,30 @@ def open_trackers(config: TrackedConfig, context: Context) -> Trackers:
 
 def _requested(settings: Tracking, run: TrackedRun, environment: Environment) -> Iterator[Tracker]:
     for kind in TRACKERS:
-        if (own := getattr(settings, kind.name)) is not None:
-            if importlib.util.find_spec(kind.package) is None:
-                raise ConfigInvalid(
-                    f"tracking.{kind.name} needs the package {kind.package}, which is not installed: "
-                    f"install finetune-operator[{kind.name}], or remove tracking.{kind.name}"
-                )
-            yield kind(own, run, environment)
+        tracker_settings = getattr(settings, kind.name)
+        if tracker_settings is None:
+            continue
+        # Found, not imported: the libraries take seconds to load, and only the tracker's own thread waits for them.
+        if importlib.util.find_spec(kind.package) is None:
+            raise ConfigInvalid(
+                f"tracking.{kind.name} needs the package {kind.package}, which is not installed: "
+                f"install finetune-operator[{kind.name}], or remove tracking.{kind.name}"
+            )
+        yield kind(tracker_settings, run, environment)
 
 
 def tracked_run(config: TrackedConfig, settings: Tracking, context: Context) -> TrackedRun:
-    """Return the run of a config, which is that of its train stage and described by that stage's config."""
+    """Return the run of a config. All stages report to the run of their train stage, with its config as parameters."""
     identity = config.identity if isinstance(config, TrainConfig) else config.train
     train_folder = context.environment.stage_dir("train", identity)
     trained = config if isinstance(config, TrainConfig) else read_config(train_folder)
+    params = {}
+    if isinstance(trained, TrainConfig):
+        params = params_of(trained)
     return TrackedRun(
         identity=identity,
         name=settings.run_name or identity,
-        params=params_of(trained) if isinstance(trained, TrainConfig) else {},
+        params=params,
         stage=config.stage,
         folder=context.folder,
         train_folder=train_folder,
@@ -59,23 +65,26 @@ def tracked_run(config: TrackedConfig, settings: Tracking, context: Context) -> 
 
 def training_rows(environment: Environment, train: str) -> list[Row]:
     """Return the metrics of a train stage; a later stage sends them again to trackers that were down."""
-    return read_rows(environment.stage_dir("train", train) / METRICS)
+    folder = environment.stage_dir("train", train)
+    return read_rows(folder / METRICS)
 
 
 def params_of(config: TrainConfig) -> dict[str, str]:
     """Return all that determines the training result, as text by dotted camelCase name."""
-    fields = config.model_dump(
-        by_alias=True, mode="json", exclude={"stage", "identity", *config.non_identity_fields}
-    )
-    return dict(_flattened({**fields.pop("recipe"), **fields}))
+    excluded = {"stage", "identity", *config.non_identity_fields}
+    fields = config.model_dump(by_alias=True, mode="json", exclude=excluded)
+    # The recipe has no prefix: users know its fields from spec.stages.train.
+    recipe = fields.pop("recipe")
+    return dict(_flattened({**recipe, **fields}))
 
 
 def _flattened(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, inner in value.items():
+        if inner is None:
+            continue
         if isinstance(inner, dict):
             yield from _flattened(inner, f"{prefix}{name}.")
-        elif inner is not None:
-            yield (
-                f"{prefix}{name}",
-                ", ".join(map(str, inner)) if isinstance(inner, list) else str(inner),
-            )
+        elif isinstance(inner, list):
+            yield f"{prefix}{name}", ", ".join(map(str, inner))
+        else:
+            yield f"{prefix}{name}", str(inner)

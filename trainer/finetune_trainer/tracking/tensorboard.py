@@ -11,14 +11,14 @@ from typing_extensions import override
 from finetune_trainer.contract import Environment, TensorBoard
 from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.runtime.sources import locate
-from finetune_trainer.tracking.port import Outcome, TrackedRun, Tracker
+from finetune_trainer.tracking.port import ReportEnd, TrackedRun, Tracker
 
 
 class TensorBoardTracker(Tracker):
     """One folder for the run, and in it one event file for each stage.
 
-    Each attempt writes the stage's file anew, tells TensorBoard to forget what it had read, and then removes the file
-    of the attempt before, whose end a kill may have torn.
+    Each attempt writes the stage's file anew, makes TensorBoard forget the rows that it had read, and then removes the
+    file of the attempt before. A kill may have torn the end of that file.
     """
 
     name: ClassVar[str] = "tensorboard"
@@ -26,11 +26,9 @@ class TensorBoardTracker(Tracker):
 
     def __init__(self, settings: TensorBoard, run: TrackedRun, environment: Environment) -> None:
         self._run = run
-        self._folder = (
-            locate(settings.uri, environment) / run.identity
-            if settings.uri
-            else run.train_folder / "tensorboard"
-        )
+        self._folder = run.train_folder / "tensorboard"
+        if settings.uri:
+            self._folder = locate(settings.uri, environment) / run.identity
         self._writer: Any = None
         self._last_step = -1
 
@@ -39,21 +37,20 @@ class TensorBoardTracker(Tracker):
         missing = [row for row in rows if row.step > self._last_step]
         if not missing:
             return
-        if self._run.stage == "train":  # in a later stage they are in the file of train
-            self._write(
-                (
-                    _scalar(name, value, row)
-                    for row in missing
-                    for name, value in row.values.items()
-                ),
-                missing,
-            )
+        # In a later stage, the rows are in the file of train.
+        if self._run.stage == "train":
+            events = []
+            for row in missing:
+                events += [_scalar(name, value, row) for name, value in row.values.items()]
+            self._write(events, missing)
         self._last_step = missing[-1].step
 
     @override
     def log_scores(self, scores: Mapping[str, float]) -> None:
-        row = Row(max(0, self._last_step), time.time(), {})  # noqa: TID251  an edge
-        self._write(_scalar(name, value, row) for name, value in scores.items())
+        now = time.time()  # noqa: TID251  an edge
+        row = Row(max(0, self._last_step), now, {})
+        events = [_scalar(name, value, row) for name, value in scores.items()]
+        self._write(events)
 
     @override
     def register_model(self, uri: str, digest: str) -> None:
@@ -61,30 +58,26 @@ class TensorBoardTracker(Tracker):
         from tensorboardX.summary import text  # noqa: PLC0415
 
         now = time.time()  # noqa: TID251  an edge
-        self._write(
-            [
-                Event(
-                    wall_time=now,
-                    step=max(0, self._last_step),
-                    summary=text("model", f"{uri} {digest}"),
-                )
-            ]
-        )
+        summary = text("model", f"{uri} {digest}")
+        event = Event(wall_time=now, step=max(0, self._last_step), summary=summary)
+        self._write([event])
 
     @override
-    def close(self, outcome: Outcome) -> None:
+    def close(self, end: ReportEnd) -> None:
         if self._writer is not None:
             self._writer.close()
 
     def _write(self, events: Iterable[Any], purged: Sequence[Row] = ()) -> None:
-        """Append events to the file. If it replaces another one, TensorBoard forgets the purged rows of that first."""
+        """Append events to the file. If it replaces a file, TensorBoard first forgets the purged rows of that file."""
         earlier: list[Path] = []
         if self._writer is None:
-            earlier = list(self._folder.glob(f"events.out.tfevents.*.{self._run.stage}-*"))
+            pattern = f"events.out.tfevents.*.{self._run.stage}-*"
+            earlier = list(self._folder.glob(pattern))
             self._open(purged if earlier else ())
         for event in events:
             self._writer.write_event(event)
         self._writer.flush()
+        # Removed last, so that a kill at any moment leaves at least one file with the rows.
         for file in earlier:
             file.unlink(missing_ok=True)
 
@@ -95,13 +88,15 @@ class TensorBoardTracker(Tracker):
 
         self._folder.mkdir(parents=True, exist_ok=True)
         # A name has the second and the host: two attempts within a second would share it without the suffix.
-        suffix = f".{self._run.stage}-{os.urandom(4).hex()}"
-        self._writer = EventsWriter(str(self._folder / "events"), suffix)
-        for row in purged[:1]:
-            self._writer.write_event(Event(step=row.step, file_version="brain.Event:2"))
-            self._writer.write_event(
-                Event(step=row.step, session_log=SessionLog(status=SessionLog.START))
-            )
+        attempt = os.urandom(4).hex()
+        prefix = str(self._folder / "events")
+        self._writer = EventsWriter(prefix, f".{self._run.stage}-{attempt}")
+        if purged:
+            # TensorBoard takes these two events for a restart, and forgets all rows from the step on.
+            step = purged[0].step
+            restart = SessionLog(status=SessionLog.START)
+            self._writer.write_event(Event(step=step, file_version="brain.Event:2"))
+            self._writer.write_event(Event(step=step, session_log=restart))
 
 
 def _scalar(name: str, value: float, row: Row) -> Any:

@@ -9,16 +9,19 @@ from typing import Self
 from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.runtime.errors import Interrupted
 from finetune_trainer.runtime.progress import log_line
-from finetune_trainer.tracking.port import Outcome, Tracker
+from finetune_trainer.tracking.port import ReportEnd, Tracker
 
-CLOSE_SECONDS = {Outcome.FINISHED: 15.0, Outcome.INTERRUPTED: 5.0, Outcome.FAILED: 5.0}
-"""Time for all trackers together to receive what is left. An evicted pod has 30 s by default for everything."""
+# An evicted pod has 30 s by default for everything, also for its last checkpoint.
+CLOSE_SECONDS = {ReportEnd.FINISHED: 15.0, ReportEnd.INTERRUPTED: 5.0, ReportEnd.FAILED: 5.0}
+"""Time for all trackers together to receive the remaining calls."""
+# Errors of clients may contain a whole response.
+MESSAGE_LENGTH = 300
 
 
 class Trackers:
     """All trackers of a run. No call waits or raises; leaving the block waits at most CLOSE_SECONDS.
 
-    What a tracker did not receive is sent by the next process that reports to the same run.
+    Rows that a tracker did not receive are sent by the next process that reports to the same run.
     """
 
     def __init__(self, stage: str, trackers: Iterable[Tracker] = ()) -> None:
@@ -28,11 +31,12 @@ class Trackers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(_outcome_of(kind))
+        self.close(_end_of(kind))
 
     def log_rows(self, rows: Sequence[Row]) -> None:
         """Log rows with every tracker; see `Tracker.log_rows`. A tracker that is still busy gets them next time."""
         for thread in self._threads:
+            # The next call has all rows, so a queue of calls would only hold them several times.
             if not thread.is_busy():
                 thread.call(lambda tracker: tracker.log_rows(rows))
 
@@ -51,26 +55,30 @@ class Trackers:
         for thread in self._threads:
             thread.call(lambda tracker: tracker.register_model(uri, digest))
 
-    def close(self, outcome: Outcome) -> None:
-        """Close every tracker; abandon those that are not done in time."""
+    def close(self, end: ReportEnd) -> None:
+        """Close every tracker; abandon a tracker that is not done in time."""
+        # All of them first: they close at the same time.
         for thread in self._threads:
-            thread.end(outcome)
-        deadline = time.monotonic() + CLOSE_SECONDS[outcome]
+            thread.end(end)
+        deadline = time.monotonic() + CLOSE_SECONDS[end]
         for thread in self._threads:
             thread.wait(deadline)
 
 
-def _outcome_of(kind: type[BaseException] | None) -> Outcome:
+def _end_of(kind: type[BaseException] | None) -> ReportEnd:
     if kind is None:
-        return Outcome.FINISHED
-    return Outcome.INTERRUPTED if issubclass(kind, Interrupted) else Outcome.FAILED
+        return ReportEnd.FINISHED
+    if issubclass(kind, Interrupted):
+        return ReportEnd.INTERRUPTED
+    return ReportEnd.FAILED
 
 
 class TrackerThread:
     """Makes the calls of one tracker, one after the other, in a daemon thread that starts with the first call."""
 
     def __init__(self, stage: str, tracker: Tracker) -> None:
-        self._stage, self._tracker = stage, tracker
+        self._stage = stage
+        self._tracker = tracker
         self._calls: queue.Queue[Callable[[Tracker], None] | None] = queue.Queue()
         # Daemon: a thread that waits for a server must not keep the process alive.
         self._thread = threading.Thread(
@@ -88,26 +96,32 @@ class TrackerThread:
             self._thread.start()
         self._calls.put(call)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, end: ReportEnd) -> None:
         """Close the tracker after the calls before; a tracker that was never called needs no closing."""
         if self._thread.ident is not None:
-            self._calls.put(lambda tracker: tracker.close(outcome))
+            self._calls.put(lambda tracker: tracker.close(end))
             self._calls.put(None)
 
     def wait(self, deadline: float) -> None:
         """Wait until the tracker is closed, or until the deadline of the monotonic clock."""
         if self._thread.ident is None:
             return
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        left = deadline - time.monotonic()
+        self._thread.join(max(0.0, left))
         if self._thread.is_alive():
             self._warn("is too slow and was not waited for any longer")
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while True:
+            call = self._calls.get()
+            if call is None:
+                return
             try:
                 call(self._tracker)
-            except Exception as error:  # noqa: BLE001  a tracker's library raises anything, and none of it ends a stage
-                self._warn(f"failed: {type(error).__name__}: {_first_line(error)}")
+            except Exception as error:  # noqa: BLE001  a tracker's library raises anything
+                # None of it ends a stage.
+                kind = type(error).__name__
+                self._warn(f"failed: {kind}: {_first_line(error)}")
             finally:
                 self._calls.task_done()
 
@@ -122,4 +136,7 @@ class TrackerThread:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:300]
+    lines = str(error).splitlines()
+    if not lines:
+        return ""
+    return lines[0][:MESSAGE_LENGTH]

@@ -14,8 +14,9 @@ from finetune_trainer.tracking.metrics_file import MetricsFile
 from finetune_trainer.tracking.samples_file import SamplesFile
 from finetune_trainer.tracking.trackers import Trackers
 
+# All rows are held in memory, about 1 KB each.
 MAX_ROWS = 10_000
-"""Steps that are logged; of a longer training only every n-th is. All rows are held in memory, about 1 KB each."""
+"""Steps that are logged; of a longer training only every n-th step is."""
 
 
 class TrainingMetrics:
@@ -27,7 +28,8 @@ class TrainingMetrics:
     def __init__(
         self, folder: Path, trackers: Trackers, steps: int, fence: Fence = UNFENCED
     ) -> None:
-        self._file, self._trackers = MetricsFile(folder / METRICS, fence), trackers
+        self._file = MetricsFile(folder / METRICS, fence)
+        self._trackers = trackers
         self._samples = SamplesFile(folder / SAMPLES, fence)
         self._every = math.ceil(steps / MAX_ROWS)
         self._curve = LossCurveBuilder(steps)
@@ -39,6 +41,7 @@ class TrainingMetrics:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._trackers.log_all_rows(self._file.rows())
+        # The trackers last: they may take seconds, after which a kill is more likely.
         self._file.close()
         self._samples.close()
         self._trackers.__exit__(kind)
@@ -54,7 +57,7 @@ class TrainingMetrics:
             self._samples.open(step)
 
     def record_step(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the values of a finished step, if it is one of those that are logged."""
+        """Record the values of a finished step, if the step is logged."""
         if step % self._every == 0:
             self.record(step, values)
 
@@ -79,11 +82,12 @@ class TrainingMetrics:
     def send(self, saved_step: int | None) -> None:
         """Send the rows before the newest durable step, if there is a newer one; return at once.
 
-        The row of that step itself may get a validation loss yet. A file that could not be written is tried again: the
-        disk had room for a checkpoint.
+        The row of that step itself may get a validation loss yet.
         """
-        if saved_step is not None and saved_step > self._sent_before:
-            self._sent_before = saved_step
-            self._file.try_again()
-            self._samples.try_again()
-            self._trackers.log_rows(self._file.rows(before=saved_step))
+        if saved_step is None or saved_step <= self._sent_before:
+            return
+        self._sent_before = saved_step
+        # The disk had room for a checkpoint, so it may have room for a file that failed before.
+        self._file.try_again()
+        self._samples.try_again()
+        self._trackers.log_rows(self._file.rows(before=saved_step))

@@ -34,7 +34,9 @@ def test_fetched_files_equal_those_of_the_source(tmp_path):
 def test_complete_copy_needs_no_request(tmp_path):
     source = MemorySource(FILES)
     folder, listing = fetch(source, None, tmp_path)
-    source.files, source.listings, source.sent = {}, 0, 0
+    source.files = {}
+    source.listings = 0
+    source.sent = 0
     assert fetch(source, listing.pin, tmp_path) == (folder, listing)
     assert (source.listings, source.sent) == (0, 0)
 
@@ -212,7 +214,8 @@ def test_disk_that_fills_up_is_reported_with_free_bytes(small_disk):
 def test_stop_signal_in_a_deferred_block_raises_interrupted(tmp_path, monkeypatch):
     monkeypatch.setattr(concurrent, "WAIT_SECONDS", 0.1)
     source = MemorySource(FILES)
-    is_waiting, go_on = threading.Event(), threading.Event()
+    is_waiting = threading.Event()
+    go_on = threading.Event()
     source.before_write = lambda _name, _path: (is_waiting.set(), go_on.wait(10))
     threading.Thread(target=lambda: (is_waiting.wait(10), setattr(stop, "requested", True))).start()
     try:

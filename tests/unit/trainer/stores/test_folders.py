@@ -137,7 +137,8 @@ def test_file_system_without_symbolic_links_is_refused(target, model, monkeypatc
 
 
 def test_two_writers_at_once_leave_one_intact_model(target, model):
-    results, barrier = [], threading.Barrier(4)
+    results = []
+    barrier = threading.Barrier(4)
 
     def run():
         barrier.wait()

@@ -20,7 +20,8 @@ from finetune_trainer.stores.hub import HubSource
 from finetune_trainer.stores.hub_client import HubRepository
 from finetune_trainer.stores.port import RemoteFile
 
-NAME, URI = "people/tiny", "hf://people/tiny"
+NAME = "people/tiny"
+URI = "hf://people/tiny"
 WEIGHTS = bytes(range(256)) * 16
 MODEL = {"config.json": b"{}", "model.safetensors": WEIGHTS}
 

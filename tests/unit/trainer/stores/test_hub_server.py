@@ -55,9 +55,9 @@ def test_library_uploads_and_downloads_a_folder(
     assert {
         path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".gitattributes"
     } == FILES
-    found = hub.repository(NAME, f"{kind}s")
-    assert found
-    assert found.files() == FILES
+    repository = hub.repository(NAME, f"{kind}s")
+    assert repository
+    assert repository.files() == FILES
 
 
 def test_library_reads_user_refs_and_paths(hub: Hub, api: HfApi) -> None:
@@ -162,9 +162,9 @@ def test_commit_that_git_or_the_hub_would_refuse_is_refused(
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/x-ndjson"}
 
     assert send(f"{hub.url}/api/models/{NAME}/commit/main", body.encode(), headers) == status
-    found = hub.repository(NAME)
-    assert found
-    assert found.head == head
+    repository = hub.repository(NAME)
+    assert repository
+    assert repository.head == head
 
 
 def send(url: str, body: bytes, headers: dict[str, str], method: str = "POST") -> int:
@@ -195,8 +195,8 @@ def test_storage_takes_the_right_bytes_from_a_signed_url_only(hub: Hub) -> None:
 
 def test_git_object_id_is_that_of_git(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(LARGE)
-    found = subprocess.run(
+    completed = subprocess.run(
         ["git", "hash-object", tmp_path / "file"], check=True, capture_output=True, text=True
     )
 
-    assert git_oid(LARGE) == found.stdout.strip()
+    assert git_oid(LARGE) == completed.stdout.strip()

@@ -24,7 +24,8 @@ from finetune_trainer.stores.hub import HubSource
 from finetune_trainer.stores.port import RemoteFile
 
 ROOT = Path(__file__).resolve().parents[4]
-NAME, URI = "people/tiny", "hf://people/tiny"
+NAME = "people/tiny"
+URI = "hf://people/tiny"
 WEIGHTS = bytes(range(256)) * 2048
 MODEL = {
     "config.json": b"{}",
@@ -125,7 +126,8 @@ def test_branch_that_moves_after_the_listing_changes_nothing(
 
 def test_commit_that_the_hub_no_longer_has_is_reported(model: Repository, tmp_path: Path) -> None:
     source = HubSource(URI, "model")
-    files, gone = listed(source), model.head
+    files = listed(source)
+    gone = model.head
     model.set_ref("branches", "main", model.history()[-1])
     (model.folder / "commits" / gone).unlink()
 
@@ -147,7 +149,8 @@ def test_file_of_another_content_than_listed_is_refused(model: Repository, tmp_p
 def test_download_continues_behind_the_bytes_that_are_there(
     kept: int, hub: Hub, model: Repository, tmp_path: Path
 ) -> None:
-    source, path = HubSource(URI, "model"), tmp_path / "weights"
+    source = HubSource(URI, "model")
+    path = tmp_path / "weights"
     path.write_bytes(WEIGHTS[:kept])
     source.download(listed(source)["model.safetensors"], path)
 
@@ -156,7 +159,8 @@ def test_download_continues_behind_the_bytes_that_are_there(
 
 
 def test_part_that_is_longer_than_the_file_is_replaced(model: Repository, tmp_path: Path) -> None:
-    source, path = HubSource(URI, "model"), tmp_path / "weights"
+    source = HubSource(URI, "model")
+    path = tmp_path / "weights"
     path.write_bytes(WEIGHTS + b"more")
     source.download(listed(source)["model.safetensors"], path)
 
@@ -166,7 +170,8 @@ def test_part_that_is_longer_than_the_file_is_replaced(model: Repository, tmp_pa
 def test_download_over_a_connection_that_breaks_completes(
     hub: Hub, model: Repository, tmp_path: Path
 ) -> None:
-    source, path = HubSource(URI, "model"), tmp_path / "weights"
+    source = HubSource(URI, "model")
+    path = tmp_path / "weights"
     files = listed(source)
     hub.set_faults(cut_after=100_000)
     source.download(files["model.safetensors"], path)
@@ -231,7 +236,8 @@ def test_xet_whose_server_is_gone_is_a_temporary_failure(
 ) -> None:
     """The client of xet is Hugging Face's own; what it raises has no class of its own."""
     hub.add_repository(NAME, MODEL, xet=True)
-    source, path = HubSource(URI, "model"), tmp_path / "weights"
+    source = HubSource(URI, "model")
+    path = tmp_path / "weights"
     file = listed(source)["model.safetensors"]
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     monkeypatch.setenv("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "1")
@@ -252,7 +258,8 @@ def test_xet_whose_server_is_gone_is_a_temporary_failure(
 def test_small_file_that_is_spoilt_on_its_way_is_refused(
     hub: Hub, model: Repository, tmp_path: Path
 ) -> None:
-    source, path = HubSource(URI, "model"), tmp_path / "config.json"
+    source = HubSource(URI, "model")
+    path = tmp_path / "config.json"
     files = listed(source)
     hub.set_faults(spoil=True)
 
@@ -265,7 +272,8 @@ def test_small_file_that_is_spoilt_on_its_way_is_refused(
 
 
 def test_spoilt_part_of_a_small_file_is_not_continued(model: Repository, tmp_path: Path) -> None:
-    source, path = HubSource(URI, "model"), tmp_path / "tokenizer.json"
+    source = HubSource(URI, "model")
+    path = tmp_path / "tokenizer.json"
     path.write_bytes(b"!!!")
     source.download(listed(source)["tokenizer.json"], path)
 
@@ -287,7 +295,8 @@ def test_splits_of_a_data_set_have_different_uris() -> None:
 def test_large_file_that_is_spoilt_differs_from_its_digest(
     hub: Hub, model: Repository, tmp_path: Path
 ) -> None:
-    source, path = HubSource(URI, "model"), tmp_path / "weights"
+    source = HubSource(URI, "model")
+    path = tmp_path / "weights"
     file = listed(source)["model.safetensors"]
     hub.set_faults(spoil=True)
     source.download(file, path)

@@ -15,9 +15,11 @@ def encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-YES, NO = encoded("user:yes"), encoded("user:no")
+YES = encoded("user:yes")
+NO = encoded("user:no")
 TOKEN = requests.Response()
-TOKEN.status_code, TOKEN._content = 200, b'{"token": "abc"}'
+TOKEN.status_code = 200
+TOKEN._content = b'{"token": "abc"}'
 
 
 @pytest.fixture
@@ -111,7 +113,8 @@ def test_credentials_are_not_sent_without_tls(config: Path, realm: str):
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b"<html>"])
 def test_answer_without_a_token_is_a_refusal(config: Path, body: bytes):
     response = requests.Response()
-    response.status_code, response._content = 200, body
+    response.status_code = 200
+    response._content = body
     with pytest.raises(
         CredentialsRejected, match=r"https://tokens\.test/ refuses a token: status 200"
     ):
@@ -122,7 +125,8 @@ def test_answer_without_a_token_is_a_refusal(config: Path, body: bytes):
 
 def test_anonymous_token_needs_no_credentials(config: Path):
     response = requests.Response()
-    response.status_code, response._content = 200, b'{"access_token": "abc"}'
+    response.status_code = 200
+    response._content = b'{"access_token": "abc"}'
     authorization = Authorization("host.test", "model")
     challenge = (
         'Bearer realm="https://tokens.test/",service="s",scope="repository:model:pull",error="x"'

@@ -69,7 +69,8 @@ def test_part_is_continued_with_and_without_ranges(site, tmp_path, has_ranges):
 def test_file_that_changes_after_the_listing_is_refused(
     site, tmp_path, checks_conditions, before, after
 ):
-    site.checks_conditions, site.etag = checks_conditions, before
+    site.checks_conditions = checks_conditions
+    site.etag = before
     source = ObjectSource(f"{site.url}/rows.jsonl")
     (file,) = source.list_files(None).files
     site.etag = after
@@ -156,10 +157,10 @@ def test_signature_is_not_in_the_names_of_a_download(site, tmp_path):
 
 def test_queries_that_choose_a_file_are_told_apart(site, tmp_path):
     site.files |= {"get?file=1": b"one", "get?file=2": b"two"}  # of one size and one ETag
-    found = [
+    folders = [
         fetch(ObjectSource(f"{site.url}/get?file={number}"), None, tmp_path)[0] for number in (1, 2)
     ]
-    assert [contents(folder) for folder in found] == [{"get": b"one"}, {"get": b"two"}]
+    assert [contents(folder) for folder in folders] == [{"get": b"one"}, {"get": b"two"}]
 
 
 @pytest.mark.parametrize("status", [403, 405])
@@ -168,11 +169,9 @@ def test_queries_that_choose_a_file_are_told_apart(site, tmp_path):
 def test_address_that_is_signed_for_get_only_is_fetched(
     site, tmp_path, status, has_ranges, content
 ):
-    site.head_status, site.has_ranges, site.files["signed?signature=1"] = (
-        status,
-        has_ranges,
-        content,
-    )
+    site.head_status = status
+    site.has_ranges = has_ranges
+    site.files["signed?signature=1"] = content
     folder, listing = fetch(ObjectSource(f"{site.url}/signed?signature=1"), None, tmp_path)
     assert contents(folder) == {"signed": content}
     assert listing.files[0].size == len(content)
@@ -200,11 +199,9 @@ def test_hub_that_sends_more_than_it_lists_is_refused(site, tmp_path):
 @pytest.mark.parametrize("has_ranges", [True, False])
 def test_endless_blob_is_read_to_its_listed_end(site, monkeypatch, has_ranges):
     monkeypatch.setattr(registry_client, "READ_BYTES", 1000)
-    site.has_ranges, site.surplus, site.files["v2/model/blobs/sha256:1"] = (
-        has_ranges,
-        20_000_000,
-        ROWS,
-    )
+    site.has_ranges = has_ranges
+    site.surplus = 20_000_000
+    site.files["v2/model/blobs/sha256:1"] = ROWS
     uri = f"oci://{site.url.removeprefix('http://')}/model"
     blob = RegistryClient(uri, parse_name(uri)).read_blob("sha256:1", 500, 3500)
     chunks = list(islice(blob, 10))

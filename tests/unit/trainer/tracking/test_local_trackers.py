@@ -5,7 +5,7 @@ import pytest
 from support.tracker_files import event_points, finished_wandb_run
 
 from finetune_trainer.contract import Environment, TensorBoard, Wandb
-from finetune_trainer.tracking.port import Outcome
+from finetune_trainer.tracking.port import ReportEnd
 from finetune_trainer.tracking.tensorboard import TensorBoardTracker
 from finetune_trainer.tracking.wandb import WandbTracker
 
@@ -30,11 +30,11 @@ def tensorboard_tracker(new_run, tmp_path):
 def test_wandb_offline_run_is_whole_after_an_interruption(wandb_tracker, new_run, rows):
     first = wandb_tracker()
     first.log_rows(rows[:100])
-    first.close(Outcome.INTERRUPTED)
+    first.close(ReportEnd.INTERRUPTED)
     second = wandb_tracker()
     second.log_rows(rows[:120])
     second.log_rows(rows)
-    second.close(Outcome.FINISHED)
+    second.close(ReportEnd.FINISHED)
     run = finished_wandb_run(new_run().folder / "wandb")
     assert (run["id"], run["name"], run["finished"]) == ("a" * 16, "team/support", True)
     assert run["points"]["loss"] == LOSSES
@@ -46,7 +46,7 @@ def test_wandb_scores_and_model_are_a_part_of_the_same_run(wandb_tracker, new_ru
     process.log_rows(rows)
     process.log_scores({"support/acc": 0.75})
     process.register_model("pvc://models/bot", "sha256:1")
-    process.close(Outcome.FINISHED)
+    process.close(ReportEnd.FINISHED)
     run = finished_wandb_run(new_run("push").folder / "wandb")
     assert (run["id"], run["points"]) == ("a" * 16, {})
     expected = {"support/acc": 0.75, "model_uri": "pvc://models/bot", "model_digest": "sha256:1"}

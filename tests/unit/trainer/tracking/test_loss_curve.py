@@ -62,7 +62,8 @@ def test_newest_and_best_validation_are_in_the_curve():
 def test_resumed_curve_is_that_of_an_undisturbed_training():
     rows = [Row(step, 1e9, {"loss": 1 / step} | ({"validation_loss": 2 / step} if step % 7 == 0 else {}))
             for step in range(1, 101)]  # fmt: skip
-    undisturbed, resumed = LossCurveBuilder(300), LossCurveBuilder(300)
+    undisturbed = LossCurveBuilder(300)
+    resumed = LossCurveBuilder(300)
     undisturbed.restart(rows)
     resumed.restart(rows[:90])
     resumed.restart(rows[:50])

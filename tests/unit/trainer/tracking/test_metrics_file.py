@@ -143,7 +143,9 @@ def test_closing_a_file_never_opened_keeps_it(path):
 
 
 def test_rows_are_recorded_while_another_thread_syncs(path, monkeypatch):
-    begun, released, fsync = threading.Event(), threading.Event(), os.fsync
+    begun = threading.Event()
+    released = threading.Event()
+    fsync = os.fsync
 
     def slow_fsync(descriptor: int) -> None:
         begun.set()
@@ -168,7 +170,9 @@ def test_rows_are_recorded_while_another_thread_syncs(path, monkeypatch):
 
 
 def test_sync_during_close_returns_when_the_rows_are_durable(path, monkeypatch):
-    begun, released, write = threading.Event(), threading.Event(), appended_file.write_durably
+    begun = threading.Event()
+    released = threading.Event()
+    write = appended_file.write_durably
 
     def slow_write(*arguments: object) -> None:
         begun.set()

@@ -4,7 +4,7 @@ import pytest
 
 from finetune_trainer.contract import Environment, Mlflow
 from finetune_trainer.tracking.mlflow import MlflowTracker
-from finetune_trainer.tracking.port import Outcome
+from finetune_trainer.tracking.port import ReportEnd
 
 
 @pytest.fixture
@@ -49,7 +49,11 @@ def test_run_has_its_name_identity_and_parameters(mlflow, tracker, rows):
 
 @pytest.mark.parametrize(
     ("outcome", "status"),
-    [(Outcome.FINISHED, "FINISHED"), (Outcome.INTERRUPTED, "RUNNING"), (Outcome.FAILED, "FAILED")],
+    [
+        (ReportEnd.FINISHED, "FINISHED"),
+        (ReportEnd.INTERRUPTED, "RUNNING"),
+        (ReportEnd.FAILED, "FAILED"),
+    ],
 )
 def test_status_follows_the_outcome(mlflow, tracker, rows, outcome, status):
     process = tracker()

@@ -70,13 +70,14 @@ def test_pipeline_with_five_faults_is_one_run_with_its_model(
     assert stages["train"]["interruptions"] == len(FAULTS) // 2
     [run] = mlflow.runs.values()
     assert [step for step, _ in mlflow.metrics(run)["loss"]] == list(range(1, STEPS + 1))
-    # Each stage writes files of its own. Those with the same id are one run.
-    offline = [found for files in folder.rglob("wandb") for found in wandb_runs(files)]
-    assert len({found["id"] for found in offline}) == 1
-    [losses] = [found["points"]["loss"] for found in offline if "loss" in found["points"]]
+    # Each stage writes files of its own. W&B takes files with the same id for one run.
+    offline = []
+    for files in folder.rglob("wandb"):
+        offline += wandb_runs(files)
+    assert len({part["id"] for part in offline}) == 1
+    [losses] = [part["points"]["loss"] for part in offline if "loss" in part["points"]]
     assert [step for step, _ in losses] == list(range(1, STEPS + 1))
     [version] = mlflow.versions["tickets"]
-    assert {tag["key"]: tag["value"] for tag in version["tags"]}["finetune.digest"] == stages[
-        "push"
-    ]["result"]["digest"]
+    tags = {tag["key"]: tag["value"] for tag in version["tags"]}
+    assert tags["finetune.digest"] == stages["push"]["result"]["digest"]
     assert version["source"] == status["model"]["uri"]

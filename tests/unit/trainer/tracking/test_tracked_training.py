@@ -22,7 +22,7 @@ from support.training import (
 
 from finetune_trainer.contract import ExitCode, Tracking
 from finetune_trainer.contract.metric_rows import METRICS, read_rows
-from finetune_trainer.tracking.port import Outcome
+from finetune_trainer.tracking.port import ReportEnd
 
 STEPS = 24
 REPEATABLE = ("loss", "validation_loss", "learning_rate", "gradient_norm")
@@ -135,7 +135,7 @@ def test_five_kills_leave_one_run_with_each_step_once(  # noqa: PLR0917
         process.kill(number)
         assert process.wait() == stop_code(number), (workspace / "log").read_text()
     # On a busy machine a tracker may need longer than a training waits for it.
-    patient = {"finetune_trainer.tracking.trackers.CLOSE_SECONDS": dict.fromkeys(Outcome, 120)}
+    patient = {"finetune_trainer.tracking.trackers.CLOSE_SECONDS": dict.fromkeys(ReportEnd, 120)}
     process = server.start(
         config, environment(workspace), workspace / "log", slow_disk=0.05, constants=patient
     )

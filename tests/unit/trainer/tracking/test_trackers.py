@@ -11,7 +11,7 @@ from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted
 from finetune_trainer.tracking import trackers as module
 from finetune_trainer.tracking.mlflow import MlflowTracker
-from finetune_trainer.tracking.port import Outcome
+from finetune_trainer.tracking.port import ReportEnd
 from finetune_trainer.tracking.registry import TRACKERS, _requested
 from finetune_trainer.tracking.trackers import Trackers
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
@@ -20,10 +20,13 @@ from finetune_trainer.tracking.training_metrics import TrainingMetrics
 class MemoryTracker:
     """A tracker that keeps what it gets, as the port asks; each call may wait for `released` or raise."""
 
-    name, package = "memory", "json"
+    name = "memory"
+    package = "json"
 
     def __init__(self, error=None):
-        self.steps, self.outcome, self.error = [], None, error
+        self.steps = []
+        self.outcome = None
+        self.error = error
         self.released = threading.Event()
         self.released.set()
 
@@ -39,7 +42,7 @@ class MemoryTracker:
 
 @pytest.fixture
 def short_limit(monkeypatch):
-    monkeypatch.setattr(module, "CLOSE_SECONDS", dict.fromkeys(Outcome, 0.2))
+    monkeypatch.setattr(module, "CLOSE_SECONDS", dict.fromkeys(ReportEnd, 0.2))
 
 
 def rows(count):
@@ -51,12 +54,12 @@ def test_every_row_arrives_before_the_block_ends():
     with Trackers("train", [tracker]) as trackers:
         trackers.log_rows(rows(3))
         trackers.log_all_rows(rows(5))
-    assert (tracker.steps, tracker.outcome) == ([1, 2, 3, 4, 5], Outcome.FINISHED)
+    assert (tracker.steps, tracker.outcome) == ([1, 2, 3, 4, 5], ReportEnd.FINISHED)
 
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
-    [(Interrupted(), Outcome.INTERRUPTED), (ConfigInvalid("x"), Outcome.FAILED)],
+    [(Interrupted(), ReportEnd.INTERRUPTED), (ConfigInvalid("x"), ReportEnd.FAILED)],
 )
 def test_outcome_is_that_of_the_block(error, outcome):
     tracker = MemoryTracker()
@@ -68,7 +71,8 @@ def test_outcome_is_that_of_the_block(error, outcome):
 
 
 def test_failing_tracker_costs_one_line_and_the_other_gets_all(capsys):
-    down, up = MemoryTracker(ConnectionError("refused\nsecond line")), MemoryTracker()
+    down = MemoryTracker(ConnectionError("refused\nsecond line"))
+    up = MemoryTracker()
     with Trackers("train", [down, up]) as trackers:
         for count in range(1, 9):
             trackers.log_all_rows(rows(count))
