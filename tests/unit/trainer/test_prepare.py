@@ -20,7 +20,7 @@ from support.stages import environment_in, read_progress, run_in_process, run_to
 
 from finetune_trainer.contract import DatasetSource, Environment, ExitCode
 from finetune_trainer.data.datasets import Dataset, RecordReader
-from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.data.packing_rows import PackedRows
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.stores.data_files import DataFile
 

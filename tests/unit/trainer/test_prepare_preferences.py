@@ -18,7 +18,7 @@ from support.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data import batch_tokenizer
-from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.data.packing_rows import PackedRows
 
 USER = {"role": "user", "content": "the file or a socket?"}
 FILE, SOCKET = ({"role": "assistant", "content": f"the {name}"} for name in ("file", "socket"))

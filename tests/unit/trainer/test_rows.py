@@ -9,8 +9,10 @@ import pytest
 import torch
 from support.training import document, documents, environment, train_config, write_rows
 
-from finetune_trainer.data import packing
-from finetune_trainer.data.packing import Document, PackedRows, PackedWriter
+from finetune_trainer.data import packing_rows
+from finetune_trainer.data.documents import Document
+from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing_writer import PackedWriter
 from finetune_trainer.data.row_format import record_size
 from finetune_trainer.runtime.errors import DataInvalid
 from finetune_trainer.stages.train import check_tokens, open_rows
@@ -74,7 +76,7 @@ def test_file_of_another_split_or_part_is_found(tmp_path, other):
 
 
 def test_rows_of_many_parts_are_read_in_any_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(packing, "MAX_OPEN_FILES", 3)
+    monkeypatch.setattr(packing_rows, "MAX_OPEN_FILES", 3)
     lengths = [5 + number % 20 for number in range(40)]
     with PackedWriter(tmp_path, CONTEXT, 0) as writer:
         for number, length in enumerate(lengths):

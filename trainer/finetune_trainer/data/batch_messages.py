@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from finetune_trainer.contract import Objective, PrepareRecipe
-from finetune_trainer.data.packing import Document
+from finetune_trainer.data.documents import Document
 from finetune_trainer.data.record_tokenizer import TokenizedBatch, TokenizerSettings
 from finetune_trainer.data.records import Fields, InvalidRecord, Shape, fields_of
 

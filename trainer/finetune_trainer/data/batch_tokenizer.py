@@ -9,7 +9,7 @@ from typing import Any
 
 from finetune_trainer.contract import PrepareConfig
 from finetune_trainer.data.batch_messages import records_message, settings_message
-from finetune_trainer.data.parts import Counts
+from finetune_trainer.data.documents import Counts
 from finetune_trainer.data.record_batches import Batch
 from finetune_trainer.data.record_tokenizer import (
     RecordTokenizer,

@@ -19,7 +19,7 @@ from tokenizers.processors import Sequence
 
 from finetune_trainer.data.chat import ChatTemplate, Span
 from finetune_trainer.data.conversations import conversation_of
-from finetune_trainer.data.packing import Document
+from finetune_trainer.data.documents import Document
 from finetune_trainer.data.records import (
     SHAPES,
     SUPPORTED_SHAPES,

@@ -1,6 +1,6 @@
 """The folder in which `prepare` works, part by part, so that a killed process loses one part at most.
 
-    rows/               the files of `data.packing`; they become the stage's output
+    rows/               the files of `data.row_format`; they become the stage's output
     part-00000.json     what was known at the end of each part, written when the part's rows are durable
 
 A later process goes on behind the last complete part. It needs the same inputs and the same records up to there.
@@ -10,35 +10,12 @@ import shutil
 from itertools import count
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from finetune_trainer.data.packing import SplitPart, file_name
-from finetune_trainer.data.records import Shape
-from finetune_trainer.data.row_format import Split, record_size
+from finetune_trainer.data.documents import Counts, Split
+from finetune_trainer.data.packing_writer import SplitPart
+from finetune_trainer.data.row_format import file_name, record_size
 from finetune_trainer.files import write_durably
-
-
-class Counts(BaseModel):
-    """What is known of the records read so far."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    records: int = 0
-    invalid: int = 0
-    truncated: int = 0
-    dropped: int = 0
-    unused: int = 0
-    """Records left out by the weight of their data set."""
-    boundary_tokens: int = 0
-    """Records in which one token spans text with loss and text without."""
-    dataset: int = 0
-    """Position of the data set of the last record that was used."""
-    shape: Shape | None = None
-    """The shape of all valid records of this data set."""
-    conversations: bool = False
-    """Whether any records are conversations."""
-    reasons: list[str] = Field(default=[])
-    """Why the first invalid records are invalid."""
 
 
 class PartState(BaseModel):

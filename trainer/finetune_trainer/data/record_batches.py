@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from finetune_trainer.data.datasets import Dataset, NumberedRecord
+from finetune_trainer.data.documents import Split
 from finetune_trainer.data.records import Fields, InvalidRecord
-from finetune_trainer.data.row_format import Split
 
 BATCH_RECORDS = 1000
 BATCH_CHARACTERS = 256 * 1024

@@ -7,8 +7,8 @@ from typing import Any
 from finetune_trainer.contract import PrepareConfig
 from finetune_trainer.data.batch_tokenizer import BatchTokenizer
 from finetune_trainer.data.datasets import Dataset, NumberedRecord
-from finetune_trainer.data.packing import PackedWriter
-from finetune_trainer.data.parts import Counts
+from finetune_trainer.data.documents import Counts
+from finetune_trainer.data.packing_writer import PackedWriter
 from finetune_trainer.data.record_batches import Batch, Position, UsedRecord, batches_of
 from finetune_trainer.data.record_tokenizer import Documents, TokenizedBatch
 from finetune_trainer.data.records import CONVERSATIONS, fields_for

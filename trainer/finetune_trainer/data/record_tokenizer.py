@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from finetune_trainer.contract import Objective, PrepareRecipe
 from finetune_trainer.data.chat import ChatTemplate, template_of
+from finetune_trainer.data.documents import Document
 from finetune_trainer.data.encoding import Encoder, RecordFormatter, TextExample
-from finetune_trainer.data.packing import Document
 from finetune_trainer.data.preferences import PreferenceFormatter
 from finetune_trainer.data.records import Fields, InvalidRecord, Shape
 

@@ -1,4 +1,8 @@
-"""The bytes of a packed row.
+"""The files and the bytes of packed rows: `prepare` writes them, `train` reads single rows.
+
+A folder holds a file for each split and part, `train-00000.rows`, with the rows of that part one after another.
+A part has the rows of consecutive records. A split without rows in a part has no file for it. `rows.json` holds all
+that train must know before it reads a row: numbers of rows, tokens and targets, and the largest token.
 
 A row of L tokens is one record of 5 L + 8 bytes:
 
@@ -8,26 +12,36 @@ A row of L tokens is one record of 5 L + 8 bytes:
 
 The checksum is personalized with the row's split, part and number. So it finds a changed byte, a torn row, and a row
 in another's place, when the row is read. Reading a row therefore needs no other row to be read first.
+
+For pairs, row 2 i of a split holds the chosen completion of pair i with its prompt, and row 2 i + 1 the rejected one.
+
+The rest of a row after its last document is padding. In packed rows padding is a document of its own, with positions
+from 0. In a row of one document its positions continue those of the document, so that they never restart.
 """
 
 import hashlib
 import struct
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Split = Literal["train", "validation"]
-SPLITS: tuple[Split, ...] = ("train", "validation")
+from finetune_trainer.data.documents import SPLITS, Flags, Split, Tokens
+
+INDEX = "rows.json"
+ROW_FILES = "*.rows"
+"""Pattern of the files whose content is verified row by row, when it is read."""
 
 TARGET, FIRST, PADDING = 1, 2, 4
 """Flags of a token: it is a target of the loss, it is the first of a document, it is padding."""
 
 TOKEN_BYTES, FLAG_BYTES, CHECKSUM_BYTES = 4, 1, 8
 
-Tokens = NDArray[np.int32]
-Flags = NDArray[np.uint8]
 Bytes = NDArray[np.uint8]
+
+
+def file_name(split: Split, part: int) -> str:
+    """Return the name of the file with a split's rows of one part."""
+    return f"{split}-{part:05}.rows"
 
 
 def record_size(context_length: int) -> int:
