@@ -278,7 +278,7 @@ def test_shape_may_change_between_data_sets_only(
         prepare_config(model, datasets=[{"uri": "a-1.jsonl"}, {"uri": "a-2.jsonl"}]), environment
     )
     assert (
-        "a-2.jsonl:1: has prompt and completion where earlier records have text: use one shape per data"
+        "a-2.jsonl:1: has prompt and completion, but earlier records have text: use one shape per data"
         in message
     )
 

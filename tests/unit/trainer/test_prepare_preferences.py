@@ -186,7 +186,7 @@ DEFECTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         MESSAGES,
-        "has chosen and rejected messages where earlier records have chosen and rejected texts",
+        "has chosen and rejected messages, but earlier records have chosen and rejected texts",
     ),
 ]
 DEFECTS_OF_MESSAGES: list[tuple[dict[str, Any], str]] = [
@@ -206,7 +206,7 @@ DEFECTS_OF_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({**MESSAGES, "rejected": [FILE]}, "chosen and rejected are equal"),
     (
         TEXTS,
-        "has chosen and rejected texts where earlier records have chosen and rejected messages",
+        "has chosen and rejected texts, but earlier records have chosen and rejected messages",
     ),
 ]
 

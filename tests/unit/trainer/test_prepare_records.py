@@ -89,7 +89,7 @@ BAD_LINES = [
     (b'{"text": " "}', "data.jsonl:2: text is empty: there is nothing to learn"),
     (
         b'{"prompt": "a", "completion": "b"}',
-        "data.jsonl:2: has prompt and completion where earlier records have text: use one shape per data set",
+        "data.jsonl:2: has prompt and completion, but earlier records have text: use one shape per data set",
     ),
     (
         b'{"text": "a", "prompt": "a", "completion": "b"}',
@@ -159,7 +159,7 @@ BAD_FILES = [
     ("data.csv", b"text\n", "data.csv has no records"),
     ("data.csv", b"the file,a socket\nx,y\n", "data.csv:1: the first line must name the columns"),
     ("data.csv", b"text;more\nx;y\n", "found text;more"),
-    ("data.csv", b"text,more\na,b\nc\n", "data.csv:3: 1 cells where the header names 2"),
+    ("data.csv", b"text,more\na,b\nc\n", "data.csv:3: 1 cells, but the header names 2"),
     ("data.csv", b'text\n"a\nb"\n"c\n', "data.csv:4: not CSV: unexpected end of data"),
     (
         "data.csv",

@@ -1,4 +1,4 @@
-"""Documents: records as tokens, and the counts of what became of the records."""
+"""Documents: records as tokens. Counts: what became of the records."""
 
 from typing import Literal, NamedTuple
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from finetune_trainer.data.records import Shape
 
 Split = Literal["train", "validation"]
+# The order is part of the format on disk: a row's checksum holds the index of its split.
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
 Tokens = NDArray[np.int32]
@@ -16,16 +17,17 @@ Flags = NDArray[np.uint8]
 
 
 class Document(NamedTuple):
-    """One record as tokens; both arrays are of shape [length]."""
+    """A record as tokens; both arrays are of shape [length]."""
 
     tokens: Tokens
     loss_mask: Flags
-    """1 where the token is a target of the loss. Never the first token: no earlier token predicts it."""
+    """1 if the token is a target of the loss. Never the first token: no earlier token predicts it."""
 
 
 class Counts(BaseModel):
-    """What is known of the records read so far."""
+    """Counts of the records read so far."""
 
+    # A part's state with a field of another version is not resumed: its counts may mean something else.
     model_config = ConfigDict(extra="forbid")
 
     records: int = 0
@@ -35,7 +37,7 @@ class Counts(BaseModel):
     unused: int = 0
     """Records left out by the weight of their data set."""
     boundary_tokens: int = 0
-    """Records in which one token spans text with loss and text without."""
+    """Records in which a token spans prompt and completion."""
     dataset: int = 0
     """Position of the data set of the last record that was used."""
     shape: Shape | None = None
@@ -43,4 +45,4 @@ class Counts(BaseModel):
     conversations: bool = False
     """Whether any records are conversations."""
     reasons: list[str] = Field(default=[])
-    """Why the first invalid records are invalid."""
+    """The reasons why the first invalid records are invalid."""

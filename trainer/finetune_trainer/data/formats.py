@@ -1,4 +1,4 @@
-"""Read a data set's file as numbered records, one at a time.
+"""Read a data set's file as a stream of numbered records.
 
 JSON, JSON Lines and CSV have their own readers here instead of a library's. An invalid record must be named by its
 line, and the valid records around it must still be used. Parquet is read by pyarrow, batch by batch.
@@ -8,6 +8,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,8 +29,9 @@ FORMAT_BY_EXTENSION: dict[str, DataFormat] = {
     ".csv": "CSV",
     ".parquet": "Parquet",
 }
+# Without a limit, an unclosed quote would load the whole file.
 LONGEST_RECORD = 64 * 1024 * 1024
-"""Maximum size in characters (bytes for JSON Lines). Without it an unclosed quote would load the whole file."""
+"""Maximum size of a record in characters (bytes for JSON Lines)."""
 PARQUET_BATCH = 256
 """Rows in memory at a time."""
 DIGEST_CHUNK = 1024 * 1024
@@ -42,23 +44,25 @@ ReadRecord = tuple[int, Fields | InvalidRecord]
 
 
 def format_of(path: Path, requested: DataFormat) -> DataFormat:
-    """Return the requested format, or for Auto the one of the file's extension.
+    """Return the requested format, or for Auto the format of the file's extension.
 
     Raises ConfigInvalid for an unknown extension, and for a compressed Parquet file.
     """
     compressed = path.suffix.lower() in COMPRESSIONS
     extension = Path(path.stem).suffix if compressed else path.suffix
-    found = FORMAT_BY_EXTENSION.get(extension.lower()) if requested == "Auto" else requested
-    if found is None:
+    form: DataFormat | None = requested
+    if requested == "Auto":
+        form = FORMAT_BY_EXTENSION.get(extension.lower())
+    if form is None:
         raise ConfigInvalid(
             f"{path.name}: unknown file extension {extension or '(none)'}: set the data set's format to JSONLines, "
             f"JSON, CSV or Parquet (compressed files must be unpacked, except {' and '.join(COMPRESSIONS)})"
         )
-    if compressed and found == "Parquet":
+    if compressed and form == "Parquet":
         raise ConfigInvalid(
             f"{path.name}: compressed Parquet files must be unpacked, because they are read in parts"
         )
-    return found
+    return form
 
 
 def read_records(
@@ -91,20 +95,24 @@ def known_count(source: Source, form: DataFormat) -> int | None:
 
 
 def _jsonl(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
-    with source.open() as lines:
-        for number, line in enumerate(iter(lambda: lines.readline(LONGEST_RECORD), b""), start=1):
+    with source.open() as file:
+        lines = iter(partial(file.readline, LONGEST_RECORD), b"")
+        for number, line in enumerate(lines, start=1):
             if len(line) == LONGEST_RECORD:
                 raise DataInvalid(
                     f"{source.name}:{number}: the line is longer than {LONGEST_RECORD >> 20} MiB: "
                     "JSON Lines has one record a line; if the file is one array, set its format to JSON"
                 )
-            if line.strip(b"\xef\xbb\xbf\r\n\t " if number == 1 else None):
+            # Editors of Windows write a byte order mark at the start of a file, also of an empty one.
+            ignored = b"\xef\xbb\xbf\r\n\t " if number == 1 else None
+            if line.strip(ignored):
                 yield number, _parsed(line, columns)
 
 
 def _parsed(line: bytes, columns: FieldColumns) -> Fields | InvalidRecord:
     try:
-        return columns.select(_fields(json.loads(line.rstrip().decode("utf-8-sig"))))
+        text = line.rstrip().decode("utf-8-sig")
+        return columns.select(_fields(json.loads(text)))
     except UnicodeDecodeError as error:
         return InvalidRecord(
             f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8"
@@ -163,12 +171,18 @@ class _JsonWindow:
 
     def __init__(self, name: str, file: TextIO) -> None:
         self.line = 1
-        self._name, self._file = name, file
-        self._text, self._at, self._ended = "", 0, False
+        self._name = name
+        self._file = file
+        self._text = ""
+        self._at = 0
+        """Position in the text of the next unread character."""
+        self._ended = False
 
     def fault(self, message: str, at: int | None = None) -> DataInvalid:
         """Return an error at the current line, or at the line of a character of the window."""
-        line = self.line + self._text.count("\n", self._at, at) if at else self.line
+        line = self.line
+        if at:
+            line += self._text.count("\n", self._at, at)
         return DataInvalid(f"{self._name}:{line}: {message}")
 
     def peek(self) -> str:
@@ -181,20 +195,20 @@ class _JsonWindow:
             self._read_chunk()
 
     def take(self, expected: str) -> None:
-        """Consume one character; raise DataInvalid if it is not the expected one."""
-        found = self.peek()
-        if found != expected:
-            raise self.fault(
-                f"not JSON: expected {expected} and found {found or 'the end of the file'}"
-            )
+        """Consume the next character; raise DataInvalid if it is not the expected character."""
+        character = self.peek()
+        if character != expected:
+            observed = character or "the end of the file"
+            raise self.fault(f"not JSON: expected {expected} and found {observed}")
         self._move(self._at + 1)
 
     def value(self) -> object:
-        """Parse and consume one JSON value; raise DataInvalid where that fails."""
+        """Parse and consume a JSON value; raise DataInvalid if that fails."""
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
+                # Before the end of the file, the value may only be cut by the end of the window.
                 if self._ended:
                     raise self.fault(
                         f"not JSON: {error.msg}; nothing after it can be read", error.pos
@@ -218,7 +232,9 @@ class _JsonWindow:
         # The window doubles each time, so that a long record is not parsed once per chunk.
         unread = self._text[self._at :]
         chunk = self._file.read(max(JSON_CHUNK, len(unread)))
-        self._text, self._at, self._ended = unread + chunk, 0, not chunk
+        self._text = unread + chunk
+        self._at = 0
+        self._ended = not chunk
 
 
 def _csv(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
@@ -228,7 +244,8 @@ def _csv(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
         header = next(rows, None)
         if header is None:
             return
-        if problem := columns.problem(header):
+        problem = columns.problem(header)
+        if problem:
             raise DataInvalid(
                 f"{source.name}:1: the first line must name the columns, separated by commas: it {problem}; "
                 f"found {shortened(','.join(header))}"
@@ -238,6 +255,7 @@ def _csv(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
 
 def _csv_rows(rows: Any, header: list[str], columns: FieldColumns) -> Iterator[ReadRecord]:
     while True:
+        # A quoted cell may span lines, so the record's first line is the line after the record before it.
         line = rows.line_num + 1
         try:
             row = next(rows)
@@ -249,7 +267,7 @@ def _csv_rows(rows: Any, header: list[str], columns: FieldColumns) -> Iterator[R
         if len(row) == len(header):
             yield line, _cells(dict(zip(header, row, strict=True)), columns)
         elif row:
-            yield line, InvalidRecord(f"{len(row)} cells where the header names {len(header)}")
+            yield line, InvalidRecord(f"{len(row)} cells, but the header names {len(header)}")
 
 
 def _cells(row: Fields, columns: FieldColumns) -> Fields | InvalidRecord:
@@ -276,7 +294,8 @@ def _parquet(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
             pass
     with _opened(source) as parquet:
         names = parquet.schema_arrow.names
-        if problem := columns.problem(names):
+        problem = columns.problem(names)
+        if problem:
             raise DataInvalid(f"{source.name}: {problem}; it has {shortened(', '.join(names))}")
         number = 1
         for batch in parquet.iter_batches(PARQUET_BATCH, columns=columns.among(names)):
@@ -290,8 +309,9 @@ def _rows(batch: Any, columns: FieldColumns) -> list[Fields | InvalidRecord]:
         rows: list[Fields] = batch.to_pylist()
     except UnicodeDecodeError:
         # Parquet files may hold invalid UTF-8: convert row by row to find the invalid record.
-        single = (batch.slice(row, 1) for row in range(len(batch)))
-        return [_rows(row, columns)[0] for row in single] if len(batch) > 1 else [_not_utf8()]
+        if len(batch) == 1:
+            return [InvalidRecord("holds bytes that are not UTF-8")]
+        return [_rows(batch.slice(row, 1), columns)[0] for row in range(len(batch))]
     return [_selected(row, columns) for row in rows]
 
 
@@ -303,7 +323,7 @@ def _selected(row: Fields, columns: FieldColumns) -> Fields | InvalidRecord:
 
 
 def _without_nulls(fields: Fields) -> Fields:
-    """Remove nulls within conversations and tools: in Parquet, an object has all fields that any other one has."""
+    """Remove nulls within conversations and tools: in Parquet, every object has the fields of all objects."""
     return {name: _pruned(value) if name in NESTED else value for name, value in fields.items()}
 
 
@@ -315,7 +335,3 @@ def _pruned(value: Any) -> Any:
             return [_pruned(inner) for inner in value]
         case _:
             return value
-
-
-def _not_utf8() -> InvalidRecord:
-    return InvalidRecord("holds bytes that are not UTF-8")

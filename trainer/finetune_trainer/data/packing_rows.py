@@ -32,7 +32,7 @@ MAX_OPEN_FILES = 64
 
 
 def corrupt_rows(folder: Path, error: CorruptArtifact) -> DataInvalid:
-    """Return the error for rows that are not as they were written."""
+    """Return the error for rows that differ from the rows that were written."""
     return DataInvalid(
         f"the packed rows are corrupt: {error}: delete {folder} and run prepare again"
     )
@@ -48,7 +48,7 @@ class RowBatch(NamedTuple):
 
     @property
     def loss_mask(self) -> Flags:
-        """[B, L], 1 where the token is a target of the loss."""
+        """[B, L], 1 if the token is a target of the loss."""
         return self.flags & np.uint8(TARGET)
 
     @property
@@ -69,25 +69,28 @@ class RowBatch(NamedTuple):
         return lengths
 
     def cut(self, length: int) -> "RowBatch":
-        """Return the first tokens of each row."""
+        """Return the first `length` tokens of each row."""
         return RowBatch(self.tokens[:, :length], self.flags[:, :length])
 
     def flattened(self) -> "RowBatch":
-        """Return one row: the documents of all rows, one after the other, without padding."""
+        """Return a single row: the documents of all rows, in order, without padding."""
         is_token = ~self.is_padding
-        return RowBatch(self.tokens[is_token].reshape(1, -1), self.flags[is_token].reshape(1, -1))
+        tokens = self.tokens[is_token]
+        flags = self.flags[is_token]
+        return RowBatch(tokens.reshape(1, -1), flags.reshape(1, -1))
 
 
 class PackedRows:
-    """The rows of one split, read one by one. To open them reads only the index."""
+    """The rows of one split; opening them reads only the index."""
 
     def __init__(self, folder: Path, split: Split) -> None:
         index = json.loads((folder / INDEX).read_bytes())
-        self._folder, self._split = folder, split
+        self._folder = folder
         self.context_length: int = index["contextLength"]
         self.pad_token_id: int = index["padTokenId"]
         self.packed: bool = index["packing"]
         """Whether a row may hold several documents."""
+        # The writer leaves this out of the index unless the rows are pairs.
         self.pairs: bool = index.get("pairs", False)
         """Whether two rows at a time are a pair of a chosen and a rejected completion."""
         self.split: Split = split
@@ -104,46 +107,58 @@ class PackedRows:
         return self._ends[-1] if self._ends else 0
 
     def read(self, indices: Iterable[int] | NDArray[np.int64]) -> RowBatch:
-        """Read the rows with these indices; raise DataInvalid if one of them is not as it was written."""
+        """Read the rows with these indices; raise DataInvalid if a row is damaged."""
         wanted = [int(index) for index in indices]
         records = np.empty((len(wanted), record_size(self.context_length)), dtype=np.uint8)
         try:
             for record, index in zip(records, wanted, strict=True):
+                # Copied into one array: the bytes of a row that was read cannot be changed.
                 record[:] = self._record(index)
         except CorruptArtifact as error:
             raise corrupt_rows(self._folder, error) from error
         return RowBatch(tokens_of(records), flags_of(records))
 
     def _record(self, index: int) -> NDArray[np.uint8]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        part = bisect_right(self._ends, index)
-        row = index - (self._ends[part - 1] if part else 0)
+        part, row = self._place(index)
         size = record_size(self.context_length)
-        # Not memory-mapped: a file that was cut meanwhile then gives an error, not SIGBUS.
-        data = os.pread(self._files.descriptor(part), size, row * size)
-        name = f"{self._folder.name}/{file_name(self._split, part)}"
+        descriptor = self._files.descriptor(part)
+        # Not memory-mapped: if a file is cut meanwhile, this gives an error, and a mapping gives SIGBUS.
+        data = os.pread(descriptor, size, row * size)
+        name = f"{self._folder.name}/{file_name(self.split, part)}"
         if len(data) < size:
             raise CorruptArtifact(f"{name} has {len(data)} of the {size} bytes of row {row}")
         record = np.frombuffer(data, dtype=np.uint8)
-        if not is_intact(record, self._split, part, row):
+        if not is_intact(record, self.split, part, row):
             raise CorruptArtifact(f"{name}: row {row} does not match its checksum")
         return record
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the part of a row, and the row's number in this part."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        part = bisect_right(self._ends, index)
+        if part == 0:
+            return part, index
+        rows_before = self._ends[part - 1]
+        return part, index - rows_before
 
 
 class _RowFiles:
     """Descriptors of the files of a split, the MAX_OPEN_FILES that were used last."""
 
     def __init__(self, folder: Path, split: Split) -> None:
-        self._folder, self._split = folder, split
+        self._folder = folder
+        self._split = split
         self._open: OrderedDict[int, int] = OrderedDict()
 
     def descriptor(self, part: int) -> int:
         """Return an open descriptor of a part's file."""
         if part not in self._open:
             if len(self._open) == MAX_OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
-            self._open[part] = os.open(self._folder / file_name(self._split, part), os.O_RDONLY)
+                _, least_recent = self._open.popitem(last=False)
+                os.close(least_recent)
+            path = self._folder / file_name(self._split, part)
+            self._open[part] = os.open(path, os.O_RDONLY)
         self._open.move_to_end(part)
         return self._open[part]
 

@@ -27,12 +27,12 @@ from finetune_trainer.data.row_format import (
 from finetune_trainer.files import sync_folder
 
 MAX_OPEN_BINS = 64
-"""Rows that are filled at the same time. More of them pack better and hold more tokens in memory."""
+"""Rows that are filled at the same time. More rows pack better and hold more tokens in memory."""
 
 
 @dataclass(frozen=True)
 class SplitPart:
-    """What one part holds of one split."""
+    """The content of a part in one split."""
 
     rows: int = 0
     tokens: int = 0
@@ -55,6 +55,10 @@ class _Bin:
     documents: list[Document] = field(default_factory=list)
 
 
+def _free_space(row: _Bin) -> int:
+    return row.free
+
+
 class PackedWriter:
     """Online packing of documents into rows; the same documents in the same order give the same bytes.
 
@@ -75,6 +79,7 @@ class PackedWriter:
         pairs: bool = False,
         parts: Iterable[Part] = (),
     ) -> None:
+        # Train finds the other completion of a pair by the row's number, so pairs are never packed.
         packing = packing and not pairs
         self.parts: list[Part] = list(parts)
         """The complete parts."""
@@ -84,15 +89,15 @@ class PackedWriter:
             "contextLength": context_length,
             "padTokenId": pad_token_id,
             "packing": packing,
-            **({"pairs": True} if pairs else {}),
         }
+        if pairs:
+            self._index["pairs"] = True
         self._row = _RowBuilder(context_length, pad_token_id, packing=packing)
         self._splits = self._new_part()
 
     def _new_part(self) -> "dict[Split, _SplitWriter]":
-        return {
-            split: _SplitWriter(self._folder, split, len(self.parts), self._row) for split in SPLITS
-        }
+        number = len(self.parts)
+        return {split: _SplitWriter(self._folder, split, number, self._row) for split in SPLITS}
 
     def add(self, split: Split, document: Document) -> None:
         """Add a document of at most contextLength tokens to a row."""
@@ -100,10 +105,12 @@ class PackedWriter:
 
     def end_part(self) -> Part:
         """Write all open bins, flush the part's files to disk, and begin the next part."""
-        self.parts.append({name: split.close() for name, split in self._splits.items()})
+        part = {name: split.close() for name, split in self._splits.items()}
+        self.parts.append(part)
+        # The caller records the part as complete after this, so its files must be on disk by their names, too.
         sync_folder(self._folder)
         self._splits = self._new_part()
-        return self.parts[-1]
+        return part
 
     @property
     def part_tokens(self) -> int:
@@ -129,16 +136,17 @@ class PackedWriter:
 
     def write_index(self) -> None:
         """Write rows.json, after the last part."""
-        splits = {
-            split: {
-                "rows": [part[split].rows for part in self.parts],
+        index = dict(self._index)
+        for split in SPLITS:
+            contents = [part[split] for part in self.parts]
+            largest_tokens = [content.largest_token for content in contents]
+            index[split] = {
+                "rows": [content.rows for content in contents],
                 "tokens": self.tokens(split),
-                "targets": sum(part[split].targets for part in self.parts),
-                "largestToken": max((part[split].largest_token for part in self.parts), default=0),
+                "targets": sum(content.targets for content in contents),
+                "largestToken": max(largest_tokens, default=0),
             }
-            for split in SPLITS
-        }
-        (self._folder / INDEX).write_text(json.dumps(self._index | splits, indent=1))
+        (self._folder / INDEX).write_text(json.dumps(index, indent=1))
 
     def __enter__(self) -> Self:
         return self
@@ -159,13 +167,15 @@ class _RowBuilder:
     """Builds the bytes of rows."""
 
     def __init__(self, context_length: int, pad_token_id: int, *, packing: bool) -> None:
-        self.context_length, self.packing = context_length, packing
+        self.context_length = context_length
+        self.packing = packing
         self._pad_token_id = pad_token_id
 
     def build(self, documents: list[Document]) -> NDArray[np.uint8]:
         """Return a record without its checksum."""
         record = empty_record(self.context_length)
-        tokens, flags = tokens_of(record), flags_of(record)
+        tokens = tokens_of(record)
+        flags = flags_of(record)
         start = 0
         for document in documents:
             end = start + len(document.tokens)
@@ -176,20 +186,26 @@ class _RowBuilder:
         tokens[start:] = self._pad_token_id
         flags[start:] = PADDING
         if self.packing:
+            # A slice, because a full row has no padding.
             flags[start : start + 1] |= FIRST
         return record
 
 
 class _SplitWriter:
-    """Packs the documents of one split and part into the rows of one file."""
+    """Packs the documents of one split and part into the rows of a file."""
 
     def __init__(self, folder: Path, split: Split, part: int, row: _RowBuilder) -> None:
-        self.rows = self.tokens = self._targets = self._largest_token = 0
-        self._path, self._split, self._part = folder / file_name(split, part), split, part
+        self.rows = 0
+        self.tokens = 0
+        self._targets = 0
+        self._largest_token = 0
+        self._path = folder / file_name(split, part)
+        self._split: Split = split
+        self._part = part
         self._row = row
-        self._open_bins: list[
-            _Bin
-        ] = []  # sorted by free space: the fullest first, the oldest first among equals
+        # Sorted by free space, the fullest first. Equally full bins stay in the order of their last document.
+        self._open_bins: list[_Bin] = []
+        # Opened by the first row: a split without rows has no file.
         self._file: BinaryIO | None = None
         self._sha256 = hashlib.sha256()
 
@@ -205,13 +221,13 @@ class _SplitWriter:
         row.documents.append(document)
         row.free -= length
         if row.free:
-            insort(self._open_bins, row, key=lambda row: row.free)
+            insort(self._open_bins, row, key=_free_space)
         else:
             self._write(row.documents)
 
     def _take_bin(self, length: int) -> _Bin:
-        """Remove and return the open bin with the least free space that is enough; open one if there is none."""
-        best = bisect_left(self._open_bins, length, key=lambda row: row.free)
+        """Remove and return the open bin with the least free space that is enough; open a bin if there is none."""
+        best = bisect_left(self._open_bins, length, key=_free_space)
         if best < len(self._open_bins):
             return self._open_bins.pop(best)
         if len(self._open_bins) == MAX_OPEN_BINS:
@@ -228,7 +244,7 @@ class _SplitWriter:
         self.rows += 1
 
     def close(self) -> SplitPart:
-        """Write the open bins, flush the file to disk, and return what is in it."""
+        """Write the open bins, flush the file to disk, and return its content in numbers."""
         while self._open_bins:
             self._write(self._open_bins.pop(0).documents)
         if self._file is None:
