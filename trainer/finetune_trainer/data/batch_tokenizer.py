@@ -77,8 +77,12 @@ class BatchTokenizer:
             self._shape = tokenized.shape
             return lambda: tokenized
         future = pool.submit(message)
-        # No result: the process met an error. This process meets it, too, and then reports it with its traceback.
-        return lambda: future.result() or self._own.tokenize(batch.fields, shape)
+
+        def result() -> TokenizedBatch:
+            # None: the process met an error. This process meets it, too, and then reports it with its traceback.
+            return future.result() or self._own.tokenize(batch.fields, shape)
+
+        return result
 
     def _pool_for(self, batch: Batch) -> WorkerPool | None:
         """Return the pool if it is ready; start it after POOL_CHARACTERS."""

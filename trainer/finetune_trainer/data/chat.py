@@ -98,10 +98,11 @@ class ChatTemplate:
     """A tokenizer's chat template with a fixed date."""
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
+        self._for_tools: ChatTemplate | None = None
         variants = tokenizer.chat_template
-        has_tool_use = template is None and isinstance(variants, dict) and "tool_use" in variants
-        # transformers chooses the template `tool_use` for conversations with tools, too.
-        self._for_tools = ChatTemplate(tokenizer, variants["tool_use"]) if has_tool_use else None
+        if template is None and isinstance(variants, dict) and "tool_use" in variants:
+            # transformers chooses the template `tool_use` for conversations with tools, too.
+            self._for_tools = ChatTemplate(tokenizer, variants["tool_use"])
         template = template or template_of(tokenizer)
         self._template = _FROZEN_CLOCK + template
         self._has_generation_tag = re.search(r"{%-?\s*generation\s*-?%}", template) is not None

@@ -90,7 +90,8 @@ class FieldColumns:
         columns: AbstractSet[str] = {*self._required.values(), *self._optional.values()}
         if not columns:
             columns = fields_for(self._objective)
-        wanted = columns | {_outermost(column) for column in columns}
+        outermost = {_outermost(column) for column in columns}
+        wanted = columns | outermost
         return [name for name in names if name in wanted]
 
 

@@ -74,14 +74,17 @@ def parts_left_out(conversation: Conversation) -> Iterator[tuple[str, Conversati
     if conversation.tools:
         yield "tools", replace(conversation, tools=None)
     for index, message in enumerate(conversation.messages):
-        calls = message.get("tool_calls", [])
-        has_other_text = bool(calls) or message["role"] == "tool"
-        if has_other_text and message["content"].strip():
-            without_content = message | {"content": ""}
-            yield f"messages[{index}].content", conversation.with_message(index, without_content)
-        for number in range(len(calls)):
-            name = f"messages[{index}].tool_calls[{number}]"
-            yield name, conversation.with_message(index, _without_call(message, number))
+        for name, rest in _message_parts_left_out(message):
+            yield f"messages[{index}].{name}", conversation.with_message(index, rest)
+
+
+def _message_parts_left_out(message: Message) -> Iterator[tuple[str, Message]]:
+    calls = message.get("tool_calls", [])
+    is_easily_ignored = bool(calls) or message["role"] == "tool"
+    if is_easily_ignored and message["content"].strip():
+        yield "content", message | {"content": ""}
+    for number in range(len(calls)):
+        yield f"tool_calls[{number}]", _without_call(message, number)
 
 
 def _without_call(message: Message, number: int) -> Message:

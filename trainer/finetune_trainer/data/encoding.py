@@ -191,6 +191,7 @@ class Encoder:
         spans = example.loss_spans
         if len(text) != len(example.text):
             spans = tuple(_byte_span(example.text, span) for span in spans)
+        # A token begins where the token before it ends.
         starts = np.concatenate((_ZERO, ends[:-1])) if len(ends) else ends
         return _Located(tokens, starts, ends, len(text), spans)
 
@@ -203,12 +204,14 @@ class Encoder:
             starts = starts[1:]
             ends = ends[1:]
         if self._eos is not None:
-            # An EOS that the tokenizer wrote has no position in the text, so it is replaced.
-            has_eos = tokens[-1:] == [self._eos]
-            kept = len(tokens) - has_eos
-            tokens = [*tokens[:kept], self._eos]
-            starts = np.append(starts[:kept], length)
-            ends = np.append(ends[:kept], length + 1)
+            if tokens[-1:] == [self._eos]:
+                # An EOS that the tokenizer wrote has no position in the text, so it is replaced.
+                tokens = tokens[:-1]
+                starts = starts[:-1]
+                ends = ends[:-1]
+            tokens = [*tokens, self._eos]
+            starts = np.append(starts, length)
+            ends = np.append(ends, length + 1)
         return _Located(tokens, starts, ends, length, spans)
 
     def _document(self, located: "_Located") -> Document:
@@ -239,10 +242,15 @@ class _Located(NamedTuple):
 
 def _with_offsets(encoding: Any, example: TextExample) -> _Located:
     """Return the tokens with the tokenizer's own offsets, which are in characters."""
+    # Reshaped, because a text without tokens gives an empty array of one dimension.
     offsets: Positions = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-    starts = offsets[:, 0]
-    ends = offsets[:, 1]
-    return _Located(encoding.ids, starts, ends, len(example.text), example.loss_spans)
+    return _Located(
+        tokens=encoding.ids,
+        starts=offsets[:, 0],
+        ends=offsets[:, 1],
+        length=len(example.text),
+        loss_spans=example.loss_spans,
+    )
 
 
 def _byte_span(text: str, span: Span) -> Span:

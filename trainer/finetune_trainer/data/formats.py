@@ -189,9 +189,12 @@ class _JsonWindow:
         """Return the next non-space character, or an empty string at the end of the file."""
         while True:
             space = self._space.match(self._text, self._at)
-            self._move(space.end() if space else self._at)
-            if self._at < len(self._text) or self._ended:
-                return self._text[self._at : self._at + 1]
+            if space is not None:
+                self._move(space.end())
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self._ended:
+                return ""
             self._read_chunk()
 
     def take(self, expected: str) -> None:

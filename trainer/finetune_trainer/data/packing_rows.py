@@ -99,7 +99,8 @@ class PackedRows:
         self.target_count: int = index[split]["targets"]
         """Tokens that are targets of the loss."""
         self.largest_token: int = index[split]["largestToken"]
-        self._ends = list(accumulate(index[split]["rows"]))
+        rows_by_part: list[int] = index[split]["rows"]
+        self._ends = list(accumulate(rows_by_part))
         """For every part the number of rows in it and before it."""
         self._files = _RowFiles(folder, split)
 
@@ -153,14 +154,17 @@ class _RowFiles:
 
     def descriptor(self, part: int) -> int:
         """Return an open descriptor of a part's file."""
-        if part not in self._open:
-            if len(self._open) == MAX_OPEN_FILES:
-                _, least_recent = self._open.popitem(last=False)
-                os.close(least_recent)
-            path = self._folder / file_name(self._split, part)
-            self._open[part] = os.open(path, os.O_RDONLY)
-        self._open.move_to_end(part)
-        return self._open[part]
+        descriptor = self._open.get(part)
+        if descriptor is not None:
+            self._open.move_to_end(part)
+            return descriptor
+        if len(self._open) == MAX_OPEN_FILES:
+            _, least_recent = self._open.popitem(last=False)
+            os.close(least_recent)
+        path = self._folder / file_name(self._split, part)
+        descriptor = os.open(path, os.O_RDONLY)
+        self._open[part] = descriptor
+        return descriptor
 
     def __del__(self) -> None:
         for descriptor in self._open.values():

@@ -198,8 +198,9 @@ class Summary:
     def _training_rows(self) -> str:
         tokens = self._writer.tokens("train")
         rows = self._writer.rows("train")
+        counted = self._counted(rows, "training")
         fullness = tokens / rows / self._length
-        return f"{self._counted(rows, 'training')} of {self._length} tokens ({fullness:.0%} full)"
+        return f"{counted} of {self._length} tokens ({fullness:.0%} full)"
 
     def _validation_rows(self) -> str:
         rows = self._writer.rows("validation")

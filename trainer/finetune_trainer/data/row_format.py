@@ -80,12 +80,14 @@ def _context_length(records: Bytes) -> int:
 
 def seal_record(record: Bytes, split: Split, part: int, row: int) -> None:
     """Write the checksum at the end of a record of shape [record size]."""
-    record[-CHECKSUM_BYTES:] = np.frombuffer(_checksum(record, split, part, row), dtype=np.uint8)
+    checksum = _checksum(record, split, part, row)
+    record[-CHECKSUM_BYTES:] = np.frombuffer(checksum, dtype=np.uint8)
 
 
 def is_intact(record: Bytes, split: Split, part: int, row: int) -> bool:
     """Return whether a record of shape [record size] has its checksum and is in its place."""
-    return record[-CHECKSUM_BYTES:].tobytes() == _checksum(record, split, part, row)
+    stored = record[-CHECKSUM_BYTES:].tobytes()
+    return stored == _checksum(record, split, part, row)
 
 
 def _checksum(record: Bytes, split: Split, part: int, row: int) -> bytes:
@@ -102,4 +104,6 @@ def positions_of(flags: Flags) -> NDArray[np.int64]:
     """
     index = np.arange(flags.shape[-1], dtype=np.int64)
     starts = np.where(flags & FIRST, index, 0)
-    return index - np.maximum.accumulate(starts, axis=-1)
+    # The index of the latest first token, at every token.
+    latest_start = np.maximum.accumulate(starts, axis=-1)
+    return index - latest_start

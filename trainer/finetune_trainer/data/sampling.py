@@ -17,7 +17,8 @@ def permutation(count: int, seed: int, stream: int) -> Indices:
     """
     # NumPy guarantees that this stream stays the same in later versions. It does not guarantee this for permutations.
     key = np.array([seed % 2**64, stream], dtype=np.uint64)
-    numbers = np.random.Philox(key=key).random_raw(count)
+    generator = np.random.Philox(key=key)
+    numbers = generator.random_raw(count)
     # Stable, so that equal numbers do not make the order depend on the sorting algorithm.
     return np.argsort(numbers, kind="stable").astype(np.int64)
 
@@ -28,5 +29,7 @@ def sample(size: int, count: int, seed: int, name: str) -> list[int]:
     A larger sample of the same seed and name contains the smaller sample.
     """
     # Not Python's hash of the name, which differs between processes.
-    stream = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
-    return sorted(permutation(count, seed, stream)[:size].tolist())
+    digest = hashlib.sha256(name.encode()).digest()
+    stream = int.from_bytes(digest[:8])
+    drawn = permutation(count, seed, stream)[:size]
+    return sorted(drawn.tolist())

@@ -23,15 +23,19 @@ def byte_alphabet() -> dict[str, int]:
     Printable characters of Latin-1 stand for themselves, and the characters from U+0100 on for all other bytes, as in
     GPT-2's tokenizer.
     """
-    printable = [
+    printable = {
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
         *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    alphabet = {chr(byte): byte for byte in printable}
-    for index, byte in enumerate(others):
-        alphabet[chr(256 + index)] = byte
+    }
+    alphabet = {}
+    next_free = 256
+    for byte in range(256):
+        if byte in printable:
+            alphabet[chr(byte)] = byte
+        else:
+            alphabet[chr(next_free)] = byte
+            next_free += 1
     return alphabet
 
 
