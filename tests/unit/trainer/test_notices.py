@@ -1,4 +1,4 @@
-"""Notices from metadata endpoints: local servers answer as those of the clouds do."""
+"""Notices from metadata endpoints: local servers answer as the servers of the clouds."""
 
 import socket
 import time
@@ -57,7 +57,7 @@ def azure() -> Iterator[Served]:
 
 
 def texts(endpoint: notices.Endpoint) -> list[str]:
-    return [str(one) for one in endpoint.poll()]
+    return [str(notice) for notice in endpoint.poll()]
 
 
 def test_ec2_without_a_notice_gives_none(ec2: Served) -> None:
@@ -119,7 +119,7 @@ def test_azure_event_of_another_kind_or_machine_is_none(
     assert texts(Azure(azure[1])) == []
 
 
-def test_azure_event_counts_where_the_own_name_is_unknown(azure: Served) -> None:
+def test_azure_event_counts_if_the_own_name_is_unknown(azure: Served) -> None:
     azure[0].values.pop("/metadata/instance/compute/name")
     azure[0].set("/metadata/scheduledevents", {"Events": [PREEMPT, "nonsense"]})
     assert len(texts(Azure(azure[1]))) == 1
@@ -132,14 +132,15 @@ def watched(cloud: str, base: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     environment = Environment(
         Path("/workspace"), interruption_notices=cloud, metadata_endpoint=base
     )
-    found: list[str] = []
-    with watch_notices(environment, found.append):
-        yield found
+    passed_on: list[str] = []
+    with watch_notices(environment, passed_on.append):
+        yield passed_on
 
 
 def until_polled(served: MetadataServer, times: int) -> None:
     """Wait until the endpoint got so many more requests."""
-    wanted, deadline = len(served.requests) + times, time.monotonic() + 20
+    wanted = len(served.requests) + times
+    deadline = time.monotonic() + 20
     while len(served.requests) < wanted and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(served.requests) >= wanted
@@ -149,12 +150,12 @@ def until_polled(served: MetadataServer, times: int) -> None:
 def test_each_notice_is_passed_on_once(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, value, text = VALUES[cloud]
     monkeypatch.setattr(Gce, "WAIT_SECONDS", 0.05)
-    with metadata_server(cloud) as (served, base), watched(cloud, base, monkeypatch) as found:
+    with metadata_server(cloud) as (served, base), watched(cloud, base, monkeypatch) as passed_on:
         until_polled(served, 4)
-        assert found == []
+        assert passed_on == []
         served.set(path, value)
         until_polled(served, 12)
-        assert found == [text]
+        assert passed_on == [text]
 
 
 @contextmanager
@@ -174,14 +175,14 @@ def test_nonsense_is_logged_once_and_watching_goes_on(
     with (
         metadata_server(cloud) as (served, base),
         answering(served, status),
-        watched(cloud, base, monkeypatch) as found,
+        watched(cloud, base, monkeypatch) as passed_on,
     ):
         until_polled(served, 6)
-        assert found == []
+        assert passed_on == []
         served.set(path, value)
         served.status = 0
         until_polled(served, 12)
-        assert found == [text]
+        assert passed_on == [text]
         assert capsys.readouterr().out.count("the metadata endpoint cannot be read") == 1
 
 
@@ -218,8 +219,8 @@ def test_hostile_text_becomes_one_short_line(ec2: Served) -> None:
 
 def test_no_cloud_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     before = notices.threading.active_count()
-    with watched("", "http://127.0.0.1:1", monkeypatch) as found:
-        assert (found, notices.threading.active_count()) == ([], before)
+    with watched("", "http://127.0.0.1:1", monkeypatch) as passed_on:
+        assert (passed_on, notices.threading.active_count()) == ([], before)
 
 
 def test_unknown_cloud_is_refused() -> None:
