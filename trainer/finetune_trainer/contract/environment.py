@@ -20,7 +20,7 @@ INSECURE_REGISTRIES = "FINETUNE_INSECURE_REGISTRIES"
 """Hosts of OCI registries, separated by commas and with their ports, that are asked by HTTP without TLS."""
 INTERRUPTION_NOTICES = "FINETUNE_INTERRUPTION_NOTICES"
 METADATA_ENDPOINT = "FINETUNE_METADATA_ENDPOINT"
-# Uid and attempt decide which of two processes in a stage's folder is the later one.
+# Uid and attempt decide which of two processes in a stage's folder is later.
 PIPELINE_UID = "FINETUNE_PIPELINE_UID"
 ATTEMPT = "FINETUNE_ATTEMPT"
 NODE_RANK = "FINETUNE_NODE_RANK"

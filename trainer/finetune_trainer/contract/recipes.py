@@ -129,8 +129,8 @@ class Checkpoint(ContractModel):
     """Also save a checkpoint when this many seconds have passed since the last checkpoint: a kill costs little more."""
 
     keep: int = Field(default=2, ge=2, le=100)
-    """Number of latest checkpoints to keep, besides the best checkpoint. At least 2, so that one is left if the other
-    is corrupt."""
+    """Number of latest checkpoints to keep, besides the best checkpoint. At least 2, as a fallback for a corrupt
+    checkpoint."""
 
 
 class Samples(ContractModel):

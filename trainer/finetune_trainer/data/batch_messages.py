@@ -73,7 +73,7 @@ def read_records(message: bytes) -> tuple[list[Fields | InvalidRecord], Shape | 
 
 def batch_message(batch: TokenizedBatch) -> bytes:
     """Return a message with a tokenized batch: the tokens of all documents are one block of bytes."""
-    # Lists of lengths stand for documents, so that marshal handles few objects instead of one for each token.
+    # Lists of lengths stand for documents, so that marshal handles few values.
     outcomes: list[list[int] | str | None] = []
     documents: list[Document] = []
     for outcome in batch.outcomes:

@@ -26,7 +26,7 @@ MAX_PROCESSES = 8
 # A guess with a margin: measured were 86 MB with a vocabulary of 4,096 tokens and 204 MB with 128,000 tokens.
 PROCESS_BYTES = 400 * 2**20
 """Memory that a process may take."""
-# The second batch is there when a process has finished its first one, so it never waits for this process.
+# When a process has finished a batch, its next batch is there already.
 BATCHES_AHEAD = 2
 """Batches for each process that wait, are tokenized, or are not yet packed."""
 

@@ -29,7 +29,7 @@ class Dataset:
     """The field of the manifest that names it, for messages: datasets[0], or validation."""
     source: DataSource
     files: tuple[DataFile, ...]
-    """At least one."""
+    """There is at least 1 file."""
     weight: float
     validation_fraction: float
     """Fraction of the records for validation; 1 for a data set that only validates."""

@@ -103,7 +103,7 @@ def _jsonl(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
                     f"{source.name}:{number}: the line is longer than {LONGEST_RECORD >> 20} MiB: "
                     "JSON Lines has one record a line; if the file is one array, set its format to JSON"
                 )
-            # Editors of Windows write a byte order mark at the start of a file, also of an empty one.
+            # Editors of Windows write a byte order mark at the start of a file, also of an empty file.
             ignored = b"\xef\xbb\xbf\r\n\t " if number == 1 else None
             if line.strip(ignored):
                 yield number, _parsed(line, columns)

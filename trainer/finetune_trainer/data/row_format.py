@@ -64,7 +64,7 @@ def empty_record(context_length: int) -> Bytes:
 
 def tokens_of(records: Bytes) -> Tokens:
     """Return a view on the tokens of records of shape [..., record size]."""
-    # Little-endian on every machine: a volume may be read by another one.
+    # Little-endian on every machine: another machine may read the volume.
     return records[..., : TOKEN_BYTES * _context_length(records)].view("<i4")
 
 

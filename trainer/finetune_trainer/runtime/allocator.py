@@ -20,7 +20,8 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    is_chosen = CHOSEN_BY_USER & os.environ.keys() or "glibc.malloc." in tunables
+    has_variable = not CHOSEN_BY_USER.isdisjoint(os.environ)
+    is_chosen = has_variable or "glibc.malloc." in tunables
     if mallopt is not None and not is_chosen:
         mallopt(M_TRIM_THRESHOLD, NEVER)
         # No block has a mapping of its own. M_MMAP_THRESHOLD would not do: before glibc 2.35 it ends at 32 MiB.

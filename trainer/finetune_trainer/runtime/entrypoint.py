@@ -46,7 +46,7 @@ STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
 
 def main(arguments: list[str]) -> int:
-    """Run one stage and return the exit code of the process."""
+    """Run a stage and return the exit code of the process."""
     if len(arguments) != 1 or arguments[0] not in STAGES:
         print(f"usage: python -m finetune_trainer {{{'|'.join(STAGES)}}}", file=sys.stderr)
         return ExitCode.CONFIG

@@ -152,7 +152,7 @@ def _remove_smaller_tokens(folder: Path, number: int) -> None:
 
 
 def check_order(folder: Path, attempt: Attempt) -> int:
-    """Return the largest token, 0 without one. Raise Replaced if a later attempt of the same pipeline has it."""
+    """Return the largest token, or 0. Raise Replaced if it belongs to a later attempt of the same pipeline."""
     # Read once: the caller may take only the token after the token whose owner was checked here.
     newest = _newest(folder)
     owner = _read(folder, newest)
@@ -243,7 +243,10 @@ def _tokens(folder: Path) -> list[int]:
 def _remove_unfinished(folder: Path, token: int) -> None:
     """Remove the temporary folders of smaller tokens."""
     unfinished = f".*.a*t*.{SUFFIX_PATTERN}"
-    for temporary in [*folder.glob(unfinished), *folder.glob(f"*/{unfinished}")]:
+    in_folder = folder.glob(unfinished)
+    in_subfolders = folder.glob(f"*/{unfinished}")
+    # A list, because the loop renames folders.
+    for temporary in [*in_folder, *in_subfolders]:
         label = LABEL.search(temporary.name)
         if label is None or int(label[1]) >= token:
             continue

@@ -52,7 +52,7 @@ class Notice:
 
 
 class Endpoint(Protocol):
-    """The metadata endpoint of one cloud."""
+    """The metadata endpoint of a cloud."""
 
     def poll(self) -> Iterable[Notice]:
         """Return the notices that it has now. Raise OSError, HTTPException or ValueError if reading it fails."""

@@ -78,23 +78,30 @@ class ProgressReporter:
         now = datetime.now(UTC)  # noqa: TID251  an edge
         self.now = self.now.model_copy(update={"updated_at": now, **fields})
         clock = time.monotonic()
-        at_once = not fields.keys().isdisjoint({"note", "saved_step", "notice"})
-        if self._file and (at_once or clock - self._written >= FILE_SECONDS):
+        is_urgent = not fields.keys().isdisjoint({"note", "saved_step", "notice"})
+        is_file_due = clock - self._written >= FILE_SECONDS
+        if is_urgent or is_file_due:
             self._written = clock
-            _replace(self._file, self.now.model_dump_json(by_alias=True, exclude_none=True))
+            self._write_file()
         interval = TERMINAL_SECONDS if sys.stdout.isatty() else LOG_SECONDS
-        if "note" in fields or clock - self._printed >= interval:
+        is_line_due = clock - self._printed >= interval
+        if "note" in fields or is_line_due:
             self._printed = clock
             self.log()
 
+    def _write_file(self) -> None:
+        if self._file is None:
+            return
+        text = self.now.model_dump_json(by_alias=True, exclude_none=True)
+        _replace(self._file, text)
+
     def flush(self) -> None:
         """Publish the latest state to the file and the log now, regardless of the intervals."""
-        if self._file:
-            _replace(self._file, self.now.model_dump_json(by_alias=True, exclude_none=True))
+        self._write_file()
         self.log()
 
     def log(self) -> None:
-        """Print the progress line if it has changed; on a terminal, overwrite the previous one."""
+        """Print the progress line if it has changed; on a terminal, overwrite the previous line."""
         text = line(self.now)
         if text == self._last_line:
             return

@@ -32,7 +32,7 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Context:
-    """Runtime services of one stage, passed to its `run(config, context)`."""
+    """Runtime services of a stage, passed to its `run(config, context)`."""
 
     environment: Environment
     folder: Path
