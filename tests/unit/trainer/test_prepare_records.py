@@ -16,7 +16,7 @@ from support.stages import run_to_failure
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data import formats
 from finetune_trainer.data.formats import read_records
-from finetune_trainer.data.source import Source
+from finetune_trainer.data.source import SourceFile
 
 CONVERSATION = [
     {"role": "user", "content": 'the "file",\nor?'},
@@ -322,7 +322,7 @@ def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, name: str) ->
     FORMATS[name](path, [{"text": f"{number} " + "the file " * 200} for number in range(3000)])
     tracemalloc.start()
     try:
-        count = sum(1 for _ in read_records(Source(path), "Auto"))
+        count = sum(1 for _ in read_records(SourceFile(path), "Auto"))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -336,7 +336,7 @@ def test_json_records_do_not_depend_on_the_chunk_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"text": "é\n" * length, "n": 10**length} for length in range(12)]
-    source = Source(tmp_path / "data.json")
+    source = SourceFile(tmp_path / "data.json")
     source.path.write_text(json.dumps(rows, indent=2, ensure_ascii=False))
     in_one_chunk = list(read_records(source, "JSON"))
 

@@ -10,7 +10,7 @@ from typing import Any
 from finetune_trainer.contract import PrepareConfig
 from finetune_trainer.data.batch_messages import records_message, settings_message
 from finetune_trainer.data.documents import Counts
-from finetune_trainer.data.record_batches import Batch
+from finetune_trainer.data.record_batches import RecordBatch
 from finetune_trainer.data.record_tokenizer import (
     RecordTokenizer,
     TokenizedBatch,
@@ -60,7 +60,7 @@ class BatchTokenizer:
         pool = self._ready_pool()
         return BATCHES_AHEAD * pool.size if pool else 0
 
-    def submit(self, batch: Batch) -> Callable[[], TokenizedBatch]:
+    def submit(self, batch: RecordBatch) -> Callable[[], TokenizedBatch]:
         """Begin with a batch; the function that is returned waits for the result.
 
         That function raises ServiceUnavailable if a process was killed.
@@ -84,7 +84,7 @@ class BatchTokenizer:
 
         return result
 
-    def _pool_for(self, batch: Batch) -> WorkerPool | None:
+    def _pool_for(self, batch: RecordBatch) -> WorkerPool | None:
         """Return the pool if it is ready; start it after POOL_CHARACTERS."""
         self._characters += batch.characters
         is_worth_it = self._processes > 1 and self._characters >= POOL_CHARACTERS

@@ -16,7 +16,7 @@ from finetune_trainer.contract.uris import without_secrets
 from finetune_trainer.data.columns import FieldColumns
 from finetune_trainer.data.formats import format_of, known_count, read_records
 from finetune_trainer.data.records import Fields, InvalidRecord
-from finetune_trainer.data.source import BUFFER_BYTES, Source
+from finetune_trainer.data.source import BUFFER_BYTES, SourceFile
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.stores.data_files import DataFile, fetch_dataset
 
@@ -127,7 +127,7 @@ class RecordReader:
         self._formats = [
             format_of(file.path, dataset.source.format) for dataset, file in self._files
         ]
-        self._opened: list[Source] = []
+        self._opened: list[SourceFile] = []
 
     @property
     def name(self) -> str:
@@ -148,7 +148,7 @@ class RecordReader:
             number = 0
             columns = self._columns[index]
             for file in dataset.files:
-                source = Source(file.path, file.name)
+                source = SourceFile(file.path, file.name)
                 self._opened.append(source)
                 for line, fields in read_records(source, next(formats), columns):
                     yield NumberedRecord(index, number, source.name, line, fields)
@@ -178,7 +178,7 @@ class RecordReader:
         """Return the number of records, or None if it takes reading the files to know."""
         total = 0
         for (_, file), form in zip(self._files, self._formats, strict=True):
-            count = known_count(Source(file.path, file.name), form)
+            count = known_count(SourceFile(file.path, file.name), form)
             if count is None:
                 return None
             total += count

@@ -19,7 +19,7 @@ from pyarrow.parquet import ParquetFile
 from finetune_trainer.contract import DataFormat
 from finetune_trainer.data.columns import FieldColumns
 from finetune_trainer.data.records import NESTED, Fields, InvalidRecord, kind_of, shortened
-from finetune_trainer.data.source import COMPRESSIONS, Source
+from finetune_trainer.data.source import COMPRESSIONS, SourceFile
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 
 FORMAT_BY_EXTENSION: dict[str, DataFormat] = {
@@ -66,7 +66,7 @@ def format_of(path: Path, requested: DataFormat) -> DataFormat:
 
 
 def read_records(
-    source: Source, form: DataFormat, columns: FieldColumns | None = None
+    source: SourceFile, form: DataFormat, columns: FieldColumns | None = None
 ) -> Iterator[ReadRecord]:
     """Yield the file's records in order; at the end, the source has been read to its last byte.
 
@@ -86,7 +86,7 @@ def read_records(
             return read_records(source, format_of(source.path, form), columns)
 
 
-def known_count(source: Source, form: DataFormat) -> int | None:
+def known_count(source: SourceFile, form: DataFormat) -> int | None:
     """Return the number of records, or None if it takes reading the file to know."""
     if form != "Parquet":
         return None
@@ -94,7 +94,7 @@ def known_count(source: Source, form: DataFormat) -> int | None:
         return int(file.metadata.num_rows)
 
 
-def _jsonl(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
+def _jsonl(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
     with source.open() as file:
         lines = iter(partial(file.readline, LONGEST_RECORD), b"")
         for number, line in enumerate(lines, start=1):
@@ -131,12 +131,12 @@ def _fields(value: object) -> Fields:
     return value
 
 
-def _as_text(source: Source) -> TextIO:
+def _as_text(source: SourceFile) -> TextIO:
     # A byte that is not UTF-8 becomes a lone surrogate. Only the record that holds it is rejected later.
     return TextIOWrapper(source.open(), encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
-def _json(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
+def _json(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
     with _as_text(source) as file:
         window = _JsonWindow(source.name, file)
         if not window.peek():
@@ -240,7 +240,7 @@ class _JsonWindow:
         self._ended = not chunk
 
 
-def _csv(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
+def _csv(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
     csv.field_size_limit(LONGEST_RECORD)
     with _as_text(source) as file:
         rows = csv.reader(file, strict=True)
@@ -283,14 +283,14 @@ def _cells(row: Fields, columns: FieldColumns) -> Fields | InvalidRecord:
         return InvalidRecord(f"messages is not JSON: {error}")
 
 
-def _opened(source: Source) -> ParquetFile:
+def _opened(source: SourceFile) -> ParquetFile:
     try:
         return ParquetFile(source.path, buffer_size=1 << 20, pre_buffer=False)
     except ArrowInvalid as error:
         raise DataInvalid(f"{source.name}: not Parquet: {error}") from None
 
 
-def _parquet(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
+def _parquet(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
     # Parquet is not read from its first byte to its last, so its digest takes a pass of its own.
     with source.open() as file:
         while file.read(DIGEST_CHUNK):

@@ -44,7 +44,7 @@ class SplitPart:
     """Digest of the file; empty if there are no rows and no file."""
 
 
-Part = Mapping[Split, SplitPart]
+WrittenPart = Mapping[Split, SplitPart]
 
 
 @dataclass
@@ -77,11 +77,11 @@ class PackedWriter:
         *,
         packing: bool = True,
         pairs: bool = False,
-        parts: Iterable[Part] = (),
+        parts: Iterable[WrittenPart] = (),
     ) -> None:
         # Train finds the other completion of a pair by the row's number, so pairs are never packed.
         packing = packing and not pairs
-        self.parts: list[Part] = list(parts)
+        self.parts: list[WrittenPart] = list(parts)
         """The complete parts."""
         self.pairs = pairs
         self._folder = folder
@@ -103,7 +103,7 @@ class PackedWriter:
         """Add a document of at most contextLength tokens to a row."""
         self._splits[split].add(document)
 
-    def end_part(self) -> Part:
+    def end_part(self) -> WrittenPart:
         """Write all open bins, flush the part's files to disk, and begin the next part."""
         part = {name: split.close() for name, split in self._splits.items()}
         self.parts.append(part)

@@ -62,7 +62,7 @@ class UsedRecord(NamedTuple):
 
 
 @dataclass
-class Batch:
+class RecordBatch:
     """Consecutive records of one data set."""
 
     dataset: int
@@ -87,14 +87,14 @@ def batches_of(
     seed: int,
     names: frozenset[str],
     position: Callable[[], Position],
-) -> Iterator[Batch]:
+) -> Iterator[RecordBatch]:
     """Yield all records in batches; `names` are the fields that count for the size of a batch."""
-    batch: Batch | None = None
+    batch: RecordBatch | None = None
     for record in records:
         if batch is not None and batch.dataset != record.dataset:
             yield batch
             batch = None
-        batch = batch or Batch(record.dataset)
+        batch = batch or RecordBatch(record.dataset)
         _add(batch, record, datasets[record.dataset], seed, names)
         if batch.is_full:
             batch.position = position()
@@ -105,7 +105,7 @@ def batches_of(
 
 
 def _add(
-    batch: Batch, record: NumberedRecord, dataset: Dataset, seed: int, names: frozenset[str]
+    batch: RecordBatch, record: NumberedRecord, dataset: Dataset, seed: int, names: frozenset[str]
 ) -> None:
     batch.count += 1
     uses = uses_of(seed, record.number, dataset.weight)

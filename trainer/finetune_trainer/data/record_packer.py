@@ -9,7 +9,7 @@ from finetune_trainer.data.batch_tokenizer import BatchTokenizer
 from finetune_trainer.data.datasets import Dataset, NumberedRecord
 from finetune_trainer.data.documents import Counts
 from finetune_trainer.data.packing_writer import PackedWriter
-from finetune_trainer.data.record_batches import Batch, Position, UsedRecord, batches_of
+from finetune_trainer.data.record_batches import Position, RecordBatch, UsedRecord, batches_of
 from finetune_trainer.data.record_tokenizer import Documents, TokenizedBatch
 from finetune_trainer.data.records import CONVERSATIONS, fields_for
 from finetune_trainer.runtime.errors import DataInvalid
@@ -67,9 +67,11 @@ class RecordPacker:
         finally:
             self._tokenizer.close()
 
-    def _tokenized(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, TokenizedBatch]]:
+    def _tokenized(
+        self, batches: Iterator[RecordBatch]
+    ) -> Iterator[tuple[RecordBatch, TokenizedBatch]]:
         """Yield all batches in order. An error of reading is raised after the batches before it."""
-        pending: deque[tuple[Batch, Callable[[], TokenizedBatch]]] = deque()
+        pending: deque[tuple[RecordBatch, Callable[[], TokenizedBatch]]] = deque()
         failure: Exception | None = None
         is_reading = True
         while is_reading or pending:
@@ -90,7 +92,7 @@ class RecordPacker:
         if failure is not None:
             raise failure
 
-    def _pack_batch(self, batch: Batch, tokenized: TokenizedBatch) -> int:
+    def _pack_batch(self, batch: RecordBatch, tokenized: TokenizedBatch) -> int:
         """Add a batch to the counts and to the rows; return the number of tokens."""
         before = self.writer.part_tokens
         self._count(batch, tokenized)
@@ -107,7 +109,7 @@ class RecordPacker:
         for document in documents:
             self.writer.add(record.split, document)
 
-    def _count(self, batch: Batch, tokenized: TokenizedBatch) -> None:
+    def _count(self, batch: RecordBatch, tokenized: TokenizedBatch) -> None:
         counts = self.counts
         counts.records += batch.count
         counts.unused += batch.count - len(batch.records)
@@ -119,7 +121,7 @@ class RecordPacker:
             counts.conversations |= tokenized.shape in CONVERSATIONS
 
     def _usable_records(
-        self, batch: Batch, tokenized: TokenizedBatch
+        self, batch: RecordBatch, tokenized: TokenizedBatch
     ) -> Iterator[tuple[UsedRecord, Documents]]:
         """Yield the records that can be trained on, as tokens."""
         for record, outcome in zip(batch.records, tokenized.outcomes, strict=True):

@@ -19,7 +19,7 @@ FORMATTERS: dict[Objective, type[Formatter]] = {"SFT": RecordFormatter, "DPO": P
 """The formatter of records for each objective."""
 Documents = tuple[Document, ...]
 """The documents of a record: a single document, or the chosen and the rejected document of a pair."""
-Outcome = Documents | str | None
+RecordOutcome = Documents | str | None
 """A record as tokens, or the reason why it is invalid, or None if it is dropped as too long."""
 
 
@@ -29,7 +29,7 @@ class TokenizedBatch:
 
     shape: Shape | None
     """The shape of the valid records so far."""
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[RecordOutcome] = field(default_factory=list)
     """In the order of the records."""
     truncated: int = 0
     boundary_tokens: int = 0
@@ -111,7 +111,7 @@ class RecordTokenizer:
         batch.boundary_tokens = self._encoder.boundary_tokens - boundary_tokens_before
         return batch
 
-    def _fitting(self, documents: Documents, batch: TokenizedBatch) -> Outcome:
+    def _fitting(self, documents: Documents, batch: TokenizedBatch) -> RecordOutcome:
         """Return the documents, truncated to the context length if necessary, or None if they are dropped."""
         if not all(document.loss_mask.any() for document in documents):
             return "has no token to train on"

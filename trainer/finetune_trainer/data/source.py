@@ -17,7 +17,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """Compression by file name extension."""
 
 
-class Source:
+class SourceFile:
     """A file of a data set, with the number and the digest of the bytes that have been read."""
 
     def __init__(self, path: Path, name: str = "") -> None:
@@ -53,7 +53,7 @@ class Source:
 class _CountedFile(io.FileIO):
     """A file that adds the bytes that are read from it to its source."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         super().__init__(source.path, "rb")
         self._source = source
 
