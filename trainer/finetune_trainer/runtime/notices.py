@@ -60,7 +60,7 @@ class Endpoint(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
+class MetadataResponse:
     """The answer to a request."""
 
     status: int
@@ -84,14 +84,14 @@ def fetch(
     *,
     method: str = "GET",
     seconds: float = TIMEOUT_SECONDS,
-) -> Answer:
+) -> MetadataResponse:
     """Send a request without a proxy and without following a redirect; `seconds` limits each wait for the server."""
     parts = urlsplit(base)
     connection = HTTPConnection(parts.hostname or "", parts.port or 80, timeout=seconds)
     try:
         connection.request(method, path, headers=dict(headers))
         response = connection.getresponse()
-        return Answer(response.status, response.headers, response.read(MAX_BYTES))
+        return MetadataResponse(response.status, response.headers, response.read(MAX_BYTES))
     finally:
         connection.close()
 
@@ -132,7 +132,7 @@ class Ec2:
             return None
         return answer.json()
 
-    def _get(self, path: str) -> Answer:
+    def _get(self, path: str) -> MetadataResponse:
         self._token = self._token or self._new_token()
         return fetch(self._base, path, {"X-aws-ec2-metadata-token": self._token})
 
