@@ -52,6 +52,7 @@ class StageConfig(ContractModel):
         return frozenset()
 
 
+# All strings, and no list of the fields that hold URIs: a new field cannot be missing from it.
 def _strings(value: Any) -> Iterator[str]:
     match value:
         case str():

@@ -60,6 +60,7 @@ class Environment:
     """Folder with a subfolder for each mounted claim: pvc://NAME/path is <claims>/NAME/path."""
     manifest_dir: Path | None = None
     """Base folder of relative URIs and relative file:// URIs; None in a cluster, which allows neither of them."""
+    # Kubernetes' default path.
     termination_log: Path = Path("/dev/termination-log")
     """File for the TerminationMessage."""
     progress_file: Path | None = None

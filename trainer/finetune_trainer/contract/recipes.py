@@ -278,6 +278,7 @@ class Task(ContractModel):
 class EvaluateRecipe(ContractModel):
     """The tasks to evaluate, and the model to evaluate them on."""
 
+    # A map by name, as a task's scores are stored by its name.
     tasks: Annotated[tuple[Task, ...], ListMap("name")] = Field(min_length=1, max_length=16)
     """lm-eval tasks."""
 
@@ -326,6 +327,7 @@ class PushTarget(ContractModel):
 class PushRecipe(ContractModel):
     """The targets and the data type of the published model."""
 
+    # A map by URI, so that server-side apply merges the targets of several field managers.
     targets: Annotated[tuple[PushTarget, ...], ListMap("uri")] = Field(min_length=1, max_length=4)
     """Targets to publish to. The stage is done when all targets have the model."""
 
@@ -347,6 +349,7 @@ class SmokeTest(ContractModel):
     """Maximum number of tokens in the answer."""
 
 
+# An enum in the schema, so that the API server refuses an unknown engine.
 EngineName = Annotated[
     str,
     AfterValidator(one_of(ENGINES)),

@@ -103,6 +103,7 @@ class ProcessOutput(ExtensibleModel):
     They end up in the pipeline's status, so an unknown field is kept only if the API server can store it.
     """
 
+    # Dropped and not refused: the message of a newer version is still of use without these fields.
     @model_validator(mode="after")
     def _drop_unstorable_fields(self) -> Self:
         unknown = self.__pydantic_extra__ or {}

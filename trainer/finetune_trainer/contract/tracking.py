@@ -14,6 +14,7 @@ TrackerName = Annotated[
     str, StringConstraints(min_length=1, max_length=250, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$")
 ]
 """A name that MLflow and W&B accept and that needs no quoting in their queries."""
+# No @: credentials come from the environment, never from the manifest.
 ServerUri = Annotated[
     str, StringConstraints(max_length=1024, pattern=r"^https?://[^\s/@]+(/\S*)?$")
 ]

@@ -101,6 +101,7 @@ def _wanted(config: PrepareConfig) -> list[_Wanted]:
 
 
 def _distinct_names(names: set[str]) -> dict[str, str]:
+    # The shortest names, because messages about records have them.
     segments = 1
     while True:
         short = {name: "/".join(name.split("/")[-segments:]) for name in names}

@@ -243,6 +243,7 @@ class _JsonWindow:
 def _csv(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
     csv.field_size_limit(LONGEST_RECORD)
     with _as_text(source) as file:
+        # strict: a misplaced quote is an error of its record.
         rows = csv.reader(file, strict=True)
         header = next(rows, None)
         if header is None:
@@ -284,6 +285,7 @@ def _cells(row: Fields, columns: FieldColumns) -> Fields | InvalidRecord:
 
 
 def _opened(source: SourceFile) -> ParquetFile:
+    # Not buffered ahead, so that memory does not grow with the size of a row group.
     try:
         return ParquetFile(source.path, buffer_size=1 << 20, pre_buffer=False)
     except ArrowInvalid as error:

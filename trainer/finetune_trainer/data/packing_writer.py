@@ -249,6 +249,7 @@ class _SplitWriter:
             self._write(self._open_bins.pop(0).documents)
         if self._file is None:
             return SplitPart()
+        # The state of the part names these rows, so they must survive a crash before it is written.
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

@@ -133,6 +133,7 @@ def _messages(fields: Fields) -> tuple[list[Message], list[Message], list[Messag
         prompt_messages = messages_of(prompt, "prompt")
     else:
         prompt_messages = chosen[: _common(chosen, rejected)]
+        # Some data sets repeat the last message of the common prompt as text.
         _check_is_last_of(prompt, prompt_messages)
         chosen = chosen[len(prompt_messages) :]
         rejected = rejected[len(prompt_messages) :]

@@ -65,6 +65,7 @@ class RecordPacker:
                 if batch.position and self.writer.part_tokens >= self._part_tokens:
                     end_part(batch.position)
         finally:
+            # Also if the caller stops early: the other processes must not outlive this generator.
             self._tokenizer.close()
 
     def _tokenized(
@@ -115,6 +116,7 @@ class RecordPacker:
         counts.unused += batch.count - len(batch.records)
         counts.truncated += tokenized.truncated
         counts.boundary_tokens += tokenized.boundary_tokens
+        # A batch without used records says nothing about the shape of its data set.
         if batch.records:
             counts.dataset = batch.dataset
             counts.shape = tokenized.shape

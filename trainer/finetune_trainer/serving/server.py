@@ -104,6 +104,7 @@ def launch_spec(engine: Engine, model_folder: Path, host: str, port: int) -> Lau
 
 def free_port() -> int:
     """Return a port on which no process listens at the moment."""
+    # Another process may take the port meanwhile. The server then exits, and the error has the last lines of its log.
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
