@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.data.packing import Document, PackedWriter
+from finetune_trainer.data.documents import Document
+from finetune_trainer.data.packing_writer import PackedWriter
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.progress import ProgressReporter
 

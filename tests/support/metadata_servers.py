@@ -1,4 +1,4 @@
-"""Metadata endpoints of three clouds as local servers that demand what the real ones demand."""
+"""Metadata endpoints of three clouds, as local servers that check requests as the clouds do."""
 
 import json
 import threading
@@ -91,7 +91,7 @@ class Ec2Handler(_Handler):
 
 
 class GceHandler(_Handler):
-    """Compute Engine: refuses a request without the header, and answers one that waits when the value changes."""
+    """Compute Engine: refuses a request without the header, and answers a waiting request when the value changes."""
 
     def respond(self, path: str, query: dict[str, list[str]]) -> None:
         if self.headers.get("Metadata-Flavor") != "Google":
@@ -99,7 +99,8 @@ class GceHandler(_Handler):
             return
         with self.served.changed:
             if query.get("wait_for_change") == ["true"]:
-                last, seconds = query["last_etag"][0], float(query["timeout_sec"][0])
+                [last] = query["last_etag"]
+                seconds = float(query["timeout_sec"][0])
                 self.served.changed.wait_for(lambda: self.served.etag(path) != last, seconds)
         self.found(path, Metadata_Flavor=self.served.flavor, ETag=self.served.etag(path))
 
@@ -119,7 +120,7 @@ HANDLERS = {"EC2": Ec2Handler, "GCE": GceHandler, "Azure": AzureHandler}
 
 @contextmanager
 def metadata_server(cloud: str) -> Iterator[tuple[MetadataServer, str]]:
-    """Serve the endpoint of a cloud; yield what it knows and its base URL."""
+    """Serve the endpoint of a cloud; yield the values that it serves, and its base URL."""
     served = MetadataServer()
     handler = type("Handler", (HANDLERS[cloud],), {"served": served})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

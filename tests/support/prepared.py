@@ -8,7 +8,8 @@ from support.models import SENTENCES
 from support.stages import run_to_result
 
 from finetune_trainer.contract import Environment, PrepareConfig, PrepareResult
-from finetune_trainer.data.packing import PackedRows, Split
+from finetune_trainer.data.documents import Split
+from finetune_trainer.data.packing_rows import PackedRows
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

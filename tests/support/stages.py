@@ -1,4 +1,4 @@
-"""Run one stage as its container does: config in the environment, result in the termination message."""
+"""Run a stage as its container does: config in the environment, result in the termination message."""
 
 import json
 import os
@@ -24,7 +24,7 @@ TRAINER = Path(__file__).parents[2] / "trainer"
 
 
 def environment_in(folder: Path) -> Environment:
-    """Create the folders of a local run below one folder and return their environment."""
+    """Create the folders of a local run below a folder and return their environment."""
     for name in ("workspace", "claims", "manifest"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     return Environment(

@@ -35,18 +35,15 @@ def own_fields(result: type[StageResult]) -> dict[str, bool]:
 
 def result_row(stage: str) -> str:
     """Return the row of a stage in the table of results."""
-    return next(
-        row
-        for row in PAGE.partition("| stage | fields |")[2].splitlines()
-        if row.startswith(f"| {stage} |")
-    )
+    _, _, table = PAGE.partition("| stage | fields |")
+    return next(row for row in table.splitlines() if row.startswith(f"| {stage} |"))
 
 
 @pytest.mark.parametrize(
     "result", [PrepareResult, TrainResult, EvaluateResult, PushResult, DeployResult]
 )
 def test_page_lists_every_result_field(result):
-    """Required fields come first, optional ones in parentheses."""
+    """Required fields come first, optional fields in parentheses."""
     needed, _, optional = result_row(result.model_fields["stage"].default).partition("(")
     for name, required in own_fields(result).items():
         assert f"`{name}`" in (needed if required else optional), name

@@ -5,7 +5,8 @@ import sys
 
 from finetune_trainer.stop_signal import stop
 
-stop.install()  # before the other imports: they take seconds, and SIGTERM may arrive meanwhile
+# Before the other imports: they take seconds, and SIGTERM may arrive meanwhile.
+stop.install()
 
 # OpenMP threads sleep while they wait for each other. On busy cores, spinning is many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -15,6 +16,5 @@ from finetune_trainer.runtime.entrypoint import main  # noqa: E402
 code = main(sys.argv[1:])
 sys.stdout.flush()
 sys.stderr.flush()
-os._exit(
-    code
-)  # without waiting for threads and atexit hooks of libraries: all results are already on disk
+# Without waiting for threads and atexit hooks of libraries: all results are already on disk.
+os._exit(code)

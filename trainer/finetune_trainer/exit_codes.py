@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Codes from BSD's sysexits.h where one fits.
+    """Exit codes from BSD's sysexits.h.
 
     75 is an interruption: the next attempt resumes. 64, 65, 66 and 77 are permanent: another attempt would fail in
     the same way. 69, 70 and every code that is not listed are retried within the budget for failures.

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+# Two processes draw the same suffix in 1 of 4·10⁹ cases; the second process then fails.
 HEX_DIGITS = 8
-"""Length of a random suffix. Two processes that draw the same one collide in 1 of 4·10⁹ cases, and one then fails."""
+"""Length of a random suffix."""
 SUFFIX_PATTERN = "[0-9a-f]" * HEX_DIGITS
 
 UNKNOWN_TO_FILE_SYSTEM = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -23,9 +24,9 @@ UNKNOWN_TO_FILE_SYSTEM = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUP
 def write_durably(
     path: Path, data: bytes, before_rename: Callable[[], None] = lambda: None
 ) -> None:
-    """Replace a file atomically: a reader, also after a crash, finds either the old bytes or the new ones.
+    """Replace a file atomically: a reader, also after a crash, finds either the old bytes or the new bytes.
 
-    Where `before_rename` raises an exception, the file stays as it was.
+    If `before_rename` raises an exception, the file stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
@@ -33,22 +34,26 @@ def write_durably(
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
+            # Before the rename: else a crash may leave the new name with an empty file.
             os.fsync(file.fileno())
         before_rename()
     except BaseException:
-        temporary.unlink(missing_ok=True)  # free the space: the disk may be full
+        # Free the space: the disk may be full.
+        temporary.unlink(missing_ok=True)
         raise
     temporary.replace(path)
     sync_folder(path.parent)
 
 
 def temporary_name(path: Path) -> Path:
-    """Return a random hidden name beside a path. A pid would not do: it is 1 in every pod that shares the volume."""
-    return path.with_name(f".{path.name}.{os.urandom(HEX_DIGITS // 2).hex()}")
+    """Return a random hidden name beside a path."""
+    # A pid would not do: it is 1 in every pod that shares the volume.
+    suffix = os.urandom(HEX_DIGITS // 2).hex()
+    return path.with_name(f".{path.name}.{suffix}")
 
 
 def remove_temporary_files(path: Path) -> None:
-    """Remove what killed processes left of `write_durably`. No other process may be writing this file."""
+    """Remove files that killed processes left in `write_durably`. No other process may be writing this file."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.{SUFFIX_PATTERN}"):
         leftover.unlink(missing_ok=True)
 
@@ -56,11 +61,12 @@ def remove_temporary_files(path: Path) -> None:
 def sync_folder(folder: Path) -> None:
     """Flush a folder's directory entries to disk, so that a rename in it survives a crash.
 
-    A file system that cannot do this is tolerated and logged once: the rename is then as durable as it makes it.
+    A file system that cannot do this is tolerated and logged once: a power failure may then undo the rename.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
+        # The errors of a file system that does not open folders.
         if error.errno not in {errno.EACCES, errno.EISDIR}:
             raise
         _log_unsynced(error)

@@ -1,7 +1,7 @@
 """Kill a child process when its parent ends, even if the parent is killed with SIGKILL. Linux only.
 
-As a script, `parent_death.py PARENT COMMAND…` replaces itself with the command. On other systems, kill the parent's
-process group instead.
+As a script, `parent_death.py PARENT COMMAND…` replaces itself with the command. On other systems, kill the
+process group of the parent instead.
 """
 
 import ctypes

@@ -22,7 +22,7 @@ class StopSignal:
         self.requested = False
         self._deferred = 0
         self._on_immediate_exit: Callable[[], None] = lambda: None
-        # Reentrant: a signal handler runs in the main thread, which may have it.
+        # Reentrant: a signal handler runs in the main thread, which may hold the lock.
         self._exit = threading.RLock()
 
     def install(self) -> None:
@@ -35,11 +35,12 @@ class StopSignal:
         self._on_immediate_exit = callback
 
     def claim_exit(self) -> None:
-        """Prevent other threads from ending the process: one would leave unfinished what this thread writes at its end.
+        """Prevent other threads from ending the process while this thread finishes its last writes.
 
-        If another thread is ending the process already, wait for that. A signal still ends it.
+        If another thread is already ending the process, wait for its end. A signal still ends the process.
         """
-        self._exit.acquire()  # and never released
+        # Never released.
+        self._exit.acquire()
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    """Starts stages as processes; one for all tests, because its imports take many seconds."""
+    """Starts stages as processes; all tests share it, because its imports take many seconds."""
     server = ForkServer()
     yield server
     server.close()

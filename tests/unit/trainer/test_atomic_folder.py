@@ -180,16 +180,21 @@ def test_seal_ignores_the_manifest_of_a_killed_process(tmp_path):
 
 
 def test_name_whose_lock_another_process_took_is_not_used(tmp_path, monkeypatch):
-    real, names = artifacts.try_lock, []
+    try_lock = artifacts.try_lock
+    names = []
 
     def taken_once(path, **options):
         names.append(path)
-        return None if len(names) == 1 else real(path, **options)
+        if len(names) == 1:
+            return None
+        return try_lock(path, **options)
 
     monkeypatch.setattr(artifacts, "try_lock", taken_once)
     with artifacts.atomic_folder(tmp_path / "model") as temporary:
         assert names[1] == temporary.with_name(f"{temporary.name}.lock") != names[0]
-        assert real(names[1]) is None  # this process holds the lock of the folder that it writes
+        assert (
+            try_lock(names[1]) is None
+        )  # this process holds the lock of the folder that it writes
 
 
 @pytest.mark.parametrize(("name", "is_refused"), [(f"sha256-{64 * '0'}", True), ("custom", False)])

@@ -15,7 +15,7 @@ from support.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data.formats import read_records
-from finetune_trainer.data.source import Source
+from finetune_trainer.data.source import SourceFile
 from finetune_trainer.runtime.artifacts import digest_file
 
 
@@ -88,7 +88,7 @@ def test_compressed_file_is_streamed(tmp_path: Path, compression: str) -> None:
     try:
         peaks = [
             pa.total_allocated_bytes() - arrow_before
-            for _ in read_records(Source(path), "JSONLines")
+            for _ in read_records(SourceFile(path), "JSONLines")
         ]
         _, peak = tracemalloc.get_traced_memory()
     finally:

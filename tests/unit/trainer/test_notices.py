@@ -1,6 +1,7 @@
-"""Notices from metadata endpoints: local servers answer as those of the clouds do."""
+"""Notices from metadata endpoints: local servers answer as the servers of the clouds."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ def azure() -> Iterator[Served]:
 
 
 def texts(endpoint: notices.Endpoint) -> list[str]:
-    return [str(one) for one in endpoint.poll()]
+    return [str(notice) for notice in endpoint.poll()]
 
 
 def test_ec2_without_a_notice_gives_none(ec2: Served) -> None:
@@ -86,7 +87,7 @@ def test_gce_waits_until_the_preemption(gce: Served) -> None:
     endpoint = Gce(gce[1])
     assert texts(endpoint) == []
     began = time.monotonic()
-    notices.threading.Timer(0.3, gce[0].set, (Gce.PATH, "TRUE")).start()
+    threading.Timer(0.3, gce[0].set, (Gce.PATH, "TRUE")).start()
     assert texts(endpoint) == ["GCE announces preemption"]
     assert 0.2 < time.monotonic() - began < 10
     assert len(gce[0].requests) == 2
@@ -119,7 +120,7 @@ def test_azure_event_of_another_kind_or_machine_is_none(
     assert texts(Azure(azure[1])) == []
 
 
-def test_azure_event_counts_where_the_own_name_is_unknown(azure: Served) -> None:
+def test_azure_event_counts_if_the_own_name_is_unknown(azure: Served) -> None:
     azure[0].values.pop("/metadata/instance/compute/name")
     azure[0].set("/metadata/scheduledevents", {"Events": [PREEMPT, "nonsense"]})
     assert len(texts(Azure(azure[1]))) == 1
@@ -132,14 +133,19 @@ def watched(cloud: str, base: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     environment = Environment(
         Path("/workspace"), interruption_notices=cloud, metadata_endpoint=base
     )
-    found: list[str] = []
-    with watch_notices(environment, found.append):
-        yield found
+    passed_on: list[str] = []
+    with watch_notices(environment, passed_on.append):
+        yield passed_on
+    # A thread that outlives its endpoint would log into the output of the next test.
+    for thread in threading.enumerate():
+        if thread.name == "notices":
+            thread.join(10)
 
 
 def until_polled(served: MetadataServer, times: int) -> None:
     """Wait until the endpoint got so many more requests."""
-    wanted, deadline = len(served.requests) + times, time.monotonic() + 20
+    wanted = len(served.requests) + times
+    deadline = time.monotonic() + 20
     while len(served.requests) < wanted and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(served.requests) >= wanted
@@ -149,12 +155,12 @@ def until_polled(served: MetadataServer, times: int) -> None:
 def test_each_notice_is_passed_on_once(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, value, text = VALUES[cloud]
     monkeypatch.setattr(Gce, "WAIT_SECONDS", 0.05)
-    with metadata_server(cloud) as (served, base), watched(cloud, base, monkeypatch) as found:
+    with metadata_server(cloud) as (served, base), watched(cloud, base, monkeypatch) as passed_on:
         until_polled(served, 4)
-        assert found == []
+        assert passed_on == []
         served.set(path, value)
         until_polled(served, 12)
-        assert found == [text]
+        assert passed_on == [text]
 
 
 @contextmanager
@@ -174,14 +180,14 @@ def test_nonsense_is_logged_once_and_watching_goes_on(
     with (
         metadata_server(cloud) as (served, base),
         answering(served, status),
-        watched(cloud, base, monkeypatch) as found,
+        watched(cloud, base, monkeypatch) as passed_on,
     ):
         until_polled(served, 6)
-        assert found == []
+        assert passed_on == []
         served.set(path, value)
         served.status = 0
         until_polled(served, 12)
-        assert found == [text]
+        assert passed_on == [text]
         assert capsys.readouterr().out.count("the metadata endpoint cannot be read") == 1
 
 
@@ -217,9 +223,9 @@ def test_hostile_text_becomes_one_short_line(ec2: Served) -> None:
 
 
 def test_no_cloud_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = notices.threading.active_count()
-    with watched("", "http://127.0.0.1:1", monkeypatch) as found:
-        assert (found, notices.threading.active_count()) == ([], before)
+    before = threading.active_count()
+    with watched("", "http://127.0.0.1:1", monkeypatch) as passed_on:
+        assert (passed_on, threading.active_count()) == ([], before)
 
 
 def test_unknown_cloud_is_refused() -> None:

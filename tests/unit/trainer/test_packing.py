@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from finetune_trainer.data.packing import SPLITS, Document, PackedRows, PackedWriter
+from finetune_trainer.data.documents import SPLITS, Document
+from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing_writer import PackedWriter
 
 CONTEXT = 16
 PAD = 9
@@ -19,7 +21,7 @@ property_test = settings(
 
 
 def document(number: int, length: int) -> Document:
-    """Return a document whose tokens tell its number; all of them but the first are in the loss."""
+    """Return a document whose tokens show its number; all tokens but the first are in the loss."""
     loss_mask = np.ones(length, dtype=np.uint8)
     loss_mask[0] = 0
     return Document(np.arange(length, dtype=np.int32) + 1000 * (number + 1), loss_mask)
@@ -28,13 +30,13 @@ def document(number: int, length: int) -> Document:
 def write(folder: Path, documents: list[Document]) -> None:
     folder.mkdir(exist_ok=True)
     with PackedWriter(folder, CONTEXT, PAD) as writer:
-        for each in documents:
-            writer.add("train", each)
+        for added in documents:
+            writer.add("train", added)
 
 
 def documents_in(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
-    """Return tokens and loss mask of every document, including padding: rows are split where positions restart."""
-    found = []
+    """Return tokens and loss mask of every document, including padding: a document begins at position 0."""
+    documents = []
     read = rows.read(range(len(rows)))
     for tokens, positions, loss_mask in zip(
         read.tokens, read.positions, read.loss_mask, strict=True
@@ -42,8 +44,8 @@ def documents_in(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
         starts = [*np.flatnonzero(positions == 0), len(tokens)]
         for start, end in pairwise(starts):
             assert positions[start:end].tolist() == list(range(end - start))
-            found.append((tokens[start:end].tolist(), loss_mask[start:end].tolist()))
-    return found
+            documents.append((tokens[start:end].tolist(), loss_mask[start:end].tolist()))
+    return documents
 
 
 @property_test
@@ -53,12 +55,14 @@ def test_every_document_is_undivided_in_exactly_one_row(tmp_path: Path, lengths:
     write(tmp_path, documents)
 
     rows = PackedRows(tmp_path, "train")
-    paddings = [found for found in documents_in(rows) if found[0][0] == PAD]
-    others = [found for found in documents_in(rows) if found[0][0] != PAD]
+    paddings = []
+    others = []
+    for tokens, loss_mask in documents_in(rows):
+        is_padding = tokens[0] == PAD
+        (paddings if is_padding else others).append((tokens, loss_mask))
+    expected = [(added.tokens.tolist(), added.loss_mask.tolist()) for added in documents]
 
-    assert sorted(others) == sorted(
-        (each.tokens.tolist(), each.loss_mask.tolist()) for each in documents
-    )
+    assert sorted(others) == sorted(expected)
     assert all(set(tokens) == {PAD} and not any(loss_mask) for tokens, loss_mask in paddings)
     assert rows.token_count == sum(lengths)
     assert len(rows) * CONTEXT == rows.token_count + sum(len(tokens) for tokens, _ in paddings)

@@ -20,7 +20,7 @@ from support.stages import environment_in, read_progress, run_in_process, run_to
 
 from finetune_trainer.contract import DatasetSource, Environment, ExitCode
 from finetune_trainer.data.datasets import Dataset, RecordReader
-from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.data.packing_rows import PackedRows
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.stores.data_files import DataFile
 
@@ -41,16 +41,19 @@ def test_rows_contain_all_records_and_result_counts_them(
     write_jsonl(data, prompt_records(500))
     result = prepare(prepare_config(model, validation_fraction=0.2), environment)
 
-    train, validation = (packed_documents(environment, split) for split in ("train", "validation"))
+    train = packed_documents(environment, "train")
+    validation = packed_documents(environment, "validation")
+    output = output_folder(environment)
     assert len(train) + len(validation) == result.records == 500
     assert 60 < len(validation) < 140
-    assert result.train_rows == len(PackedRows(output_folder(environment), "train"))
-    assert result.validation_rows == len(PackedRows(output_folder(environment), "validation"))
+    assert result.train_rows == len(PackedRows(output, "train"))
+    assert result.validation_rows == len(PackedRows(output, "validation"))
     assert result.train_tokens == sum(len(tokens) for tokens, _ in train)
     assert (result.invalid, result.truncated, result.dropped) == (0, 0, 0)
     assert result.data_digest == "sha256:" + artifacts.digest_file(data)
-    assert result.digest == artifacts.digest_of(output_folder(environment))
-    assert (read_progress(environment)["step"], read_progress(environment)["total"]) == (500, 500)
+    assert result.digest == artifacts.digest_of(output)
+    progress = read_progress(environment)
+    assert (progress["step"], progress["total"]) == (500, 500)
 
 
 def test_rows_are_determined_by_config_and_seed(
@@ -61,11 +64,8 @@ def test_rows_are_determined_by_config_and_seed(
     for run, seed in enumerate((1, 1, 2)):
         run_environment = environment_in(tmp_path / f"run-{run}")
         write_jsonl(tmp_path / f"run-{run}" / "manifest" / "data.jsonl", prompt_records(300))
-        digests.append(
-            prepare(
-                prepare_config(model, seed=seed, validation_fraction=0.3), run_environment
-            ).digest
-        )
+        config = prepare_config(model, seed=seed, validation_fraction=0.3)
+        digests.append(prepare(config, run_environment).digest)
 
     assert digests[0] == digests[1] != digests[2]
 

@@ -1,13 +1,11 @@
-"""The stage prepare with several data sets: files, columns, weights, splits and digests."""
+"""The stage prepare with several data sets: files, weights, splits and digests."""
 
 import hashlib
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.formats import FORMATS, write_parquet
 from support.models import prompt_records, write_jsonl
 from support.prepared import (
     IDENTITY,
@@ -22,11 +20,10 @@ from support.stores.hub_environment import hub_in
 
 from finetune_trainer.contract import Environment, ExitCode, PrepareConfig
 from finetune_trainer.data import record_batches
-from finetune_trainer.data.row_format import Split
+from finetune_trainer.data.documents import Split
 from finetune_trainer.runtime.artifacts import digest_file
 
 CHAT = [{"role": "user", "content": "the file?"}, {"role": "assistant", "content": "a socket"}]
-Documents = list[tuple[list[int], list[int]]]
 
 
 @pytest.fixture
@@ -46,7 +43,7 @@ def uses(environment: Environment, split: Split = "train") -> Counter[tuple[int,
 def test_one_data_set_gives_the_rows_of_a_small_model(
     tmp_path: Path, environment: Environment, manifest_dir: Path
 ) -> None:
-    """Without packing a row is a record, in the order of the file; the split is that of the first releases."""
+    """Without packing a row is a record, in the order of the file. The first releases have the same split."""
     tokenizer = make_tokenizer(tmp_path / "model")
     write_jsonl(manifest_dir / "data.jsonl", prompt_records(300))
     config = PrepareConfig.model_validate(
@@ -62,12 +59,10 @@ def test_one_data_set_gives_the_rows_of_a_small_model(
 
     expected: dict[Split, list[list[int]]] = {"train": [], "validation": []}
     for number, record in enumerate(prompt_records(300)):
-        drawn = int(hashlib.sha256(f"7:{number}".encode()).hexdigest()[:16], 16) < 0.05 * 2**64
-        tokens = [
-            *tokenizer(record["prompt"] + record["completion"]).input_ids,
-            tokenizer.eos_token_id,
-        ]
-        expected["validation" if drawn else "train"].append(tokens)
+        digest = hashlib.sha256(f"7:{number}".encode()).hexdigest()
+        split: Split = "validation" if int(digest[:16], 16) < 0.05 * 2**64 else "train"
+        text = record["prompt"] + record["completion"]
+        expected[split].append([*tokenizer(text).input_ids, tokenizer.eos_token_id])
     assert 5 < len(expected["validation"]) < 30
     for split, rows in expected.items():
         assert [tokens for tokens, _ in packed_documents(environment, split)] == rows
@@ -174,12 +169,12 @@ def test_weight_is_how_often_each_record_is_used(
     prepare(prepare_config(model), environment)
     every = uses(environment)
     result = prepare_again(prepare_config(model, weight=weight), environment)
-    found = uses(environment)
+    weighted = uses(environment)
 
-    assert found.keys() <= every.keys()
-    assert {found[document] for document in every} == set(range(least, most + 1))
-    assert found.total() / 2000 == pytest.approx(average, rel=0.06)
-    assert result.unused == 2000 - len(found)
+    assert weighted.keys() <= every.keys()
+    assert {weighted[document] for document in every} == set(range(least, most + 1))
+    assert weighted.total() / 2000 == pytest.approx(average, rel=0.06)
+    assert result.unused == 2000 - len(weighted)
     assert result.records == 2000
 
 
@@ -187,12 +182,12 @@ def test_larger_weight_uses_the_same_records_and_more(
     model: Path, environment: Environment, manifest_dir: Path
 ) -> None:
     write_jsonl(manifest_dir / "data.jsonl", texts(*range(500)))
-    found = []
+    uses_by_weight = []
     for weight in (0.2, 0.7, 1.3, 2):
         prepare_again(prepare_config(model, weight=weight), environment)
-        found.append(uses(environment))
+        uses_by_weight.append(uses(environment))
 
-    assert all(smaller < larger for smaller, larger in pairwise(found))
+    assert all(smaller < larger for smaller, larger in pairwise(uses_by_weight))
 
 
 def test_validation_records_are_sampled_and_not_repeated(
@@ -217,11 +212,11 @@ def test_uses_of_a_record_are_in_different_rows(
     prepare(prepare_config(model, weight=2), environment)
 
     documents = [tuple(tokens) for tokens, _ in packed_documents(environment)]
-    positions = {
-        document: [at for at, one in enumerate(documents) if one == document]
-        for document in documents[:50]
-    }
-    assert all(second - first > 100 for first, second in positions.values())
+    for document in documents[:50]:
+        first = documents.index(document)
+        second = documents.index(document, first + 1)
+        assert second - first > 100
+        assert documents.count(document) == 2
 
 
 def test_unused_invalid_record_does_not_count(
@@ -229,7 +224,9 @@ def test_unused_invalid_record_does_not_count(
 ) -> None:
     write_jsonl(manifest_dir / "data.jsonl", [{"words": 1}] * 200)
     message, _ = run_to_failure(prepare_config(model, weight=0.1), environment)
-    invalid, used = (int(message.split()[position]) for position in (0, 2))
+    words = message.split()
+    invalid = int(words[0])
+    used = int(words[2])
     assert 5 < invalid == used < 50
 
 
@@ -278,124 +275,9 @@ def test_shape_may_change_between_data_sets_only(
         prepare_config(model, datasets=[{"uri": "a-1.jsonl"}, {"uri": "a-2.jsonl"}]), environment
     )
     assert (
-        "a-2.jsonl:1: has prompt and completion where earlier records have text: use one shape per data"
+        "a-2.jsonl:1: has prompt and completion, but earlier records have text: use one shape per data"
         in message
     )
-
-
-@pytest.mark.parametrize("extension", FORMATS)
-@pytest.mark.parametrize(
-    ("columns", "named", "plain"),
-    [
-        (
-            {"prompt": "instruction", "completion": "output"},
-            {"instruction": "a", "output": " b", "text": "c", "prompt": "d"},
-            {"prompt": "a", "completion": " b"},
-        ),
-        (
-            {"completion": "answer"},
-            {"prompt": "a", "answer": " b"},
-            {"prompt": "a", "completion": " b"},
-        ),
-        ({"text": "body text"}, {"body text": "a", "messages": "x"}, {"text": "a"}),
-        ({"messages": "chat"}, {"chat": CHAT, "text": "x"}, {"messages": CHAT}),
-    ],
-    ids=["both", "one", "text", "messages"],
-)
-def test_columns_are_read_as_the_fields(
-    *,
-    model: Path,
-    environment: Environment,
-    manifest_dir: Path,
-    extension: str,
-    columns: dict[str, str],
-    named: dict[str, Any],
-    plain: dict[str, Any],
-) -> None:
-    FORMATS[extension](manifest_dir / f"named.{extension}", [named])
-    FORMATS[extension](manifest_dir / f"plain.{extension}", [plain])
-    prepare(prepare_config(model, f"named.{extension}", columns=columns), environment)
-    found = packed_documents(environment)
-    prepare_again(prepare_config(model, f"plain.{extension}"), environment)
-    assert found == packed_documents(environment)
-
-
-@pytest.mark.parametrize("extension", ["jsonl", "json", "parquet"])
-def test_dot_leads_into_an_object_unless_a_column_has_it(
-    model: Path, environment: Environment, manifest_dir: Path, extension: str
-) -> None:
-    for row in (
-        {"answer": {"text": "a socket", "more": 1}},
-        {"answer.text": "a socket", "answer": {"text": "x"}},
-    ):
-        FORMATS[extension](manifest_dir / f"data.{extension}", [row])
-        prepare_again(
-            prepare_config(model, f"data.{extension}", columns={"text": "answer.text"}), environment
-        )
-        found = packed_documents(environment)
-        write_jsonl(manifest_dir / "plain.jsonl", [{"text": "a socket"}])
-        prepare_again(prepare_config(model, "plain.jsonl"), environment)
-        assert found == packed_documents(environment)
-
-
-@pytest.mark.parametrize(
-    ("extension", "expected"),
-    [
-        (
-            "jsonl",
-            "data.jsonl:1: has no column label for completion; its columns are prompt, answer",
-        ),
-        ("json", "data.json:2: has no column label for completion; its columns are prompt, answer"),
-        (
-            "csv",
-            "it has no column label, which the manifest names under columns; found prompt,answer",
-        ),
-        (
-            "parquet",
-            "data.parquet: has no column label, which the manifest names under columns; it has prompt, answer",
-        ),
-    ],
-)
-def test_missing_column_is_named_with_those_there_are(
-    *, model: Path, environment: Environment, manifest_dir: Path, extension: str, expected: str
-) -> None:
-    FORMATS[extension](manifest_dir / f"data.{extension}", [{"prompt": "a", "answer": "b"}])
-    message, code = run_to_failure(
-        prepare_config(model, f"data.{extension}", columns={"completion": "label"}), environment
-    )
-    assert code == ExitCode.DATA
-    assert expected in message
-
-
-def test_tools_have_a_column_of_their_own(
-    tmp_path: Path, environment: Environment, manifest_dir: Path
-) -> None:
-    make_tokenizer(
-        tmp_path / "model",
-        chat_template="{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}",
-    )
-    tools = [{"type": "function", "function": {"name": "add"}}]
-    write_jsonl(manifest_dir / "named.jsonl", [{"chat": CHAT, "functions": tools}, {"chat": CHAT}])
-    write_jsonl(
-        manifest_dir / "plain.jsonl", [{"messages": CHAT, "tools": tools}, {"messages": CHAT}]
-    )
-    columns = {"messages": "chat", "tools": "functions"}
-    write_parquet(manifest_dir / "data.parquet", [{"chat": CHAT}])
-    message, _ = run_to_failure(
-        prepare_config(tmp_path / "model", "data.parquet", columns=columns), environment
-    )
-    assert "has no column functions" in message
-
-    prepare(
-        prepare_config(tmp_path / "model", "named.jsonl", columns=columns, context_length=256),
-        environment,
-    )
-    found = packed_documents(environment)
-    prepare_again(
-        prepare_config(tmp_path / "model", "plain.jsonl", context_length=256), environment
-    )
-    assert found == packed_documents(environment)
-    assert len(uses(environment)) == 2
 
 
 def test_result_has_the_commit_of_each_data_set_of_a_hub(

@@ -18,7 +18,7 @@ from support.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data import batch_tokenizer
-from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.data.packing_rows import PackedRows
 
 USER = {"role": "user", "content": "the file or a socket?"}
 FILE, SOCKET = ({"role": "assistant", "content": f"the {name}"} for name in ("file", "socket"))
@@ -95,10 +95,9 @@ def test_texts_become_a_chosen_and_a_rejected_row(
 def test_common_beginning_is_cut_before_its_last_space(
     environment: Environment, tokenizer: Any
 ) -> None:
-    found = prepared_rows(
-        environment, tokenizer, {"chosen": "A reader opens", "rejected": "A reader opts"}
-    )
-    assert [trained for _, trained in found] == [" opens<eos>", " opts<eos>"]
+    record = {"chosen": "A reader opens", "rejected": "A reader opts"}
+    rows = prepared_rows(environment, tokenizer, record)
+    assert [trained for _, trained in rows] == [" opens<eos>", " opts<eos>"]
 
 
 @pytest.mark.parametrize(
@@ -162,8 +161,8 @@ def test_every_format_yields_the_same_pairs(
 def test_columns_may_have_other_names(environment: Environment, tokenizer: Any) -> None:
     record = {"question": "Some writer", "answer": {"good": " opens"}, "bad": " closes"}
     columns = {"prompt": "question", "chosen": "answer.good", "rejected": "bad"}
-    found = prepared_rows(environment, tokenizer, record, columns=columns)
-    assert [trained for _, trained in found] == [" opens<eos>", " closes<eos>"]
+    rows = prepared_rows(environment, tokenizer, record, columns=columns)
+    assert [trained for _, trained in rows] == [" opens<eos>", " closes<eos>"]
 
 
 DEFECTS: list[tuple[dict[str, Any], str]] = [
@@ -186,7 +185,7 @@ DEFECTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         MESSAGES,
-        "has chosen and rejected messages where earlier records have chosen and rejected texts",
+        "has chosen and rejected messages, but earlier records have chosen and rejected texts",
     ),
 ]
 DEFECTS_OF_MESSAGES: list[tuple[dict[str, Any], str]] = [
@@ -206,7 +205,7 @@ DEFECTS_OF_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({**MESSAGES, "rejected": [FILE]}, "chosen and rejected are equal"),
     (
         TEXTS,
-        "has chosen and rejected texts where earlier records have chosen and rejected messages",
+        "has chosen and rejected texts, but earlier records have chosen and rejected messages",
     ),
 ]
 
@@ -308,13 +307,13 @@ def test_processes_and_parts_do_not_change_the_rows(
     records = [{**TEXTS, "chosen": f" opens {number}"} for number in range(3000)]
     write_jsonl(manifest_dir / "data.jsonl", records)
     config = prepare_config(model, objective="DPO", validation_fraction=0.2, context_length=32)
-    one = prepare(config, environment)
+    alone = prepare(config, environment)
     (environment.stage_dir("prepare", config.identity) / "result.json").unlink()
     monkeypatch.setattr(batch_tokenizer, "POOL_CHARACTERS", 1)
     monkeypatch.setattr(batch_tokenizer, "process_count", lambda: 2)
-    assert prepare(config, environment) == one
-    assert one.validation_rows % 2 == one.train_rows % 2 == 0
-    assert one.validation_rows + one.train_rows == 6000
+    assert prepare(config, environment) == alone
+    assert alone.validation_rows % 2 == alone.train_rows % 2 == 0
+    assert alone.validation_rows + alone.train_rows == 6000
 
 
 def test_conversations_of_pairs_need_the_chat_template(

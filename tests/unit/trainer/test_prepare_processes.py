@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import date
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from pyarrow import parquet
 from support.forkserver import ForkedStage, ForkServer
 from support.models import prompt_records, write_jsonl
-from support.prepared import IDENTITY, make_tokenizer, output_folder, prepare, prepare_config
+from support.prepare_parts import SMALL, output_bytes, state_files
+from support.prepared import IDENTITY, make_tokenizer, prepare, prepare_config
 from support.stages import environment_in, run_in_process
 from support.training import stop_code
 
@@ -25,11 +27,6 @@ from finetune_trainer.data.worker_pool import WorkerPool
 from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.stages.prepare import load_tokenizer
 
-SMALL = {
-    "record_batches.BATCH_RECORDS": 20,
-    "record_packer.PART_TOKENS": 400,
-    "record_packer.PART_ROWS": 1,
-}
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -50,16 +47,15 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 @pytest.fixture
 def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The batches that other processes received."""
-    found: list[bytes] = []
+    batches: list[bytes] = []
     submit = WorkerPool.submit
-    monkeypatch.setattr(
-        WorkerPool, "submit", lambda pool, records: submit(pool, found.append(records) or records)
-    )
-    return found
 
+    def recording(pool: WorkerPool, records: bytes) -> Any:
+        batches.append(records)
+        return submit(pool, records)
 
-def output_bytes(environment: Environment) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(output_folder(environment).iterdir())}
+    monkeypatch.setattr(WorkerPool, "submit", recording)
+    return batches
 
 
 MIXED = [
@@ -107,18 +103,18 @@ def test_bytes_do_not_depend_on_the_number_of_processes(
         context_length=64,
         **INVALID,
     )
-    found = []
-    for count in (1, 2, 4):
-        in_processes(count)
-        environment = environment_in(tmp_path / f"{count}")
+    outcomes = []
+    for process_count in (1, 2, 4):
+        in_processes(process_count)
+        environment = environment_in(tmp_path / f"{process_count}")
         assert environment.manifest_dir
         write_mixed(environment.manifest_dir)
-        found.append((prepare(config, environment), output_bytes(environment)))
-        assert bool(handed_over) == (count > 1)
+        outcomes.append((prepare(config, environment), output_bytes(environment)))
+        assert bool(handed_over) == (process_count > 1)
         handed_over.clear()
 
-    assert found[0] == found[1] == found[2]
-    result = found[0][0]
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    result, _ = outcomes[0]
     assert result.records == 901
     assert 60 < result.invalid < 100
     assert result.truncated > 100
@@ -173,24 +169,22 @@ def test_messages_do_not_depend_on_the_number_of_processes(
     write: Callable[[Path], None],
 ) -> None:
     config = prepare_config(tokenizer_folder, WRONG[write])
-    found = []
-    for count in (1, 3):
-        in_processes(count)
-        environment = environment_in(tmp_path / f"{count}")
+    outcomes = []
+    for process_count in (1, 3):
+        in_processes(process_count)
+        environment = environment_in(tmp_path / f"{process_count}")
         assert environment.manifest_dir
         write(environment.manifest_dir)
         message, code = run_in_process(config, environment)
-        parts = sorted(
-            path.name
-            for path in environment.stage_dir("prepare", IDENTITY).glob("partial/part-*.json")
-        )
+        parts = [path.name for path in state_files(environment)]
         lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data.")]
-        found.append((message.failure, code, parts, lines))
+        outcomes.append((message.failure, code, parts, lines))
 
-    assert found[0] == found[1]
-    assert found[0][0]
-    assert found[0][1] == ExitCode.DATA
-    assert len(found[0][3]) >= 6
+    assert outcomes[0] == outcomes[1]
+    failure, code, _, lines = outcomes[0]
+    assert failure
+    assert code == ExitCode.DATA
+    assert len(lines) >= 6
 
 
 @pytest.mark.usefixtures("in_processes")
@@ -225,7 +219,8 @@ def test_killed_process_is_retried_from_its_last_part(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = prepare_config(tokenizer_folder)
-    once, killed = environment_in(tmp_path / "once"), environment_in(tmp_path / "killed")
+    once = environment_in(tmp_path / "once")
+    killed = environment_in(tmp_path / "killed")
     for environment in (once, killed):
         assert environment.manifest_dir
         write_jsonl(
@@ -236,10 +231,11 @@ def test_killed_process_is_retried_from_its_last_part(
     expected = prepare(config, once)
 
     in_processes(2)
-    submit, batches = WorkerPool.submit, iter(range(50))
+    submit = WorkerPool.submit
+    batches = count()
 
     def submit_and_kill(pool: WorkerPool, records: bytes) -> Any:
-        if next(batches, None) is None:
+        if next(batches) >= 50:
             pool._processes[1].kill()
         return submit(pool, records)
 
@@ -256,7 +252,7 @@ def test_killed_process_is_retried_from_its_last_part(
     assert output_bytes(killed) == output_bytes(once)
 
 
-def test_pool_closes_where_a_message_was_not_sent() -> None:
+def test_pool_closes_if_a_message_was_not_sent() -> None:
     """The message is larger than a pipe, and the process was killed before it read any of it."""
     pool = WorkerPool(1, b"settings")
     pool._processes[0].kill()
@@ -284,10 +280,11 @@ def test_process_needs_no_torch(tokenizer_folder: Path) -> None:
 
     assert batch
     expected = RecordTokenizer(tokenizer, recipe).tokenize(records, "text")
-    assert [type(one) for one in batch.outcomes] == [tuple, str]
-    (found,), (document,) = batch.outcomes[0], expected.outcomes[0]
-    assert found.tokens.tolist() == document.tokens.tolist()
-    assert found.loss_mask.tolist() == document.loss_mask.tolist()
+    assert [type(outcome) for outcome in batch.outcomes] == [tuple, str]
+    [document] = batch.outcomes[0]
+    [expected_document] = expected.outcomes[0]
+    assert document.tokens.tolist() == expected_document.tokens.tolist()
+    assert document.loss_mask.tolist() == expected_document.loss_mask.tolist()
     assert batch.outcomes[1] == expected.outcomes[1]
     assert "tokenizers" in libraries
     assert "libtorch" not in libraries
@@ -309,7 +306,8 @@ def test_no_process_outlives_a_killed_stage(
     fork_server: ForkServer, tokenizer_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     config = prepare_config(tokenizer_folder)
-    once, killed = environment_in(tmp_path / "once"), environment_in(tmp_path / "killed")
+    once = environment_in(tmp_path / "once")
+    killed = environment_in(tmp_path / "killed")
     for environment in (once, killed):
         assert environment.manifest_dir
         write_jsonl(

@@ -16,7 +16,7 @@ from support.stages import run_to_failure
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data import formats
 from finetune_trainer.data.formats import read_records
-from finetune_trainer.data.source import Source
+from finetune_trainer.data.source import SourceFile
 
 CONVERSATION = [
     {"role": "user", "content": 'the "file",\nor?'},
@@ -89,7 +89,7 @@ BAD_LINES = [
     (b'{"text": " "}', "data.jsonl:2: text is empty: there is nothing to learn"),
     (
         b'{"prompt": "a", "completion": "b"}',
-        "data.jsonl:2: has prompt and completion where earlier records have text: use one shape per data set",
+        "data.jsonl:2: has prompt and completion, but earlier records have text: use one shape per data set",
     ),
     (
         b'{"text": "a", "prompt": "a", "completion": "b"}',
@@ -159,7 +159,7 @@ BAD_FILES = [
     ("data.csv", b"text\n", "data.csv has no records"),
     ("data.csv", b"the file,a socket\nx,y\n", "data.csv:1: the first line must name the columns"),
     ("data.csv", b"text;more\nx;y\n", "found text;more"),
-    ("data.csv", b"text,more\na,b\nc\n", "data.csv:3: 1 cells where the header names 2"),
+    ("data.csv", b"text,more\na,b\nc\n", "data.csv:3: 1 cells, but the header names 2"),
     ("data.csv", b'text\n"a\nb"\n"c\n', "data.csv:4: not CSV: unexpected end of data"),
     (
         "data.csv",
@@ -322,7 +322,7 @@ def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, name: str) ->
     FORMATS[name](path, [{"text": f"{number} " + "the file " * 200} for number in range(3000)])
     tracemalloc.start()
     try:
-        count = sum(1 for _ in read_records(Source(path), "Auto"))
+        count = sum(1 for _ in read_records(SourceFile(path), "Auto"))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -336,12 +336,13 @@ def test_json_records_do_not_depend_on_the_chunk_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"text": "é\n" * length, "n": 10**length} for length in range(12)]
-    (tmp_path / "data.json").write_text(json.dumps(rows, indent=2, ensure_ascii=False))
-    in_one_chunk = list(read_records(Source(tmp_path / "data.json"), "JSON"))
+    source = SourceFile(tmp_path / "data.json")
+    source.path.write_text(json.dumps(rows, indent=2, ensure_ascii=False))
+    in_one_chunk = list(read_records(source, "JSON"))
 
     for size in range(1, 40):
         monkeypatch.setattr(formats, "JSON_CHUNK", size)
-        assert list(read_records(Source(tmp_path / "data.json"), "JSON")) == in_one_chunk
+        assert list(read_records(source, "JSON")) == in_one_chunk
     assert [fields for _, fields in in_one_chunk] == rows
     assert [line for line, _ in in_one_chunk] == [2 + 4 * number for number in range(12)]
 
@@ -357,15 +358,15 @@ def test_source_is_read_once(
 ) -> None:
     """Most bytes are in a column that is not used, so that tokenizing takes no time."""
     data = manifest_dir / f"data.{name}"
-    rows: list[dict[str, object]] = [
-        {"text": "the file", "more": "x" * 200_000} for _ in range(100)
-    ]
+    row: dict[str, object] = {"text": "the file", "more": "x" * 200_000}
     if name == "csv":
-        data.write_text("text,more\n" + "".join(f"{row['text']},{row['more']}\n" for row in rows))
+        lines = ["text,more", *[",".join(map(str, row.values()))] * 100]
+        data.write_text("".join(f"{line}\n" for line in lines))
     else:
-        FORMATS[name](data, rows)
+        FORMATS[name](data, [row] * 100)
     config = prepare_config(tokenizer_folder, f"data.{name}")
     before = bytes_read()
     assert prepare(config, environment).records == 100
 
-    assert data.stat().st_size < bytes_read() - before < 1.1 * data.stat().st_size
+    size = data.stat().st_size
+    assert size < bytes_read() - before < 1.1 * size

@@ -237,7 +237,7 @@ def test_answer_of_a_tool_that_is_not_rendered_is_refused() -> None:
 
 
 def test_template_for_tool_use_renders_records_with_tools() -> None:
-    """A tokenizer may have several templates; Hugging Face takes `tool_use` where there are tools."""
+    """A tokenizer may have several templates; Hugging Face takes `tool_use` if there are tools."""
 
     class TwoTemplates(TemplateOfModel):
         def __init__(self) -> None:

@@ -21,7 +21,7 @@ from support.training import (
 
 from finetune_trainer.contract import ExitCode, Samples
 from finetune_trainer.contract.sample_rows import SAMPLES, read_samples
-from finetune_trainer.data.packing import PackedRows
+from finetune_trainer.data.packing_rows import PackedRows
 from finetune_trainer.data.row_format import record_size
 from finetune_trainer.training.batches import StepSampler
 

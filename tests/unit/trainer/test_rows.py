@@ -9,8 +9,10 @@ import pytest
 import torch
 from support.training import document, documents, environment, train_config, write_rows
 
-from finetune_trainer.data import packing
-from finetune_trainer.data.packing import Document, PackedRows, PackedWriter
+from finetune_trainer.data import packing_rows
+from finetune_trainer.data.documents import Document
+from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing_writer import PackedWriter
 from finetune_trainer.data.row_format import record_size
 from finetune_trainer.runtime.errors import DataInvalid
 from finetune_trainer.stages.train import check_tokens, open_rows
@@ -26,12 +28,11 @@ def folder(tmp_path):
 
 
 def assert_corrupt(folder: Path, row: int) -> None:
-    """Check that the other rows can be read and this one cannot."""
+    """Check that the other rows can be read and this row cannot."""
     rows = PackedRows(folder, "train")
     rows.read(index for index in range(len(rows)) if index != row)
-    with pytest.raises(
-        DataInvalid, match=rf"train-00000.rows.*row {row}.*: delete .* and run prepare again"
-    ):
+    message = rf"train-00000.rows.*row {row}.*: delete .* and run prepare again"
+    with pytest.raises(DataInvalid, match=message):
         rows.read([row])
 
 
@@ -48,8 +49,9 @@ def test_flipped_bit_is_found_when_the_row_is_read(folder, position):
 
 def test_row_in_the_place_of_another_is_found(folder):
     file = folder / "train-00000.rows"
-    data = file.read_bytes()
-    file.write_bytes(data[: 3 * SIZE] + data[5 * SIZE : 6 * SIZE] + data[4 * SIZE :])
+    data = bytearray(file.read_bytes())
+    data[3 * SIZE : 4 * SIZE] = data[5 * SIZE : 6 * SIZE]
+    file.write_bytes(data)
     assert_corrupt(folder, 3)
 
 
@@ -74,17 +76,18 @@ def test_file_of_another_split_or_part_is_found(tmp_path, other):
 
 
 def test_rows_of_many_parts_are_read_in_any_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(packing, "MAX_OPEN_FILES", 3)
+    monkeypatch.setattr(packing_rows, "MAX_OPEN_FILES", 3)
     lengths = [5 + number % 20 for number in range(40)]
     with PackedWriter(tmp_path, CONTEXT, 0) as writer:
         for number, length in enumerate(lengths):
             writer.add("train", document(number, length))
             writer.end_part()
     rows = PackedRows(tmp_path, "train")
-    order = np.random.default_rng(0).permutation(len(lengths))
+    order = np.random.default_rng(0).permutation(len(lengths)).tolist()
     read = rows.read(order)
     assert read.lengths.tolist() == [lengths[number] for number in order]
-    assert read.tokens[:, 0].tolist() == [document(int(number), 5).tokens[0] for number in order]
+    first_tokens = [document(number, 5).tokens[0] for number in order]
+    assert read.tokens[:, 0].tolist() == first_tokens
     with pytest.raises(IndexError):
         rows.read([len(lengths)])
 
@@ -93,8 +96,9 @@ def test_index_counts_targets_and_finds_the_largest_token(tmp_path):
     pair = [document(0, 10, prompt=4), document(5, 6, prompt=2)]
     rows = PackedRows(write_rows(tmp_path, pair, context_length=CONTEXT), "train")
     assert rows.target_count == 6 + 4
-    assert rows.largest_token == max(int(each.tokens.max()) for each in pair)
-    assert (rows.token_count, len(rows)) == (16, 1)
+    assert rows.largest_token == max(int(added.tokens.max()) for added in pair)
+    assert rows.token_count == 16
+    assert len(rows) == 1
 
 
 def test_row_of_one_document_never_restarts_positions(tmp_path):
@@ -104,12 +108,15 @@ def test_row_of_one_document_never_restarts_positions(tmp_path):
     assert not rows.packed
     assert read.positions.tolist() == [list(range(CONTEXT))] * 2
     assert read.lengths.tolist() == [10, 6]
-    for tokens, each in zip(read.tokens, pair, strict=True):
-        assert tokens[: len(each.tokens)].tolist() == each.tokens.tolist()
+    for tokens, added in zip(read.tokens, pair, strict=True):
+        length = len(added.tokens)
+        assert tokens[:length].tolist() == added.tokens.tolist()
 
 
 def test_padding_is_known_even_if_a_document_ends_with_its_token(tmp_path):
-    ending = Document(np.array([5, 6, 0, 0], dtype="<i4"), np.array([0, 1, 0, 0], dtype="u1"))
+    tokens = np.array([5, 6, 0, 0], dtype="<i4")
+    loss_mask = np.array([0, 1, 0, 0], dtype="u1")
+    ending = Document(tokens, loss_mask)
     rows = PackedRows(write_rows(tmp_path, [ending], packing=False), "train")
     assert rows.read([0]).lengths.tolist() == [4]
 

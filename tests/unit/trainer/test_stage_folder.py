@@ -1,4 +1,4 @@
-"""The stage folder: one writer at a time, and a termination message within the kubelet's limit."""
+"""The stage folder: a single writer at a time, and a termination message within the kubelet's limit."""
 
 import json
 import multiprocessing
@@ -29,7 +29,8 @@ def hold_lock(folder: Path, locked, release) -> None:
 def test_folder_has_one_writer_until_it_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "LOCK_TIMEOUT_SECONDS", 0.2)
     context = multiprocessing.get_context("fork")
-    locked, release = context.Event(), context.Event()
+    locked = context.Event()
+    release = context.Event()
     other = context.Process(target=hold_lock, args=(tmp_path / "x", locked, release))
     other.start()
     assert locked.wait(60)

@@ -1,4 +1,4 @@
-"""Of two threads that end the process, one writes its last file whole."""
+"""If two threads end the process, the first of them writes its last file whole."""
 
 import subprocess
 import sys
@@ -16,14 +16,16 @@ from pathlib import Path
 sys.path.insert(0, {str(Path(stop_signal.__file__).parents[1])!r})
 from finetune_trainer.stop_signal import StopSignal
 
-stop, message, first = StopSignal(), Path(sys.argv[1]), sys.argv[2]
+stop = StopSignal()
+message = Path(sys.argv[1])
+first = sys.argv[2]
 empty = threading.Event()
 
 def write(text):
     with message.open("w") as file:
         is_first = not empty.is_set()
         empty.set()
-        if is_first:  # the other one would be done before
+        if is_first:  # else the other thread would have nothing to interrupt
             time.sleep(1)
         file.write(text)
 
@@ -38,7 +40,7 @@ else:
     threading.Thread(target=lambda: (empty.wait(), other.start()), daemon=True).start()
 write("done")
 """
-"""A program in which one thread writes its last file while another one wants to end the process."""
+"""A program in which a thread writes its last file while another thread wants to end the process."""
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,8 @@ def test_last_file_is_that_of_the_thread_that_ends_first(tmp_path, first, text, 
 
 
 def test_signal_ends_a_process_that_has_claimed_its_exit():
-    program = TWO_THREADS.partition("stop.on_immediate_exit")[0] + (
+    beginning, _, _ = TWO_THREADS.partition("stop.on_immediate_exit")
+    program = beginning + (
         "import os, signal\nstop.install()\nstop.on_immediate_exit(lambda: message.write_text('stopped'))\n"
         "stop.claim_exit()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)\n"
     )

@@ -1,4 +1,4 @@
-"""Tokens located by their bytes are where the tokenizer's own offsets have them."""
+"""Tokens located by their bytes have the positions of the tokenizer's own offsets."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,7 +57,8 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     tokenizer = make_tokenizer(
         tmp_path_factory.mktemp("tokenizer"), writes_bos=request.param == "BOS"
     )
-    if change := CHANGES[request.param]:
+    change = CHANGES[request.param]
+    if change:
         change(tokenizer.backend_tokenizer)
     return tokenizer
 
@@ -72,15 +73,16 @@ def test_masks_are_those_of_offsets(
     text = "".join(pieces)
     first, second, third, last = sorted(min(bound, len(text) + 1) for bound in bounds)
     example = TextExample(text, ((first, second), (third, last)), has_special_tokens=is_chat)
-    by_bytes, by_offsets = Encoder(tokenizer), Encoder(tokenizer)
-    by_bytes._token_bytes = TokenBytes(
-        tokenizer.backend_tokenizer
-    )  # also where it is of no use: only slower
+    by_bytes = Encoder(tokenizer)
+    # Also for tokenizers for which it is of no use: it is only slower.
+    by_bytes._token_bytes = TokenBytes(tokenizer.backend_tokenizer)
+    by_offsets = Encoder(tokenizer)
     by_offsets._token_bytes = None
 
-    [found], [expected] = by_bytes.encode([example]), by_offsets.encode([example])
-    assert found.tokens.tolist() == expected.tokens.tolist()
-    assert found.loss_mask.tolist() == expected.loss_mask.tolist()
+    [document] = by_bytes.encode([example])
+    [expected] = by_offsets.encode([example])
+    assert document.tokens.tolist() == expected.tokens.tolist()
+    assert document.loss_mask.tolist() == expected.loss_mask.tolist()
     assert by_bytes.boundary_tokens == by_offsets.boundary_tokens
 
 

@@ -24,10 +24,11 @@ from finetune_trainer.contract.recipes import (
     Samples,
     TrainRecipe,
 )
-from finetune_trainer.contract.tracking import Tracking
+from finetune_trainer.contract.tracking import Tracking, tracked_uris
 
+# Increment it when the trainer produces different results from the same config, so that no older result is reused.
 RESULTS_VERSION = 5
-"""Part of every identity. Increment it when the trainer produces different results from the same config."""
+"""Part of every identity."""
 
 
 class StageConfig(ContractModel):
@@ -51,6 +52,7 @@ class StageConfig(ContractModel):
         return frozenset()
 
 
+# All strings, and no list of the fields that hold URIs: a new field cannot be missing from it.
 def _strings(value: Any) -> Iterator[str]:
     match value:
         case str():
@@ -75,27 +77,29 @@ class PrepareConfig(StageConfig):
     objective: Objective = "SFT"
     """Objective of the training, which determines what records must have."""
     start_from: AdapterSource | None = None
-    """The adapter that training starts from: its content is found here once, as that of the model."""
+    """The adapter that training starts from. As for the model, prepare determines its content once."""
     recipe: PrepareRecipe
 
 
 class TrainConfig(StageConfig):
     """Config of the stage that trains the adapter on the packed rows of `prepare`."""
 
+    # Training resumes exactly from any checkpoint, so they do not affect the result.
     non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint", "samples", "tracking"})
 
     stage: Literal["train"] = "train"
     prepare: str
     """Identity of the prepare stage whose rows are read."""
     model: ModelSource
+    # The URI may lead to another model by now. The pins and digests refuse it before the first step.
     model_pin: str | None = None
-    """Content of the model at its store, from the result of `prepare`; None: not known yet, or not in a store."""
+    """Content of the model at its store, from the result of `prepare`; None if it is unknown or not in a store."""
     model_digest: str | None = None
-    """Digest of the base model, from the result of `prepare`; None: `prepare` has no result yet, or did not say."""
+    """Digest of the base model, from the result of `prepare`; None if there is no result yet or it has no digest."""
     start_pin: str | None = None
-    """As `model_pin`, of the adapter that training starts from."""
+    """As `model_pin`, but for the adapter that training starts from."""
     start_digest: str | None = None
-    """As `model_digest`, of that adapter."""
+    """As `model_digest`, but for the adapter that training starts from."""
     recipe: TrainRecipe
     checkpoint: Checkpoint
     samples: Samples | None = None
@@ -103,7 +107,7 @@ class TrainConfig(StageConfig):
 
     @override
     def written_uris(self) -> frozenset[str]:
-        return self.tracking.written_uris() if self.tracking else frozenset()
+        return tracked_uris(self.tracking)
 
 
 class EvaluateConfig(StageConfig):
@@ -113,7 +117,7 @@ class EvaluateConfig(StageConfig):
 
     stage: Literal["evaluate"] = "evaluate"
     prepare: str
-    """Identity of the prepare stage, whose result says whether the training records are conversations."""
+    """Identity of the prepare stage; its result says whether the training records are conversations."""
     train: str
     """Identity of the train stage whose adapter is evaluated."""
     model: ModelSource
@@ -122,12 +126,12 @@ class EvaluateConfig(StageConfig):
     recipe: EvaluateRecipe
     dtype: Literal["Auto", "BF16", "FP16", "FP32"] = "Auto"
     """Data type of the evaluated weights, the same as when they are pushed; Auto: the base model's stored data type.
-    The base model is evaluated in the same one."""
+    The base model is evaluated in the same type."""
     tracking: Tracking | None = None
 
     @override
     def written_uris(self) -> frozenset[str]:
-        return self.tracking.written_uris() if self.tracking else frozenset()
+        return tracked_uris(self.tracking)
 
 
 class Lineage(ContractModel):
@@ -144,7 +148,7 @@ class Lineage(ContractModel):
     spent: str | None = None
     """Cost of all attempts before the push, with its currency. Absent without prices."""
     lost: str | None = None
-    """The part of it that interruptions wasted."""
+    """The part of this cost that interruptions wasted."""
     on_demand: str | None = None
     """What the same work costs on on-demand nodes."""
 
@@ -160,7 +164,7 @@ class PushConfig(StageConfig):
     train: str
     """Identity of the train stage whose adapter is merged."""
     evaluate: str | None = None
-    """Identity of the evaluate stage whose scores go into the model card; None: the pipeline has no evaluate stage."""
+    """Identity of the evaluate stage whose scores go into the model card; None if the pipeline has no such stage."""
     model: ModelSource
     model_pin: str | None = None
     """As in train."""
@@ -172,14 +176,14 @@ class PushConfig(StageConfig):
 
     @override
     def written_uris(self) -> frozenset[str]:
-        tracked = self.tracking.written_uris() if self.tracking else frozenset()
-        return frozenset(target.uri for target in self.recipe.targets) | tracked
+        targets = frozenset(target.uri for target in self.recipe.targets)
+        return targets | tracked_uris(self.tracking)
 
 
 class DeployConfig(StageConfig):
-    """Config of the stage that serves the model published by `push` and sends it one prompt."""
+    """Config of the stage that serves the model published by `push` and sends it a prompt."""
 
-    # The identity in `push` determines both.
+    # The identity in `push` determines both, and they are known only when `push` has a result.
     non_identity_fields: ClassVar[frozenset[str]] = frozenset({"location", "digest"})
 
     stage: Literal["deploy"] = "deploy"

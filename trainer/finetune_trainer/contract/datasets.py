@@ -1,4 +1,4 @@
-"""Data sets: where the records are, which of their columns are read, and how often each record is used."""
+"""Data sets: the URIs of the records, the columns that are read, and how often each record is used."""
 
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ SplitName = Annotated[
 class Columns(ContractModel):
     """Names of the data set's columns, for records whose fields have other names than the trainer's.
 
-    A dot in a name leads into an object where the data set has no column of that name.
+    A dot in a name leads into an object if the data set has no column of that name.
     """
 
     messages: ColumnName | None = None
@@ -45,7 +45,7 @@ class Columns(ContractModel):
 
 
 class DataSource(ContractModel):
-    """What a data set and the validation set have in common."""
+    """Fields that data sets and the validation set have in common."""
 
     uri: DataUri | None = None
 
@@ -53,40 +53,44 @@ class DataSource(ContractModel):
     """Commit or tag of the hub repository. For other sources any text; change it when the content has changed."""
 
     config: ConfigName | None = None
-    """Configuration of a hub data set without a path. Absent: its only one, or default."""
+    """Configuration of a hub data set without a path. Absent: its only configuration, or default."""
 
     split: SplitName | None = None
-    """Split of a hub data set without a path. Absent: its only one; several are an error."""
+    """Split of a hub data set without a path. Absent: its only split; several splits are an error."""
 
     format: DataFormat = "Auto"
     """Format of the files; Auto derives it from the file name extension, to which .gz or .zst may be added."""
 
     columns: Columns | None = None
-    """Names of the columns with the records' fields. Absent: the columns are named as the fields."""
+    """Names of the columns with the records' fields. Absent: the columns have the names of the fields."""
 
 
 class DatasetSource(DataSource):
-    """One data set: records in JSON Lines, JSON, CSV or Parquet files."""
+    """A data set: records in JSON Lines, JSON, CSV or Parquet files."""
 
     uri: DataUri
     """hf://ORG/NAME[/PATH], s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, oci://HOST/REPOSITORY[:TAG],
     https://HOST/FILE or pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest.
     The last segment of a path may be a pattern, such as train-*.jsonl: all its files are read, sorted by name."""
 
+    # A larger weight uses the records of a smaller weight and more, so a sample grows instead of being drawn anew.
     weight: float = Field(default=1.0, gt=0, le=100)
-    """How often each record is used. 0.3 uses a random sample of 30 %, 2 uses each record twice, and 2.5 uses each
-    twice and half of them a third time; the seed determines which. Validation records are never repeated."""
+    """How often each record is used. 0.3 uses a random sample of 30 %, and 2 uses each record twice. 2.5 uses each
+    record twice and a random half of the records a third time. The seed determines the samples. Validation records are
+    never repeated."""
 
 
 class Validation(DataSource):
     """Records to measure the validation loss: a fraction of each data set, or a data set of their own."""
 
     fraction: float | None = Field(default=None, ge=0, le=0.5)
-    """Fraction of each data set's records that is held out; the seed determines which."""
+    """Fraction of each data set's records that is held out; the seed determines the records."""
 
     uri: DataUri | None = None
-    """Data set of its own to validate with, instead of a fraction. Written as the URI of a data set."""
+    """Data set to validate with, instead of a fraction. Written as the URI of a data set."""
 
     def dataset(self) -> DatasetSource | None:
         """Return the data set to validate with, or None if a fraction is held out."""
-        return DatasetSource(**self.model_dump(exclude={"fraction"})) if self.uri else None
+        if not self.uri:
+            return None
+        return DatasetSource(**self.model_dump(exclude={"fraction"}))

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 DIGEST_FOLDER = re.compile(r"sha256-[0-9a-f]{64}")
-"""Name of the folder of one model in a target; beside it are earlier ones and `latest`."""
+"""Name of the folder of a model in a target; beside it are earlier models and `latest`."""
+# Servers read the model from disk. They must not wait for a hub that a cluster may not reach, nor report to it.
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_UPDATE_CHECK": "1",
@@ -21,7 +22,7 @@ VLLM_OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """The command of one server, with its environment and working directory."""
+    """The command of a server, with its environment and working directory."""
 
     command: tuple[str, ...]
     model: str
@@ -29,12 +30,12 @@ class LaunchSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables added to the environment."""
     working_dir: Path | None = None
-    """None: the image's working directory."""
+    """Working directory; None for the image's working directory."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """The ways to start one kind of model server."""
+    """The ways to start a kind of model server."""
 
     container: Callable[[PurePosixPath, str, int], LaunchSpec]
     """Returns the launch spec in a container, given the model's folder, the listen address and the port."""
@@ -46,27 +47,32 @@ class Engine:
 
 def model_name(location: str) -> str:
     """Return the name of a model in requests: the last part of its target, without a digest, a commit or a tag."""
-    path = location.partition("://")[2] or location
-    parts = [part for part in path.split("/") if part] or ["model"]
+    _, _, path = location.partition("://")
+    parts = [part for part in (path or location).split("/") if part]
+    if not parts:
+        return "model"
     if len(parts) > 1 and DIGEST_FOLDER.fullmatch(parts[-1]):
+        # Clients must not change their requests with each push.
         parts.pop()
-    return re.split("[@:]", parts[-1])[0]
+    name, *_ = re.split("[@:]", parts[-1])
+    return name
 
 
 def served_name(folder: str) -> str:
     """Return the model's name in requests to `transformers serve`.
 
-    The server parses a name as NAME@REVISION or NAME:FILE. A folder name that it could parse so is replaced by `.`,
-    and the server then starts inside the folder instead of in its parent.
+    The server parses a name as NAME@REVISION or NAME:FILE. A folder name that it could parse in this way is replaced by
+    `.`, and the server then starts inside the folder instead of in its parent.
     """
-    return folder if re.fullmatch(r"\w[\w.-]*", folder) else "."
+    is_plain = re.fullmatch(r"\w[\w.-]*", folder)
+    return folder if is_plain else "."
 
 
 def _transformers_container(model: PurePosixPath, host: str, port: int) -> LaunchSpec:
     program = ("python", "-P", "-m", "finetune_trainer.serving", str(model))
-    return LaunchSpec(
-        (*program, "--host", host, "--port", str(port)), served_name(model_name(str(model)))
-    )
+    options = ("--host", host, "--port", str(port))
+    name = served_name(model_name(str(model)))
+    return LaunchSpec((*program, *options), name)
 
 
 def _transformers_process(model: Path, host: str, port: int) -> LaunchSpec:
@@ -74,29 +80,27 @@ def _transformers_process(model: Path, host: str, port: int) -> LaunchSpec:
     # -P: Python must not import from the working directory, where a file of the model could shadow a library.
     program = (sys.executable, "-P", "-m", "transformers.cli.transformers", "serve", name)
     options = ("--host", host, "--port", str(port), "--device", "auto", "--default-seed", "0")
-    return LaunchSpec((*program, *options), name, OFFLINE, model if name == "." else model.parent)
+    working_dir = model if name == "." else model.parent
+    return LaunchSpec((*program, *options), name, OFFLINE, working_dir)
 
 
 def _vllm_container(model: PurePosixPath, host: str, port: int) -> LaunchSpec:
-    program = ("vllm", "serve", str(model), "--served-model-name", model_name(str(model)))
-    return LaunchSpec(
-        (*program, "--host", host, "--port", str(port)), model_name(str(model)), VLLM_OFFLINE
-    )
+    name = model_name(str(model))
+    program = ("vllm", "serve", str(model), "--served-model-name", name)
+    options = ("--host", host, "--port", str(port))
+    return LaunchSpec((*program, *options), name, VLLM_OFFLINE)
 
 
 def _vllm_process(model: Path, host: str, port: int) -> LaunchSpec:
-    program = (
-        sys.executable,
-        "-P",
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(model),
-    )
-    options = ("--host", host, "--port", str(port), "--served-model-name", model_name(str(model)))
-    return LaunchSpec((*program, *options), model_name(str(model)), OFFLINE, model.parent)
+    name = model_name(str(model))
+    # -P as above. The module and not the command `vllm`, which need not be on the PATH of this interpreter.
+    module = "vllm.entrypoints.openai.api_server"
+    program = (sys.executable, "-P", "-m", module, "--model", str(model))
+    options = ("--host", host, "--port", str(port), "--served-model-name", name)
+    return LaunchSpec((*program, *options), name, OFFLINE, model.parent)
 
 
+# The only list of engines: the enum of the CRD, the operator's Deployment and the local server read it (ADR 11).
 ENGINES: dict[str, Engine] = {
     "Transformers": Engine(_transformers_container, _transformers_process, "transformers"),
     "VLLM": Engine(_vllm_container, _vllm_process, "vllm"),

@@ -20,25 +20,26 @@ INSECURE_REGISTRIES = "FINETUNE_INSECURE_REGISTRIES"
 """Hosts of OCI registries, separated by commas and with their ports, that are asked by HTTP without TLS."""
 INTERRUPTION_NOTICES = "FINETUNE_INTERRUPTION_NOTICES"
 METADATA_ENDPOINT = "FINETUNE_METADATA_ENDPOINT"
+# Uid and attempt decide which of two processes in a stage's folder is later.
 PIPELINE_UID = "FINETUNE_PIPELINE_UID"
 ATTEMPT = "FINETUNE_ATTEMPT"
 NODE_RANK = "FINETUNE_NODE_RANK"
 MASTER_ADDRESS = "FINETUNE_MASTER_ADDRESS"
 LOCAL_RANK = "FINETUNE_LOCAL_RANK"
-"""Number of a process that trains among those of its pod; set by the first of them for the others."""
+"""Number of a training process within its pod; the pod's first process sets it for the other processes."""
 MASTER_PORT = "FINETUNE_MASTER_PORT"
-"""Port of the first process; set by it for the others of its pod."""
+"""Port of the first process of all; the pod's first process sets it for the other processes."""
 
 RENDEZVOUS_PORT = 29500
-"""Port of the pod with index 0 where the processes of all nodes find each other; torchrun's default."""
+"""Port of the pod with index 0 at which the processes of all nodes find each other; torchrun's default."""
 
 CLOUDS = ("EC2", "GCE", "Azure")
 """Clouds whose machines announce their end at a metadata endpoint."""
 LINK_LOCAL_ENDPOINT = "http://169.254.169.254"
-"""Where the machines of all three clouds serve their metadata."""
+"""Address at which the machines of all three clouds serve their metadata."""
 
 PATTERN_CHARACTERS = frozenset("*?[")
-"""What makes the last segment of a URI a pattern."""
+"""Characters that make the last segment of a URI a pattern."""
 
 
 class InvalidLocation(ValueError):
@@ -51,45 +52,47 @@ class NotMounted(InvalidLocation):
 
 @dataclass(frozen=True)
 class Environment:
-    """Mounts, output files and port of one stage's process."""
+    """Mounts, output files and port of a stage's process."""
 
     workspace: Path
     """The pipeline's volume; holds <stage>/<identity>/ for every stage."""
     claims: Path | None = None
-    """Folder with one subfolder per mounted claim: pvc://NAME/path is <claims>/NAME/path."""
+    """Folder with a subfolder for each mounted claim: pvc://NAME/path is <claims>/NAME/path."""
     manifest_dir: Path | None = None
-    """Base folder of relative URIs and relative file:// URIs; None in a cluster, where neither is allowed."""
+    """Base folder of relative URIs and relative file:// URIs; None in a cluster, which allows neither of them."""
+    # Kubernetes' default path.
     termination_log: Path = Path("/dev/termination-log")
     """File for the TerminationMessage."""
     progress_file: Path | None = None
-    """File for Progress, read by the local runner; None: not written."""
+    """File for Progress, read by the local runner; None if it is not written."""
     metrics_port: int = 0
-    """Port of /metrics and /progress; 0: no HTTP server."""
+    """Port of /metrics and /progress; 0 for no HTTP server."""
     gpus: int = 0
-    """Accelerators that the pod asked for; 0: none, or a local run, which uses a GPU if there is one."""
+    """Accelerators that the pod asked for. 0: none, or a local run, which uses a GPU if the machine has it."""
     interruption_notices: str = ""
-    """The cloud whose metadata endpoint is watched for notices, one of CLOUDS; empty: none is watched."""
+    """The cloud whose metadata endpoint is watched for notices, an entry of CLOUDS; empty to watch no endpoint."""
     metadata_endpoint: str = LINK_LOCAL_ENDPOINT
-    """Base URL of that endpoint."""
+    """Base URL of the metadata endpoint."""
     pipeline_uid: str = ""
-    """The pipeline that the attempt belongs to; empty: a process that no operator started."""
+    """uid of the pipeline that the attempt belongs to; empty if no operator started the process."""
     attempt: int = 0
-    """Number of the attempt; a later attempt of the stage has a larger one. 0: unknown."""
+    """Number of the attempt; a later attempt of the stage has a larger number. 0: unknown."""
     node_rank: int = 0
     """Index of this pod among the nodes of the attempt; 0 is the first, which alone writes the stage's folder."""
     master_address: str = ""
-    """DNS name of the pod with index 0. Empty: the processes of all nodes are started in this one place."""
+    """DNS name of the pod with index 0; empty if the processes of all nodes run in this pod or on this machine."""
     local_rank: int = 0
-    """Number of this process among those of its pod that train together; 0: the one that the pod has started."""
+    """Number of this process among the training processes of its pod; 0 for the process that the pod has started."""
     master_port: int = 0
-    """Port of the first process of all; 0: RENDEZVOUS_PORT."""
+    """Port of the first process of all; 0 for RENDEZVOUS_PORT."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":
         """Read the variables of this module; raise ValueError naming the variable that is missing or not a number."""
 
         def path(name: str) -> Path | None:
-            return Path(variables[name]) if variables.get(name) else None
+            text = variables.get(name)
+            return Path(text) if text else None
 
         workspace = path(WORKSPACE)
         if workspace is None:
@@ -122,8 +125,9 @@ class Environment:
     def variables(self) -> dict[str, str]:
         """Return the variables from which `read` restores this environment.
 
-        Without a metrics port the variable is left out, so that it does not override a port set by the user.
+        Without a metrics port, its variable is left out, so that it does not override a port that the user has set.
         """
+        has_own_endpoint = self.metadata_endpoint != LINK_LOCAL_ENDPOINT
         values = {
             WORKSPACE: self.workspace,
             CLAIMS: self.claims,
@@ -133,9 +137,7 @@ class Environment:
             METRICS_PORT: self.metrics_port or None,
             GPUS: self.gpus or None,
             INTERRUPTION_NOTICES: self.interruption_notices or None,
-            METADATA_ENDPOINT: None
-            if self.metadata_endpoint == LINK_LOCAL_ENDPOINT
-            else self.metadata_endpoint,
+            METADATA_ENDPOINT: self.metadata_endpoint if has_own_endpoint else None,
             PIPELINE_UID: self.pipeline_uid or None,
             ATTEMPT: self.attempt or None,
             NODE_RANK: self.node_rank or None,
@@ -147,7 +149,7 @@ class Environment:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first of the processes that run the stage together: it alone writes to the workspace."""
+        """Whether this is the first process of all that run the stage together: it alone writes to the workspace."""
         return not self.node_rank and not self.local_rank
 
     def stage_dir(self, stage: str, identity: str) -> Path:
@@ -164,8 +166,10 @@ class Environment:
         if not separator:
             return self._relative_to_manifest(uri)
         match scheme:
+            case "file" if rest.startswith("/"):
+                return Path(rest)
             case "file":
-                return Path(rest) if rest.startswith("/") else self._relative_to_manifest(rest)
+                return self._relative_to_manifest(rest)
             case "pvc":
                 claim, _, path = rest.partition("/")
                 return self._in_claim(uri, claim, path)
@@ -175,15 +179,17 @@ class Environment:
                 )
 
     def matches(self, uri: str) -> list[str]:
-        """Return the URIs of the files that a URI names, sorted: itself, or all that match its last segment.
+        """Return the URIs of the files that a URI names, sorted: itself, or all URIs that match its last segment.
 
-        A file of exactly this name comes before the pattern. Names that begin with a dot match no *. Raise like
-        `locate`, and OSError if the folder cannot be read.
+        Names that begin with a dot match no *. Raise like `locate`, and OSError if the folder cannot be read.
         """
-        path, pattern = self.locate(uri), uri.rpartition("/")[2]
+        path = self.locate(uri)
+        # A file may have a name with a wildcard. Its URI then names this file and is no pattern.
         if not is_pattern(uri) or path.exists():
             return [uri]
+        _, _, pattern = uri.rpartition("/")
         folder = uri.removesuffix(pattern)
+        # Sorted, because the order of the files is the order of the records.
         names = sorted(entry.name for entry in path.parent.iterdir() if entry.is_file())
         return [
             folder + name
@@ -204,6 +210,7 @@ class Environment:
             raise NotMounted(
                 f"{uri}: the claim {claim} is not mounted; in a local run add --claim {claim}=FOLDER"
             )
+        # Symbolic links are followed before the check: a link in a claim must not lead to another pipeline's files.
         target = Path(os.path.realpath(root / path))
         if not target.is_relative_to(os.path.realpath(root)):
             raise InvalidLocation(f"{uri}: leaves the claim {claim}; use a path inside it")
@@ -212,6 +219,7 @@ class Environment:
 
 def _number(variables: Mapping[str, str], name: str, meaning: str) -> int:
     text = variables.get(name) or "0"
+    # isdigit alone accepts digits of other scripts.
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{name} must be {meaning} (got {text!r})")
     return int(text)
@@ -224,7 +232,8 @@ def has_wildcard(text: str) -> bool:
 
 def is_pattern(uri: str) -> bool:
     """Return whether the last segment of a URI is a pattern of file names."""
-    return has_wildcard(uri.rpartition("/")[2])
+    _, _, last_segment = uri.rpartition("/")
+    return has_wildcard(last_segment)
 
 
 def _is_shown(name: str, pattern: str) -> bool:

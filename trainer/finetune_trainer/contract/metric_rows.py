@@ -12,12 +12,12 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Row:
-    """The metrics of one step."""
+    """The metrics of a step."""
 
     step: int
     """Finished optimizer steps."""
     time: float
-    """When the step was first recorded, in seconds since 1970."""
+    """Time at which the step was first recorded, in seconds since 1970."""
     values: dict[str, float]
     """Values by name; all are finite."""
 
@@ -26,10 +26,11 @@ def read_rows(path: Path) -> list[Row]:
     """Return the rows of a file by ascending step; none if there is no file.
 
     Lines of the same step are merged, and the first value of a name stays. Lines that are no row are left out: a kill
-    may tear the last one.
+    may tear the last line.
     """
     rows: dict[int, Row] = {}
     for step, recorded, values in _parsed(path):
+        # A step that is repeated after an interruption has a second line, with a later time.
         first = rows.get(step, Row(step, recorded, {}))
         rows[step] = Row(step, first.time, values | first.values)
     return [rows[step] for step in sorted(rows)]
@@ -43,15 +44,14 @@ def _parsed(path: Path) -> Iterator[tuple[int, float, dict[str, float]]]:
     for line in lines:
         try:
             values: dict[str, Any] = json.loads(line)
-            step, recorded = int(values.pop("step")), float(values.pop("time"))
+            step = int(values.pop("step"))
+            recorded = float(values.pop("time"))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-        yield (
-            step,
-            recorded,
-            {name: float(value) for name, value in values.items() if _is_finite(value)},
-        )
+        finite = {name: float(value) for name, value in values.items() if _is_finite(value)}
+        yield step, recorded, finite
 
 
 def _is_finite(value: Any) -> bool:
+    # JSON of Python may have NaN and Infinity, which no plot can show.
     return isinstance(value, int | float) and math.isfinite(value)

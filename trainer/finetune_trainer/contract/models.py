@@ -23,8 +23,10 @@ class ContractModel(BaseModel):
     model_config = ConfigDict(
         alias_generator=to_camel,
         populate_by_name=True,
+        # A misspelt field is an error of the user. Without this, its default would be used in silence.
         extra="forbid",
         frozen=True,
+        # They are the descriptions in `kubectl explain` and docs/reference.
         use_attribute_docstrings=True,
     )
 
@@ -52,8 +54,10 @@ class ExtensibleModel(ContractModel):
 
     def with_unknown_fields_of(self, other: "ExtensibleModel | None") -> Self:
         """Return a copy with the unknown fields of another object, so that a new object does not lose them."""
-        unknown = (other.model_extra or {}) if other else {}
-        return BaseModel.model_copy(self, update=unknown) if unknown else self
+        if other is None or not other.model_extra:
+            return self
+        # They are no fields of this version, which `self.model_copy` would refuse.
+        return BaseModel.model_copy(self, update=other.model_extra)
 
 
 def none_if_invalid(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -93,9 +97,8 @@ class ListMap:
             data = entry.model_dump(mode="json", by_alias=True)
             key = tuple(data.get(name) for name in self.keys)
             if key in seen:
-                shown = ", ".join(
-                    f"{name} {value}" for name, value in zip(self.keys, key, strict=True)
-                )
+                pairs = zip(self.keys, key, strict=True)
+                shown = ", ".join(f"{name} {value}" for name, value in pairs)
                 raise ValueError(f"two entries have the same {shown}: remove or rename one")
             seen.add(key)
         return entries

@@ -1,6 +1,7 @@
-"""Recipes: the settings that a user may choose, defined once for the custom resource and the trainer's configs.
+"""Recipes: the settings that a user may choose, defined once for the custom resource and for the trainer's configs.
 
-Each field's docstring is its description in `kubectl explain`.
+Each field's docstring is its description in `kubectl explain`. A changed default changes identities, and a changed
+bound changes the CRD.
 """
 
 from typing import Annotated, Literal
@@ -41,16 +42,17 @@ class PrepareRecipe(ContractModel):
 
     too_long: Literal["Truncate", "Drop"] = "Truncate"
     """Whether a record longer than contextLength is truncated or dropped; the stage's result counts both. With
-    train.objective DPO a record is a pair of two completions, and contextLength is that of each with its prompt."""
+    train.objective DPO a record is a pair of completions, and contextLength limits each completion with its prompt."""
 
     packing: bool = True
-    """Whether several records share a row. With false, every row has one record. Some architectures need that. With
-    train.objective DPO, every row has one completion of a pair, whatever this says."""
+    """Whether several records share a row. With false, every row has a single record, which some architectures need.
+    With train.objective DPO, every row has a single completion, and this has no effect."""
 
     max_invalid_fraction: float = Field(default=0.0, ge=0, le=1)
-    """Fraction of the records that may be invalid; above it the stage fails with exit code 65."""
+    """Fraction of the records that may be invalid. If more are invalid, the stage fails with exit code 65."""
 
 
+# A block beside `method` and no union of methods: in a union, the schema of a CRD may have no descriptions (ADR 29).
 class Lora(ContractModel):
     """The adapter (Hu et al. 2021, arXiv:2106.09685)."""
 
@@ -66,8 +68,8 @@ class Lora(ContractModel):
     target_modules: tuple[ModuleName, ...] = Field(
         default=("all-linear",), min_length=1, max_length=64
     )
-    """Names of the layers to adapt; all-linear selects every linear layer except output head and routers. Experts that
-    the model holds in one tensor are selected by their names only."""
+    """Names of the layers to adapt; all-linear selects every linear layer except output head and routers. If the model
+    holds all experts in one tensor, only their names select them."""
 
     modules_to_save: tuple[ModuleName, ...] = Field(default=(), max_length=16)
     """Names of layers to train whole, such as embed_tokens and lm_head; they are saved with the adapter."""
@@ -84,7 +86,7 @@ class Optimizer(ContractModel):
     """The optimizer and its learning rate schedule."""
 
     name: Literal["AdamW", "AdamW8Bit"] = "AdamW"
-    """AdamW (arXiv:1711.05101), or the same with moments of 8 bits, which take a quarter of the memory
+    """AdamW (arXiv:1711.05101), or AdamW with moments of 8 bits, which take a quarter of the memory
     (arXiv:2110.02861)."""
 
     learning_rate: float = Field(default=2e-4, gt=0, le=1)
@@ -124,10 +126,11 @@ class Checkpoint(ContractModel):
 
     # By Young and Daly, sqrt(2 · cost of a checkpoint · mean time between kills) is best: 1 s and 4.5 h give 180 s.
     every_seconds: int = Field(default=180, ge=1, le=86400)
-    """Also save a checkpoint when this many seconds have passed since the last one: a kill costs little more."""
+    """Also save a checkpoint when this many seconds have passed since the last checkpoint: a kill costs little more."""
 
     keep: int = Field(default=2, ge=2, le=100)
-    """Number of latest checkpoints to keep, besides the best one. At least 2, as a fallback for a corrupt one."""
+    """Number of latest checkpoints to keep, besides the best checkpoint. At least 2, as a fallback for a corrupt
+    checkpoint."""
 
 
 class Samples(ContractModel):
@@ -136,7 +139,7 @@ class Samples(ContractModel):
     prompts: tuple[Annotated[str, StringConstraints(min_length=1, max_length=4096)], ...] = Field(
         min_length=1, max_length=8
     )
-    """Prompts; where the training records are conversations, each is the first message of one."""
+    """Prompts. If the training records are conversations, each prompt is the first message of a conversation."""
 
     max_new_tokens: int = Field(default=64, ge=1, le=512)
     """Maximum number of tokens of each text."""
@@ -146,8 +149,8 @@ class Dpo(ContractModel):
     """The loss of the objective DPO (Rafailov et al. 2023, arXiv:2305.18290)."""
 
     beta: float = Field(default=0.1, gt=0, le=100)
-    """How strongly the model is held to the reference, which is the model before training: a larger value holds it
-    closer."""
+    """How strongly the loss holds the model to the reference, which is the model before training. A larger value holds
+    it closer."""
 
     label_smoothing: float = Field(default=0.0, ge=0, le=0.49)
     """Assumed probability that the two completions of a pair are in the wrong order (conservative DPO)."""
@@ -167,19 +170,19 @@ class TrainRecipe(ContractModel):
     """All settings that determine the trained weights."""
 
     objective: Objective = "SFT"
-    """What is minimised. SFT: the cross-entropy of the completions (supervised fine-tuning). DPO: the loss of Direct
+    """Loss to minimise. SFT: the cross-entropy of the completions (supervised fine-tuning). DPO: the loss of Direct
     Preference Optimization on pairs of a chosen and a rejected completion, set under dpo."""
 
     dpo: Dpo | None = None
     """The loss of the objective DPO. Absent: the defaults of its fields."""
 
     method: Literal["LoRA", "QLoRA", "Full"] = "LoRA"
-    """Which weights are trained. LoRA: an adapter beside the frozen base model, set under lora. QLoRA: the same, with
+    """Weights to train. LoRA: an adapter beside the frozen base model, set under lora. QLoRA: the same adapter, with
     the base model in 4 bits (NF4, arXiv:2305.14314). Full: all weights, at 16 bytes each."""
 
     lora: Lora | None = None
     """The adapter of the methods LoRA and QLoRA. Absent: the defaults of its fields, or with startFrom the settings of
-    that adapter."""
+    the adapter that it names."""
 
     start_from: AdapterSource | None = None
     """An adapter whose weights training starts from, for the methods LoRA and QLoRA. Absent: a new adapter, which
@@ -192,18 +195,19 @@ class TrainRecipe(ContractModel):
     """Total number of optimizer steps, instead of epochs."""
 
     micro_batch_size: int = Field(default=1, ge=1, le=4096)
-    """Packed rows per forward pass of one process, or pairs with objective DPO. A step has microBatchSize x
-    gradientAccumulationSteps x processes of them."""
+    """Packed rows per forward pass of a process, or pairs with objective DPO. A step has microBatchSize x
+    gradientAccumulationSteps x processes rows or pairs."""
 
     gradient_accumulation_steps: int = Field(default=1, ge=1, le=4096)
     """Forward passes of each process per optimizer step."""
 
+    # Nodes and processes change the result: they draw other random numbers, and sums are added in another order.
     nodes: int = Field(default=1, ge=1, le=64)
-    """Pods that train together, each with the resources of pod: on Kubernetes one Indexed Job, in a local run processes
-    of this machine. More of them make a step larger, so this is part of the result."""
+    """Pods that train together, each with the resources of pod: on Kubernetes an Indexed Job, in a local run processes
+    of this machine. More nodes make a step larger, so this changes the result."""
 
     processes_per_node: int | None = Field(default=None, ge=1, le=64)
-    """Processes in each pod that train together. Absent: one for each accelerator of the pod, or one."""
+    """Processes in each pod that train together. Absent: one for each accelerator of the pod, at least 1."""
 
     dtype: Literal["BF16", "FP32"] = "BF16"
     """Data type of the frozen base model and of the forward pass. The weights that are trained are always FP32."""
@@ -234,26 +238,28 @@ class TrainRecipe(ContractModel):
 
     @property
     def processes(self) -> int:
-        """The world size: the processes of all nodes that train together."""
+        """The world size: the number of processes of all nodes that train together."""
         return self.nodes * (self.processes_per_node or 1)
 
     @property
     def adapter(self) -> Lora:
-        """The settings of the adapter, with the defaults where the block is absent."""
+        """The settings of the adapter; the defaults if the block is absent."""
         return self.lora or Lora()
 
     @property
     def preference(self) -> Dpo:
-        """The settings of DPO, with the defaults where the block is absent."""
+        """The settings of DPO; the defaults if the block is absent."""
         return self.dpo or Dpo()
 
     def effective_epochs(self) -> float | None:
         """Return the epochs to train for, or None if maxSteps limits the training."""
-        return self.epochs if self.epochs is not None or self.max_steps else 1.0
+        if self.epochs is None and not self.max_steps:
+            return 1.0
+        return self.epochs
 
 
 class Task(ContractModel):
-    """One lm-eval task."""
+    """A task of lm-eval."""
 
     name: TaskName
     """Name of the task in lm-eval, or in the task file."""
@@ -265,13 +271,14 @@ class Task(ContractModel):
     """Number of few-shot examples before each question; absent: the task's own default."""
 
     limit: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Evaluate a random sample of this many questions; fewer give a larger standard error. The sample depends only on
-    the seed, the task's name and its number of questions, so it is the same in every run."""
+    """Evaluate a random sample of this many questions; fewer questions give a larger standard error. The sample depends
+    only on the seed, the task's name and its number of questions, so it is the same in every run."""
 
 
 class EvaluateRecipe(ContractModel):
     """The tasks to evaluate, and the model to evaluate them on."""
 
+    # A map by name, as a task's scores are stored by its name.
     tasks: Annotated[tuple[Task, ...], ListMap("name")] = Field(min_length=1, max_length=16)
     """lm-eval tasks."""
 
@@ -288,14 +295,14 @@ class EvaluateRecipe(ContractModel):
     are conversations."""
 
     fewshot_as_multiturn: bool | None = None
-    """Write each few-shot example as a turn of the user and one of the assistant, instead of all in one turn. Absent:
-    the same as applyChatTemplate."""
+    """Write each few-shot example as a turn of the user and a turn of the assistant, instead of all examples in one
+    turn. Absent: the same as applyChatTemplate."""
 
     system_instruction: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = (
         None
     )
-    """System message before every question. Without a chat template it is the text before it; end it with a line
-    break, because lm-eval adds none."""
+    """System message before every question. Without a chat template, it is text directly before the question: end it
+    with a line break, because lm-eval adds none."""
 
     batch_size: int | None = Field(default=None, ge=1, le=4096)
     """Requests per forward pass. Absent: as many as fit, at most 64 on a GPU and 32 on a CPU. The last digits of a
@@ -303,7 +310,7 @@ class EvaluateRecipe(ContractModel):
 
 
 class PushTarget(ContractModel):
-    """One place to publish to."""
+    """A target to publish to."""
 
     uri: TargetUri
     """hf://ORG/NAME, s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH, oci://HOST/REPOSITORY[:TAG] or
@@ -314,14 +321,15 @@ class PushTarget(ContractModel):
     in PEFT's format."""
 
     private: bool = True
-    """Whether a repository that the push creates on a hub is private. One that exists stays as it is."""
+    """Whether a repository that the push creates on a hub is private. An existing repository stays as it is."""
 
 
 class PushRecipe(ContractModel):
-    """Where and how the model is published."""
+    """The targets and the data type of the published model."""
 
+    # A map by URI, so that server-side apply merges the targets of several field managers.
     targets: Annotated[tuple[PushTarget, ...], ListMap("uri")] = Field(min_length=1, max_length=4)
-    """Where the model is published. The stage is done when all targets have it."""
+    """Targets to publish to. The stage is done when all targets have the model."""
 
     dtype: Literal["BF16", "FP16", "FP32"] = "BF16"
     """Data type of the merged weights. The merge is computed in FP32 and cast once."""
@@ -341,6 +349,7 @@ class SmokeTest(ContractModel):
     """Maximum number of tokens in the answer."""
 
 
+# An enum in the schema, so that the API server refuses an unknown engine.
 EngineName = Annotated[
     str,
     AfterValidator(one_of(ENGINES)),
@@ -355,4 +364,4 @@ class DeployRecipe(ContractModel):
     """The OpenAI-compatible server: Transformers is `transformers serve` and runs on CPUs too; VLLM needs a GPU."""
 
     smoke_test: SmokeTest = SmokeTest()
-    """The request that the server must answer once."""
+    """The request that the server must answer."""

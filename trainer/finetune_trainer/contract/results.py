@@ -1,4 +1,4 @@
-"""Messages of a stage's process to the operator: its result, its progress, or why it stopped."""
+"""Messages of a stage's process to the operator: its result, its progress, or the reason why it stopped."""
 
 import json
 import math
@@ -17,19 +17,23 @@ from pydantic.json_schema import SkipJsonSchema
 from finetune_trainer.contract.loss_curve import MaybeLossCurve
 from finetune_trainer.contract.models import ExtensibleModel, none_if_invalid
 
+# The kubelet's limit: it discards the rest.
 TERMINATION_MESSAGE_BYTES = 4096
-"""Size limit of a termination message; the kubelet discards the rest."""
+"""Size limit of a termination message."""
 PROGRESS_BYTES = 64 << 10
 """Size limit of a stage's progress; the operator reads no more."""
+# Sums of such numbers are still valid numbers in JSON and in the API server.
 MAX_NUMBER = 10**15
-"""Limit of every number, so that sums of them remain valid numbers in JSON and in the API server."""
+"""Limit of every number."""
 Number = TypeVar("Number", int, float)
 MAX_TEXT_CHARACTERS = 256
 """Limit of a text in Progress; longer texts are truncated."""
 
 
 def _in_json(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+    if math.isfinite(value):
+        return value
+    return str(value)
 
 
 JsonFloat = Annotated[float, PlainSerializer(_in_json, when_used="json")]
@@ -43,19 +47,24 @@ def _check_bound(value: int) -> int:
 
 
 def _drop_oversized(value: Number | None) -> Number | None:
-    return (
-        value if value is not None and abs(value) <= MAX_NUMBER else None
-    )  # the comparison is False for NaN, too
+    # The comparison is False for NaN, too.
+    if value is not None and abs(value) <= MAX_NUMBER:
+        return value
+    return None
 
 
 def _in_utc(value: datetime) -> datetime:
     """Convert a time to UTC; a time without a zone is in UTC already. Raise ValueError if UTC cannot represent it."""
+    if value.tzinfo is None:
+        return value.replace(tzinfo=UTC)
     try:
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return value.astimezone(UTC)
     except OverflowError:
         raise ValueError("cannot be represented in UTC") from None
 
 
+# A result must be complete, so an invalid number in it is an error. Progress only informs, so its invalid numbers are
+# left out.
 BoundedInt = Annotated[int, AfterValidator(_check_bound)]
 OptionalInt = Annotated[int | None, AfterValidator(_drop_oversized)]
 """An optional integer; a value above MAX_NUMBER becomes None, so that the other fields remain usable."""
@@ -65,8 +74,9 @@ ShortText = Annotated[str, AfterValidator(lambda text: text[:MAX_TEXT_CHARACTERS
 UtcTime = Annotated[datetime, AfterValidator(_in_utc)]
 
 
+# The API server stores them in the status, whose size and depth it limits.
 MAX_UNKNOWN_BYTES = 4096
-"""Limit of all unknown fields of one object together, as JSON."""
+"""Limit of all unknown fields of an object together, as JSON."""
 MAX_UNKNOWN_DEPTH = 16
 """Nesting levels of an unknown field."""
 
@@ -77,7 +87,8 @@ def _is_storable(value: Any, depth: int = MAX_UNKNOWN_DEPTH) -> bool:
         case None | bool() | str():
             return True
         case int() | float():
-            return abs(value) <= MAX_NUMBER  # False for NaN, too
+            # False for NaN, too.
+            return abs(value) <= MAX_NUMBER
         case list():
             return depth > 0 and all(_is_storable(inner, depth - 1) for inner in value)
         case dict():
@@ -87,16 +98,19 @@ def _is_storable(value: Any, depth: int = MAX_UNKNOWN_DEPTH) -> bool:
 
 
 class ProcessOutput(ExtensibleModel):
-    """Base of all that a stage's process writes. Another version of the trainer may write more fields.
+    """Base of all messages that a stage's process writes. Another version of the trainer may write more fields.
 
-    They end up in the pipeline's status. So an unknown field is kept only if the API server can store it.
+    They end up in the pipeline's status, so an unknown field is kept only if the API server can store it.
     """
 
+    # Dropped and not refused: the message of a newer version is still of use without these fields.
     @model_validator(mode="after")
     def _drop_unstorable_fields(self) -> Self:
         unknown = self.__pydantic_extra__ or {}
-        for name in [name for name, value in unknown.items() if not _is_storable(value)]:
-            del unknown[name]
+        # A copy of the items, because the loop deletes some of them.
+        for name, value in list(unknown.items()):
+            if not _is_storable(value):
+                del unknown[name]
         if unknown and len(json.dumps(unknown)) > MAX_UNKNOWN_BYTES:
             unknown.clear()
         return self
@@ -112,7 +126,7 @@ class StageResult(ProcessOutput):
 
 
 class PrepareResult(StageResult):
-    """The packed rows, and how many records were used."""
+    """The packed rows, and the numbers of records."""
 
     stage: Literal["prepare"] = "prepare"
     records: BoundedInt
@@ -126,26 +140,26 @@ class PrepareResult(StageResult):
     unused: BoundedInt = 0
     """Records left out by the weight of their data set."""
     train_rows: BoundedInt
-    """Packed rows for training; two of each pair with objective DPO."""
+    """Packed rows for training; two rows for each pair with objective DPO."""
     validation_rows: BoundedInt
     """Packed rows for validation, counted in the same way."""
     train_tokens: BoundedInt
     """Tokens in the rows for training, without padding."""
     data_digest: str
-    """sha256:… of the data set's file; of the files' digests, in order, if there are several."""
+    """sha256:… of the data set's file; if there are several files, of their digests in order."""
     data_pins: tuple[str | None, ...] = ()
-    """What identifies each data set at its store, for example a commit; None for one on a volume. In the order of the
-    manifest; that to validate with comes last."""
+    """Content of each data set at its store, for example a commit; None for a data set on a volume. In the order of the
+    manifest; the validation set comes last."""
     conversations: bool = False
     """Whether any records are conversations, so that the published tokenizer needs the chat template."""
     model_digest: str | None = None
     """sha256:… over the base model's weights, configuration and tokenizer; training uses no other base model."""
     model_pin: str | None = None
-    """What identifies the base model at its store, for example a commit; None if it is on a volume."""
+    """Content of the base model at its store, for example a commit; None if it is on a volume."""
     start_digest: str | None = None
-    """sha256:… over the adapter that training starts from; absent without one."""
+    """sha256:… over the adapter that training starts from; absent if training starts from no adapter."""
     start_pin: str | None = None
-    """What identifies that adapter at its store; None if it is on a volume."""
+    """Content of the adapter that training starts from at its store; None if it is on a volume."""
 
 
 class TrainResult(StageResult):
@@ -155,7 +169,7 @@ class TrainResult(StageResult):
     steps: BoundedInt
     """Optimizer steps completed."""
     loss: JsonFloat
-    """Mean training loss of the last logging window: cross-entropy per token, natural logarithm; with objective DPO its
+    """Mean training loss of the last logging window: cross-entropy per token, natural logarithm; with objective DPO the
     loss per pair."""
     validation_loss: JsonFloat | None = None
     """Validation loss of the resulting adapter; absent without validation rows."""
@@ -166,7 +180,7 @@ class TrainResult(StageResult):
 
 
 class Score(ProcessOutput):
-    """One metric of one task."""
+    """A metric of a task."""
 
     value: JsonFloat
     stderr: JsonFloat | None = None
@@ -182,11 +196,11 @@ class EvaluateResult(StageResult):
 
     stage: Literal["evaluate"] = "evaluate"
     scores: dict[str, dict[str, Score]]
-    """Scores by task and metric; a metric's name has no filter if only one filter was applied."""
+    """Scores by task and metric. A metric's name has no filter if only one filter was applied."""
 
 
 class PublishedTarget(ProcessOutput):
-    """The model in one target."""
+    """The model in a target."""
 
     target: str
     """URI of the target in the manifest."""
@@ -201,7 +215,7 @@ class PublishedTarget(ProcessOutput):
 
 
 class PushResult(StageResult):
-    """The published model; the digest is that of the first target."""
+    """The published model; `digest` is the digest of the first target."""
 
     stage: Literal["push"] = "push"
     published: tuple[PublishedTarget, ...]
@@ -209,7 +223,10 @@ class PushResult(StageResult):
 
     def first(self, form: str) -> PublishedTarget | None:
         """Return the first target of this format, or None."""
-        return next((one for one in self.published if one.format == form), None)
+        for target in self.published:
+            if target.format == form:
+                return target
+        return None
 
 
 class DeployResult(StageResult):
@@ -238,13 +255,13 @@ class Interruption(ProcessOutput):
     step: OptionalInt = None
     """The last completed optimizer step."""
     saved_step: OptionalInt = None
-    """Step of the latest durable checkpoint; absent: the next attempt starts from the beginning."""
+    """Step of the latest durable checkpoint; absent if the next attempt starts from the beginning."""
     message: ShortText | None = None
-    """Why it stopped, if not because of a signal: a newer attempt has replaced it."""
+    """Reason for the stop, if it is not a signal: a newer attempt has replaced this attempt."""
 
 
 class Failure(ProcessOutput):
-    """Why the stage failed."""
+    """The reason why the stage failed."""
 
     message: str
     """What failed, the observed value, and the fix."""
@@ -268,9 +285,9 @@ class Progress(ProcessOutput):
     validation_loss: OptionalFloat = None
     """Latest loss on the validation data, per token; with objective DPO per pair."""
     reward_margin: OptionalFloat = None
-    """With objective DPO, mean reward of the chosen completions of the last step minus that of the rejected ones."""
+    """With objective DPO, difference of the last step's mean rewards: chosen completions minus rejected completions."""
     reward_accuracy: OptionalFloat = None
-    """With objective DPO, fraction of the pairs of the last step whose chosen completion has the higher reward."""
+    """With objective DPO, fraction of the last step's pairs in which the chosen completion has the higher reward."""
     tokens_per_second: OptionalFloat = None
     """Tokens that this process has handled, per second of work."""
     step_seconds: OptionalFloat = None
@@ -278,10 +295,11 @@ class Progress(ProcessOutput):
     eta_seconds: OptionalFloat = None
     """Estimated time to completion, in seconds."""
     note: ShortText = ""
-    """Current activity if it is not a step, such as loading the model or validating."""
+    """Current activity if it is no step, such as loading the model or validating."""
     notice: ShortText | None = None
     """The last announcement that this machine will end, after which the process saves early; absent: none."""
-    loss_curve: SkipJsonSchema[MaybeLossCurve] = None  # in the status it is a field of the stage
+    # Not in the schema, because in the status it is a field of the stage.
+    loss_curve: SkipJsonSchema[MaybeLossCurve] = None
     """Loss of the whole training so far, also of earlier attempts. Absent in other stages."""
 
 
@@ -290,7 +308,7 @@ MaybeProgress = Annotated[Progress | None, WrapValidator(none_if_invalid)]
 
 
 class TerminationMessage(ProcessOutput):
-    """Content of FINETUNE_TERMINATION_LOG, at most 4,096 bytes; one of result, interruption and failure is present."""
+    """Content of FINETUNE_TERMINATION_LOG, at most 4,096 bytes. It has a result, an interruption or a failure."""
 
     result: AnyResult | None = None
     interruption: Interruption | None = None
@@ -300,7 +318,7 @@ class TerminationMessage(ProcessOutput):
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
-        # Any JSON object would be a termination message otherwise: also one that a program writes in its own format.
+        # Without this check, any JSON object would be a termination message, also an object in a program's own format.
         if self.model_extra and not (
             self.result or self.interruption or self.failure or self.progress
         ):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 SAMPLES = "samples.jsonl"
 LOG_PREFIX = "sample "
-"""Begin of a log line that holds a row, where the file cannot be read."""
+"""Start of a log line that holds a row, for readers that cannot read the file."""
 
 
 @dataclass(frozen=True)
 class SampleRow:
-    """What the model generated from a prompt at a validation."""
+    """The text that the model generated from a prompt at a validation."""
 
     step: int
     prompt: str
@@ -32,13 +32,14 @@ def read_samples(path: Path) -> list[SampleRow]:
 
 
 def parse_samples(lines: Iterable[str]) -> list[SampleRow]:
-    """Return the rows in these lines, by ascending step. Lines that are no row are left out: a kill may tear one."""
+    """Return the rows in these lines, by ascending step. Lines that are no row are left out: a kill may tear a line."""
     rows: dict[tuple[int, str], SampleRow] = {}
     for line in lines:
         try:
-            found = json.loads(line)
-            row = SampleRow(int(found["step"]), str(found["prompt"]), str(found["text"]))
+            fields = json.loads(line)
+            row = SampleRow(int(fields["step"]), str(fields["prompt"]), str(fields["text"]))
         except (ValueError, TypeError, KeyError):
             continue
+        # The first row stays: a step that is repeated after an interruption generates the same text again.
         rows.setdefault((row.step, row.prompt), row)
     return sorted(rows.values(), key=lambda row: row.step)

@@ -1,6 +1,6 @@
 """Settings of experiment trackers. They never change a result, so they are part of no identity.
 
-Credentials are not among them: the trackers' libraries read those from the environment.
+Credentials are not among them: the trackers' libraries read credentials from the environment.
 """
 
 from typing import Annotated, Literal, Self
@@ -14,6 +14,7 @@ TrackerName = Annotated[
     str, StringConstraints(min_length=1, max_length=250, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$")
 ]
 """A name that MLflow and W&B accept and that needs no quoting in their queries."""
+# No @: credentials come from the environment, never from the manifest.
 ServerUri = Annotated[
     str, StringConstraints(max_length=1024, pattern=r"^https?://[^\s/@]+(/\S*)?$")
 ]
@@ -35,7 +36,7 @@ class Mlflow(ContractModel):
     """Name of the registered model of which push makes a version. Absent: none. Created if it does not exist."""
 
     alias: Alias | None = None
-    """Alias that push sets on that version, such as champion; it moves from the version before. MLflow reserves latest,
+    """Alias that push sets on the version, such as champion; it moves from the version before. MLflow reserves latest,
     and v with a number."""
 
 
@@ -57,7 +58,7 @@ class TensorBoard(ContractModel):
 
     uri: FolderUri | None = None
     """pvc://CLAIM/PATH; in a local run also file:///PATH or a path relative to the manifest. Each run has a subfolder
-    there, named by its identity. Absent: the folder tensorboard of the train stage in the workspace."""
+    in it, named by its identity. Absent: the folder tensorboard of the train stage in the workspace."""
 
 
 class Tracking(ContractModel):
@@ -76,13 +77,21 @@ class Tracking(ContractModel):
     """TensorBoard. Absent: not used."""
 
     def named(self, name: str) -> Self:
-        """Return these settings with a name for the run, unless they have one."""
-        return self if self.run_name else self.model_copy(update={"run_name": name})
+        """Return these settings with a name for the run, unless the user has named it."""
+        if self.run_name:
+            return self
+        return self.model_copy(update={"run_name": name})
 
     def written_uris(self) -> frozenset[str]:
         """Return the URIs that the trackers write to."""
-        return (
-            frozenset({self.tensorboard.uri})
-            if self.tensorboard and self.tensorboard.uri
-            else frozenset()
-        )
+        # MLflow and W&B are servers; only TensorBoard writes files.
+        if self.tensorboard is None or self.tensorboard.uri is None:
+            return frozenset()
+        return frozenset({self.tensorboard.uri})
+
+
+def tracked_uris(tracking: Tracking | None) -> frozenset[str]:
+    """Return the URIs that the trackers write to, if there are trackers."""
+    if tracking is None:
+        return frozenset()
+    return tracking.written_uris()

@@ -1,4 +1,4 @@
-"""URIs of models, data, tasks and targets: how those of each store are written, and which of them a field accepts."""
+"""URIs of models, data, tasks and targets: the pattern of each store, and the stores that a field accepts."""
 
 import re
 from typing import Annotated
@@ -19,7 +19,7 @@ FORMS: dict[str, tuple[str, str]] = {
     "pvc": (r"pvc://[a-z0-9][a-z0-9.-]*(/\S*)?", "pvc://CLAIM/PATH"),
     "file": (r"file://\S+", "file:///PATH"),
     "path": (r"[A-Za-z0-9_.][^\s:]*", "a path relative to the manifest"),
-    # What can be published to: no revision, no digest, and never the root of a bucket or a claim.
+    # Targets to publish to have no revision and no digest, and are never the root of a bucket or a claim.
     "to-hf": (r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", "hf://ORG/NAME"),
     "to-s3": (r"s3://[a-z0-9][a-z0-9.-]*/[^\s/]\S*", "s3://BUCKET/PATH"),
     "to-gs": (r"gs://[a-z0-9][\w.-]*/[^\s/]\S*", "gs://BUCKET/PATH"),
@@ -27,29 +27,31 @@ FORMS: dict[str, tuple[str, str]] = {
     "to-oci": (r"oci://[^\s/@]+/[^\s@]+", "oci://HOST/REPOSITORY[:TAG]"),
     "to-pvc": (r"pvc://[a-z0-9][a-z0-9.-]*/[^\s/]\S*", "pvc://CLAIM/PATH"),
 }
-"""Store -> the pattern of its URIs, and how a message writes them."""
+"""Store -> the pattern of its URIs, and their form in messages."""
 LOCAL = ("pvc", "file", "path")
 STORES = ("s3", "gs", "az", "oci")
 
 
 ON_THIS_MACHINE = frozenset({"", "file", "pvc"})
-"""Schemes of paths, also of those on claims; the others name stores."""
+"""Schemes of paths, also of paths on claims; all other schemes name stores."""
 WEB_ADDRESS = re.compile(
     r"(https?://|url: /)(?:[^\s/?#]*@)?([^\s?#]*)(?:[?#]\S*?(?=[:;,.)]*(?:\s|$)))?"
 )
-"""An address in a text; `requests` writes the path of one behind `url: `."""
+"""Matches an address in a text. The library `requests` writes the path of an address behind `url: `."""
 
 
 def scheme_of(uri: str) -> str:
     """Return the scheme of a URI, empty for a path."""
     scheme, separator, _ = uri.partition("://")
-    return scheme if separator else ""
+    if not separator:
+        return ""
+    return scheme
 
 
 def without_secrets(text: object) -> str:
     """Return a URI or a message without user names, passwords and queries: a query may be a signature.
 
-    Only addresses with https:// and http:// have them; elsewhere, a question mark is a part of a pattern.
+    Only addresses with https:// and http:// have them. In other URIs, a question mark is a part of a pattern.
     """
     return WEB_ADDRESS.sub(r"\1\2", str(text))
 
@@ -60,22 +62,24 @@ def pattern_of(*stores: str) -> str:
 
 
 def description_of(*stores: str) -> str:
-    """Return how URIs of these stores are written, for a message."""
+    """Return the forms of the URIs of these stores, for a message."""
     *first, last = (FORMS[store][1] for store in stores)
     return f"must be {', '.join(first)} or {last}, without spaces"
 
 
-MODEL, DATA = ("hf", *STORES, *LOCAL), ("hf-file", *STORES, "https", *LOCAL)
+MODEL = ("hf", *STORES, *LOCAL)
+DATA = ("hf-file", *STORES, "https", *LOCAL)
 TASK_FILE = LOCAL
 TARGET = ("to-hf", "to-s3", "to-gs", "to-az", "to-oci", "to-pvc", "file", "path")
 DESCRIPTIONS = {
     pattern_of(*stores): description_of(*stores) for stores in (MODEL, DATA, TASK_FILE, TARGET)
 }
-"""Pattern of a field -> what its values must be."""
+"""Pattern of a field -> the message about a value that does not match it."""
 
 
 def _check_inside_claim(uri: str) -> str:
     """Raise ValueError for a pvc:// URI whose path leaves the claim."""
+    # Not in the pattern: regular expressions of a CRD have no look-ahead.
     if uri.startswith("pvc://") and ".." in uri.split("/"):
         raise ValueError("leaves the claim: remove .. from its path")
     return uri

@@ -1,7 +1,8 @@
-"""Messages between the process that reads records and those that tokenize them.
+"""Messages between the process that reads records and the processes that tokenize them.
 
-A message is its length in 8 bytes, and Python's own format for plain values. Unlike JSON, this format keeps every type
-that a reader of JSON or CSV yields, and unlike a pickle, it cannot name code. Both processes run the same Python.
+A message is its length in 8 bytes, followed by values in the format of Python's `marshal`. Unlike JSON, this format
+keeps every type that a reader of JSON or CSV yields. Unlike a pickle, it cannot name code. Both processes run the same
+Python, so the format may differ between versions of Python.
 """
 
 import marshal
@@ -13,12 +14,12 @@ from typing import IO, Any, cast
 import numpy as np
 
 from finetune_trainer.contract import Objective, PrepareRecipe
-from finetune_trainer.data.packing import Document
+from finetune_trainer.data.documents import Document
 from finetune_trainer.data.record_tokenizer import TokenizedBatch, TokenizerSettings
 from finetune_trainer.data.records import Fields, InvalidRecord, Shape, fields_of
 
 _VERSION = 2
-"""Of the format. Later ones spend time to find values that occur twice."""
+"""Version of marshal's format. Later versions spend time to find values that occur twice."""
 _LENGTH_BYTES = 8
 
 
@@ -34,17 +35,17 @@ def receive(file: IO[bytes]) -> bytes | None:
     length = file.read(_LENGTH_BYTES)
     if len(length) < _LENGTH_BYTES:
         return None
-    message = file.read(int.from_bytes(length))
-    return message if len(message) == int.from_bytes(length) else None
+    size = int.from_bytes(length)
+    message = file.read(size)
+    return message if len(message) == size else None
 
 
 def settings_message(
     settings: TokenizerSettings, recipe: PrepareRecipe, objective: Objective = "SFT"
 ) -> bytes:
     """Return the first message to a process that tokenizes."""
-    return marshal.dumps(
-        (asdict(settings), recipe.model_dump_json(by_alias=True), objective), _VERSION
-    )
+    content = (asdict(settings), recipe.model_dump_json(by_alias=True), objective)
+    return marshal.dumps(content, _VERSION)
 
 
 def read_settings(message: bytes) -> tuple[TokenizerSettings, PrepareRecipe, Objective]:
@@ -54,7 +55,7 @@ def read_settings(message: bytes) -> tuple[TokenizerSettings, PrepareRecipe, Obj
 
 
 def records_message(records: Sequence[Fields | InvalidRecord], shape: Shape) -> bytes | None:
-    """Return a message with a batch, or None if it has a value of another type, as Parquet may have, such as a date."""
+    """Return a message with a batch, or None if a value has a type that marshal lacks, such as a date of Parquet."""
     names = fields_of(shape)
     try:
         return marshal.dumps((shape, [_sent(record, names) for record in records]), _VERSION)
@@ -64,21 +65,23 @@ def records_message(records: Sequence[Fields | InvalidRecord], shape: Shape) -> 
 
 def read_records(message: bytes) -> tuple[list[Fields | InvalidRecord], Shape | None]:
     """Return the batch of a message."""
-    shape, records = _loads(message)
-    return [
-        InvalidRecord(record) if isinstance(record, str) else record for record in records
-    ], shape
+    shape, values = _loads(message)
+    # A text is the reason why a record is invalid: fields are always a dict.
+    records = [InvalidRecord(value) if isinstance(value, str) else value for value in values]
+    return records, shape
 
 
 def batch_message(batch: TokenizedBatch) -> bytes:
     """Return a message with a tokenized batch: the tokens of all documents are one block of bytes."""
-    documents = [
-        document for outcome in batch.outcomes if isinstance(outcome, tuple) for document in outcome
-    ]
-    outcomes = [
-        [len(each.tokens) for each in one] if isinstance(one, tuple) else one
-        for one in batch.outcomes
-    ]
+    # Lists of lengths stand for documents, so that marshal handles few values.
+    outcomes: list[list[int] | str | None] = []
+    documents: list[Document] = []
+    for outcome in batch.outcomes:
+        if isinstance(outcome, tuple):
+            documents.extend(outcome)
+            outcomes.append([len(document.tokens) for document in outcome])
+        else:
+            outcomes.append(outcome)
     tokens = b"".join(document.tokens.tobytes() for document in documents)
     loss_masks = b"".join(document.loss_mask.tobytes() for document in documents)
     content = (batch.shape, outcomes, batch.truncated, batch.boundary_tokens, tokens, loss_masks)
@@ -88,31 +91,30 @@ def batch_message(batch: TokenizedBatch) -> bytes:
 def read_batch(message: bytes) -> TokenizedBatch:
     """Return the tokenized batch of a message."""
     shape, outcomes, truncated, boundary_tokens, tokens, loss_masks = _loads(message)
-    all_tokens, all_masks = (
-        np.frombuffer(tokens, dtype=np.int32),
-        np.frombuffer(loss_masks, dtype=np.uint8),
-    )
-    batch, start = TokenizedBatch(shape, [], truncated, boundary_tokens), 0
+    all_tokens = np.frombuffer(tokens, dtype=np.int32)
+    all_masks = np.frombuffer(loss_masks, dtype=np.uint8)
+    batch = TokenizedBatch(shape, [], truncated, boundary_tokens)
+    batch_start = 0
     for outcome in outcomes:
         if not isinstance(outcome, list):
             batch.outcomes.append(outcome)
             continue
-        ends = list(accumulate(outcome, initial=start))
+        bounds = list(accumulate(outcome, initial=batch_start))
         # Copies: a document that waits in a row for others must not keep its whole batch in memory.
-        batch.outcomes.append(
-            tuple(
-                Document(all_tokens[one:end].copy(), all_masks[one:end].copy())
-                for one, end in pairwise(ends)
-            )
-        )
-        start = ends[-1]
+        documents = [
+            Document(all_tokens[start:end].copy(), all_masks[start:end].copy())
+            for start, end in pairwise(bounds)
+        ]
+        batch.outcomes.append(tuple(documents))
+        batch_start = bounds[-1]
     return batch
 
 
 def _sent(record: Fields | InvalidRecord, names: frozenset[str]) -> Fields | str:
-    """Return what formatting needs of a record: of other fields, whether they are null."""
+    """Return the fields that formatting reads; of other fields it only sees whether they are null."""
     if isinstance(record, InvalidRecord):
         return str(record)
+    # An error names all fields of a record, and null fields do not count.
     return {
         name: value if name in names or value is None else True for name, value in record.items()
     }

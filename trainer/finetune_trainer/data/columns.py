@@ -1,6 +1,7 @@
 """Find a record's fields in the columns of a data set."""
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from finetune_trainer.contract import Columns, Objective
@@ -16,21 +17,23 @@ from finetune_trainer.data.records import (
     shortened,
 )
 
+# Not None: a column with a null is something else than a missing column.
 _MISSING = object()
 
 
 class FieldColumns:
     """The columns in which a data set has the fields of its records.
 
-    Where the manifest names columns, it names those of one shape. Only the fields of that shape are read: each from
-    the column that the manifest names, or else from the column of its own name. Raises ValueError if it names one of a
-    field that is not read for the objective.
+    A manifest that names columns names the columns of a single shape. Only the fields of this shape are read: each from
+    the column that the manifest names, or else from the column of its own name. Raises ValueError if the manifest names
+    a column for a field that the objective does not read.
     """
 
     def __init__(self, columns: Columns | None = None, objective: Objective = "SFT") -> None:
-        named = columns.model_dump(exclude_none=True) if columns else {}
+        named: dict[str, str] = columns.model_dump(exclude_none=True) if columns else {}
         self._objective = objective
-        if unread := sorted(named.keys() - fields_for(objective)):
+        unread = sorted(named.keys() - fields_for(objective))
+        if unread:
             supported = SUPPORTED_SHAPES[objective]
             raise ValueError(
                 f"names {unread[0]}, but train.objective {objective} reads {supported}: name its columns"
@@ -39,12 +42,17 @@ class FieldColumns:
         self._optional: dict[str, str] = {}
         self._named = set(named.values())
         for shape in SHAPES_OF[objective]:
-            fields, optional = SHAPES[shape], OPTIONAL_FIELDS.get(shape, ())
-            if named.keys() & {*fields, *optional}:
+            required = SHAPES[shape]
+            optional = OPTIONAL_FIELDS.get(shape, ())
+            if named.keys().isdisjoint((*required, *optional)):
+                continue
+            if "prompt" in optional and "prompt" in named:
                 # Without the prompt that the manifest names, another text would be taken for it.
-                fields += tuple(field for field in optional if field == "prompt" and field in named)
-                self._required |= {field: named.get(field, field) for field in fields}
-                self._optional |= {field: named.get(field, field) for field in optional}
+                required += ("prompt",)
+            for field in required:
+                self._required[field] = named.get(field, field)
+            for field in optional:
+                self._optional[field] = named.get(field, field)
 
     def select(self, record: Fields) -> Fields:
         """Return a record's fields by their own names; raise InvalidRecord if it lacks a column."""
@@ -57,33 +65,33 @@ class FieldColumns:
                 raise InvalidRecord(
                     f"has no column {shortened(self._required[field])} for {field}; its columns are {shortened(has)}"
                 )
-        found = ((field, _value(record, column)) for field, column in self._optional.items())
-        return fields | {field: value for field, value in found if value is not _MISSING}
+        for field, column in self._optional.items():
+            value = _value(record, column)
+            if value is not _MISSING:
+                fields[field] = value
+        return fields
 
     def problem(self, names: Iterable[str]) -> str:
-        """Return what a table with these columns lacks, or an empty text."""
+        """Return the reason why a table with these columns cannot be read, or an empty text."""
         present = set(names)
         if not self._required:
-            is_complete = complete_shapes(present, self._objective)
-            return "" if is_complete else f"needs the columns {SUPPORTED_SHAPES[self._objective]}"
+            if complete_shapes(present, self._objective):
+                return ""
+            return f"needs the columns {SUPPORTED_SHAPES[self._objective]}"
         needed = {*self._required.values(), *self._named}
-        missing = sorted(
-            column
-            for column in needed
-            if column not in present and _outermost(column) not in present
-        )
-        return (
-            f"has no column {shortened(missing[0])}, which the manifest names under columns"
-            if missing
-            else ""
-        )
+        for column in sorted(needed):
+            # A dotted name may lead into an object. Only the records show whether the object has that field.
+            if column not in present and _outermost(column) not in present:
+                return f"has no column {shortened(column)}, which the manifest names under columns"
+        return ""
 
     def among(self, names: Iterable[str]) -> list[str]:
-        """Return those of a table's columns that are read."""
-        columns = {*self._required.values(), *self._optional.values()} or fields_for(
-            self._objective
-        )
-        wanted = columns | {_outermost(column) for column in columns}
+        """Return the columns of a table that are read, in the table's order."""
+        columns: AbstractSet[str] = {*self._required.values(), *self._optional.values()}
+        if not columns:
+            columns = fields_for(self._objective)
+        outermost = {_outermost(column) for column in columns}
+        wanted = columns | outermost
         return [name for name in names if name in wanted]
 
 
@@ -92,8 +100,11 @@ def _outermost(column: str) -> str:
 
 
 def _value(record: Fields, column: str) -> Any:
+    # A column whose own name has dots comes before a field of an object.
     if column in record:
         return record[column]
     name, _, rest = column.partition(".")
     inner = record.get(name)
-    return _value(inner, rest) if rest and isinstance(inner, dict) else _MISSING
+    if rest and isinstance(inner, dict):
+        return _value(inner, rest)
+    return _MISSING

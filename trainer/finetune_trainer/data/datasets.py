@@ -1,4 +1,4 @@
-"""The data sets of a pipeline, read one after another: each is a list of files, in order."""
+"""The data sets of a pipeline, read in their order: each is a list of files."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -16,20 +16,20 @@ from finetune_trainer.contract.uris import without_secrets
 from finetune_trainer.data.columns import FieldColumns
 from finetune_trainer.data.formats import format_of, known_count, read_records
 from finetune_trainer.data.records import Fields, InvalidRecord
-from finetune_trainer.data.source import BUFFER_BYTES, Source
+from finetune_trainer.data.source import BUFFER_BYTES, SourceFile
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.stores.data_files import DataFile, fetch_dataset
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """The files of a data set, and how its records are used."""
+    """The files of a data set, and the settings that say how its records are used."""
 
     field: str
-    """Where the manifest names it, for messages: datasets[0], or validation."""
+    """The field of the manifest that names it, for messages: datasets[0], or validation."""
     source: DataSource
     files: tuple[DataFile, ...]
-    """At least one."""
+    """There is at least 1 file."""
     weight: float
     validation_fraction: float
     """Fraction of the records for validation; 1 for a data set that only validates."""
@@ -38,12 +38,14 @@ class Dataset:
 
     @property
     def name(self) -> str:
-        """Return the data set's name in messages: that of its only file, or its URI."""
-        return self.files[0].name if len(self.files) == 1 else without_secrets(str(self.source.uri))
+        """The data set's name in messages: the name of its only file, or its URI."""
+        if len(self.files) == 1:
+            return self.files[0].name
+        return without_secrets(str(self.source.uri))
 
 
 class NumberedRecord(NamedTuple):
-    """A record, and where it is from."""
+    """A record and its place in the data."""
 
     dataset: int
     """Position of its data set, counted from 0."""
@@ -56,32 +58,50 @@ class NumberedRecord(NamedTuple):
     fields: Fields | InvalidRecord
 
 
-def fetch_datasets(config: PrepareConfig, environment: Environment) -> list[Dataset]:
-    """Return the data sets of the manifest in its order, and then the one to validate with. Raise like `fetch_dataset`.
+class _Wanted(NamedTuple):
+    """A data set of the manifest that is not fetched yet."""
 
-    A file is named by its last path segment, or by as many as it takes to tell all files apart.
+    field: str
+    source: DatasetSource
+    validation_fraction: float
+
+
+def fetch_datasets(config: PrepareConfig, environment: Environment) -> list[Dataset]:
+    """Return the data sets of the manifest in its order, and then the validation set. Raise like `fetch_dataset`.
+
+    A file is named by its last path segment, or by as many segments as it takes to tell all files apart.
     """
-    held_out, own = config.validation.fraction or 0.0, config.validation.dataset()
-    wanted: list[tuple[str, DatasetSource, float]] = [
-        (f"datasets[{index}]", source, held_out) for index, source in enumerate(config.datasets)
-    ]
-    wanted += [("validation", own, 1.0)] if own else []
-    fetched = [fetch_dataset(source, environment) for _, source, _ in wanted]
-    names = _distinct_names({file.name for found in fetched for file in found.files})
+    all_wanted = _wanted(config)
+    all_fetched = [fetch_dataset(wanted.source, environment) for wanted in all_wanted]
+    names = _distinct_names({file.name for fetched in all_fetched for file in fetched.files})
     return [
         Dataset(
-            field=field,
-            source=source,
-            files=tuple(DataFile(file.path, names[file.name]) for file in found.files),
-            weight=source.weight,
-            validation_fraction=fraction,
-            pin=found.pin,
+            field=wanted.field,
+            source=wanted.source,
+            files=tuple(DataFile(file.path, names[file.name]) for file in fetched.files),
+            weight=wanted.source.weight,
+            validation_fraction=wanted.validation_fraction,
+            pin=fetched.pin,
         )
-        for (field, source, fraction), found in zip(wanted, fetched, strict=True)
+        for wanted, fetched in zip(all_wanted, all_fetched, strict=True)
     ]
+
+
+def _wanted(config: PrepareConfig) -> list[_Wanted]:
+    held_out = config.validation.fraction or 0.0
+    wanted = [
+        _Wanted(f"datasets[{index}]", source, held_out)
+        for index, source in enumerate(config.datasets)
+    ]
+    validation_set = config.validation.dataset()
+    if validation_set:
+        # Last, as in the pins of the result.
+        wanted.append(_Wanted("validation", validation_set, 1.0))
+    return wanted
 
 
 def _distinct_names(names: set[str]) -> dict[str, str]:
+    # The shortest names, because messages about records have them.
     segments = 1
     while True:
         short = {name: "/".join(name.split("/")[-segments:]) for name in names}
@@ -91,7 +111,7 @@ def _distinct_names(names: set[str]) -> dict[str, str]:
 
 
 def _columns_of(dataset: Dataset, objective: Objective) -> FieldColumns:
-    """Return where a data set has its fields; raise ConfigInvalid if it names columns of others only."""
+    """Return the columns with a data set's fields; raise ConfigInvalid if it names columns that are not read."""
     try:
         return FieldColumns(dataset.source.columns, objective)
     except ValueError as error:
@@ -108,16 +128,15 @@ class RecordReader:
         self._formats = [
             format_of(file.path, dataset.source.format) for dataset, file in self._files
         ]
-        self._opened: list[Source] = []
+        self._opened: list[SourceFile] = []
 
     @property
     def name(self) -> str:
-        """Return what is read, for messages: the name of the only file, or the number of files."""
-        return (
-            self._files[0][1].name
-            if len(self._files) == 1
-            else f"the data ({len(self._files)} files)"
-        )
+        """The subject of messages: the name of the only file, or the number of files."""
+        if len(self._files) == 1:
+            [(_, file)] = self._files
+            return file.name
+        return f"the data ({len(self._files)} files)"
 
     def read(self) -> Iterator[NumberedRecord]:
         """Yield all records, from the first; at the end, every file has been read to its last byte.
@@ -127,9 +146,10 @@ class RecordReader:
         self._opened = []
         formats = iter(self._formats)
         for index, dataset in enumerate(self._datasets):
-            number, columns = 0, self._columns[index]
+            number = 0
+            columns = self._columns[index]
             for file in dataset.files:
-                source = Source(file.path, file.name)
+                source = SourceFile(file.path, file.name)
                 self._opened.append(source)
                 for line, fields in read_records(source, next(formats), columns):
                     yield NumberedRecord(index, number, source.name, line, fields)
@@ -141,31 +161,38 @@ class RecordReader:
 
     @property
     def bytes_read(self) -> int:
-        """Return the bytes read from the disk so far."""
+        """The number of bytes read from the disk so far."""
         return sum(source.bytes_read for source in self._opened)
 
     def digest(self) -> str:
         """Return the SHA-256 of the bytes read so far, in hexadecimal.
 
-        Of several files it is the SHA-256 of their digests, each in a line, in the order in which they are read.
+        For several files, this is the SHA-256 of their digests, each in a line, in the order in which they are read.
         """
         digests = [source.digest() for source in self._opened]
         if len(self._files) == 1 and digests:
             return digests[0]
-        return hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
+        lines = "".join(f"{digest}\n" for digest in digests)
+        return hashlib.sha256(lines.encode()).hexdigest()
 
     def known_count(self) -> int | None:
         """Return the number of records, or None if it takes reading the files to know."""
-        counts = [
-            known_count(Source(file.path, file.name), form)
-            for (_, file), form in zip(self._files, self._formats, strict=True)
-        ]
-        return None if None in counts else sum(count or 0 for count in counts)
+        total = 0
+        for (_, file), form in zip(self._files, self._formats, strict=True):
+            count = known_count(SourceFile(file.path, file.name), form)
+            if count is None:
+                return None
+            total += count
+        return total
 
     def estimated_total(self, records: int) -> int | None:
-        """Return how many records there may be, or None if that cannot be estimated yet.
+        """Return an estimate of the number of records, or None if it cannot be estimated yet.
 
-        The estimate extrapolates from the bytes that the records so far took. Bytes of one buffer show nothing.
+        The estimate extrapolates from the bytes that the records so far took.
         """
-        size, read = sum(file.path.stat().st_size for _, file in self._files), self.bytes_read
-        return round(records * size / read) if BUFFER_BYTES <= read < size else None
+        size = sum(file.path.stat().st_size for _, file in self._files)
+        read = self.bytes_read
+        # Bytes are read a buffer at a time, so those of the first buffer say nothing about the records so far.
+        if BUFFER_BYTES <= read < size:
+            return round(records * size / read)
+        return None

@@ -1,4 +1,4 @@
-"""Read a data set's file as numbered records, one at a time.
+"""Read a data set's file as a stream of numbered records.
 
 JSON, JSON Lines and CSV have their own readers here instead of a library's. An invalid record must be named by its
 line, and the valid records around it must still be used. Parquet is read by pyarrow, batch by batch.
@@ -8,6 +8,7 @@ import csv
 import json
 import re
 from collections.abc import Iterator
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,7 +19,7 @@ from pyarrow.parquet import ParquetFile
 from finetune_trainer.contract import DataFormat
 from finetune_trainer.data.columns import FieldColumns
 from finetune_trainer.data.records import NESTED, Fields, InvalidRecord, kind_of, shortened
-from finetune_trainer.data.source import COMPRESSIONS, Source
+from finetune_trainer.data.source import COMPRESSIONS, SourceFile
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 
 FORMAT_BY_EXTENSION: dict[str, DataFormat] = {
@@ -28,8 +29,9 @@ FORMAT_BY_EXTENSION: dict[str, DataFormat] = {
     ".csv": "CSV",
     ".parquet": "Parquet",
 }
+# Without a limit, an unclosed quote would load the whole file.
 LONGEST_RECORD = 64 * 1024 * 1024
-"""Maximum size in characters (bytes for JSON Lines). Without it an unclosed quote would load the whole file."""
+"""Maximum size of a record in characters (bytes for JSON Lines)."""
 PARQUET_BATCH = 256
 """Rows in memory at a time."""
 DIGEST_CHUNK = 1024 * 1024
@@ -42,27 +44,29 @@ ReadRecord = tuple[int, Fields | InvalidRecord]
 
 
 def format_of(path: Path, requested: DataFormat) -> DataFormat:
-    """Return the requested format, or for Auto the one of the file's extension.
+    """Return the requested format, or for Auto the format of the file's extension.
 
     Raises ConfigInvalid for an unknown extension, and for a compressed Parquet file.
     """
     compressed = path.suffix.lower() in COMPRESSIONS
     extension = Path(path.stem).suffix if compressed else path.suffix
-    found = FORMAT_BY_EXTENSION.get(extension.lower()) if requested == "Auto" else requested
-    if found is None:
+    form: DataFormat | None = requested
+    if requested == "Auto":
+        form = FORMAT_BY_EXTENSION.get(extension.lower())
+    if form is None:
         raise ConfigInvalid(
             f"{path.name}: unknown file extension {extension or '(none)'}: set the data set's format to JSONLines, "
             f"JSON, CSV or Parquet (compressed files must be unpacked, except {' and '.join(COMPRESSIONS)})"
         )
-    if compressed and found == "Parquet":
+    if compressed and form == "Parquet":
         raise ConfigInvalid(
             f"{path.name}: compressed Parquet files must be unpacked, because they are read in parts"
         )
-    return found
+    return form
 
 
 def read_records(
-    source: Source, form: DataFormat, columns: FieldColumns | None = None
+    source: SourceFile, form: DataFormat, columns: FieldColumns | None = None
 ) -> Iterator[ReadRecord]:
     """Yield the file's records in order; at the end, the source has been read to its last byte.
 
@@ -82,7 +86,7 @@ def read_records(
             return read_records(source, format_of(source.path, form), columns)
 
 
-def known_count(source: Source, form: DataFormat) -> int | None:
+def known_count(source: SourceFile, form: DataFormat) -> int | None:
     """Return the number of records, or None if it takes reading the file to know."""
     if form != "Parquet":
         return None
@@ -90,21 +94,25 @@ def known_count(source: Source, form: DataFormat) -> int | None:
         return int(file.metadata.num_rows)
 
 
-def _jsonl(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
-    with source.open() as lines:
-        for number, line in enumerate(iter(lambda: lines.readline(LONGEST_RECORD), b""), start=1):
+def _jsonl(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
+    with source.open() as file:
+        lines = iter(partial(file.readline, LONGEST_RECORD), b"")
+        for number, line in enumerate(lines, start=1):
             if len(line) == LONGEST_RECORD:
                 raise DataInvalid(
                     f"{source.name}:{number}: the line is longer than {LONGEST_RECORD >> 20} MiB: "
                     "JSON Lines has one record a line; if the file is one array, set its format to JSON"
                 )
-            if line.strip(b"\xef\xbb\xbf\r\n\t " if number == 1 else None):
+            # Editors of Windows write a byte order mark at the start of a file, also of an empty file.
+            ignored = b"\xef\xbb\xbf\r\n\t " if number == 1 else None
+            if line.strip(ignored):
                 yield number, _parsed(line, columns)
 
 
 def _parsed(line: bytes, columns: FieldColumns) -> Fields | InvalidRecord:
     try:
-        return columns.select(_fields(json.loads(line.rstrip().decode("utf-8-sig"))))
+        text = line.rstrip().decode("utf-8-sig")
+        return columns.select(_fields(json.loads(text)))
     except UnicodeDecodeError as error:
         return InvalidRecord(
             f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8"
@@ -123,12 +131,12 @@ def _fields(value: object) -> Fields:
     return value
 
 
-def _as_text(source: Source) -> TextIO:
+def _as_text(source: SourceFile) -> TextIO:
     # A byte that is not UTF-8 becomes a lone surrogate. Only the record that holds it is rejected later.
     return TextIOWrapper(source.open(), encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
-def _json(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
+def _json(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
     with _as_text(source) as file:
         window = _JsonWindow(source.name, file)
         if not window.peek():
@@ -163,38 +171,47 @@ class _JsonWindow:
 
     def __init__(self, name: str, file: TextIO) -> None:
         self.line = 1
-        self._name, self._file = name, file
-        self._text, self._at, self._ended = "", 0, False
+        self._name = name
+        self._file = file
+        self._text = ""
+        self._at = 0
+        """Position in the text of the next unread character."""
+        self._ended = False
 
     def fault(self, message: str, at: int | None = None) -> DataInvalid:
         """Return an error at the current line, or at the line of a character of the window."""
-        line = self.line + self._text.count("\n", self._at, at) if at else self.line
+        line = self.line
+        if at:
+            line += self._text.count("\n", self._at, at)
         return DataInvalid(f"{self._name}:{line}: {message}")
 
     def peek(self) -> str:
         """Return the next non-space character, or an empty string at the end of the file."""
         while True:
             space = self._space.match(self._text, self._at)
-            self._move(space.end() if space else self._at)
-            if self._at < len(self._text) or self._ended:
-                return self._text[self._at : self._at + 1]
+            if space is not None:
+                self._move(space.end())
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if self._ended:
+                return ""
             self._read_chunk()
 
     def take(self, expected: str) -> None:
-        """Consume one character; raise DataInvalid if it is not the expected one."""
-        found = self.peek()
-        if found != expected:
-            raise self.fault(
-                f"not JSON: expected {expected} and found {found or 'the end of the file'}"
-            )
+        """Consume the next character; raise DataInvalid if it is not the expected character."""
+        character = self.peek()
+        if character != expected:
+            observed = character or "the end of the file"
+            raise self.fault(f"not JSON: expected {expected} and found {observed}")
         self._move(self._at + 1)
 
     def value(self) -> object:
-        """Parse and consume one JSON value; raise DataInvalid where that fails."""
+        """Parse and consume a JSON value; raise DataInvalid if that fails."""
         while True:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
+                # Before the end of the file, the value may only be cut by the end of the window.
                 if self._ended:
                     raise self.fault(
                         f"not JSON: {error.msg}; nothing after it can be read", error.pos
@@ -218,17 +235,21 @@ class _JsonWindow:
         # The window doubles each time, so that a long record is not parsed once per chunk.
         unread = self._text[self._at :]
         chunk = self._file.read(max(JSON_CHUNK, len(unread)))
-        self._text, self._at, self._ended = unread + chunk, 0, not chunk
+        self._text = unread + chunk
+        self._at = 0
+        self._ended = not chunk
 
 
-def _csv(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
+def _csv(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
     csv.field_size_limit(LONGEST_RECORD)
     with _as_text(source) as file:
+        # strict: a misplaced quote is an error of its record.
         rows = csv.reader(file, strict=True)
         header = next(rows, None)
         if header is None:
             return
-        if problem := columns.problem(header):
+        problem = columns.problem(header)
+        if problem:
             raise DataInvalid(
                 f"{source.name}:1: the first line must name the columns, separated by commas: it {problem}; "
                 f"found {shortened(','.join(header))}"
@@ -238,6 +259,7 @@ def _csv(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
 
 def _csv_rows(rows: Any, header: list[str], columns: FieldColumns) -> Iterator[ReadRecord]:
     while True:
+        # A quoted cell may span lines, so the record's first line is the line after the record before it.
         line = rows.line_num + 1
         try:
             row = next(rows)
@@ -249,7 +271,7 @@ def _csv_rows(rows: Any, header: list[str], columns: FieldColumns) -> Iterator[R
         if len(row) == len(header):
             yield line, _cells(dict(zip(header, row, strict=True)), columns)
         elif row:
-            yield line, InvalidRecord(f"{len(row)} cells where the header names {len(header)}")
+            yield line, InvalidRecord(f"{len(row)} cells, but the header names {len(header)}")
 
 
 def _cells(row: Fields, columns: FieldColumns) -> Fields | InvalidRecord:
@@ -262,21 +284,23 @@ def _cells(row: Fields, columns: FieldColumns) -> Fields | InvalidRecord:
         return InvalidRecord(f"messages is not JSON: {error}")
 
 
-def _opened(source: Source) -> ParquetFile:
+def _opened(source: SourceFile) -> ParquetFile:
+    # Not buffered ahead, so that memory does not grow with the size of a row group.
     try:
         return ParquetFile(source.path, buffer_size=1 << 20, pre_buffer=False)
     except ArrowInvalid as error:
         raise DataInvalid(f"{source.name}: not Parquet: {error}") from None
 
 
-def _parquet(source: Source, columns: FieldColumns) -> Iterator[ReadRecord]:
+def _parquet(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
     # Parquet is not read from its first byte to its last, so its digest takes a pass of its own.
     with source.open() as file:
         while file.read(DIGEST_CHUNK):
             pass
     with _opened(source) as parquet:
         names = parquet.schema_arrow.names
-        if problem := columns.problem(names):
+        problem = columns.problem(names)
+        if problem:
             raise DataInvalid(f"{source.name}: {problem}; it has {shortened(', '.join(names))}")
         number = 1
         for batch in parquet.iter_batches(PARQUET_BATCH, columns=columns.among(names)):
@@ -290,8 +314,9 @@ def _rows(batch: Any, columns: FieldColumns) -> list[Fields | InvalidRecord]:
         rows: list[Fields] = batch.to_pylist()
     except UnicodeDecodeError:
         # Parquet files may hold invalid UTF-8: convert row by row to find the invalid record.
-        single = (batch.slice(row, 1) for row in range(len(batch)))
-        return [_rows(row, columns)[0] for row in single] if len(batch) > 1 else [_not_utf8()]
+        if len(batch) == 1:
+            return [InvalidRecord("holds bytes that are not UTF-8")]
+        return [_rows(batch.slice(row, 1), columns)[0] for row in range(len(batch))]
     return [_selected(row, columns) for row in rows]
 
 
@@ -303,7 +328,7 @@ def _selected(row: Fields, columns: FieldColumns) -> Fields | InvalidRecord:
 
 
 def _without_nulls(fields: Fields) -> Fields:
-    """Remove nulls within conversations and tools: in Parquet, an object has all fields that any other one has."""
+    """Remove nulls within conversations and tools: in Parquet, every object has the fields of all objects."""
     return {name: _pruned(value) if name in NESTED else value for name, value in fields.items()}
 
 
@@ -315,7 +340,3 @@ def _pruned(value: Any) -> Any:
             return [_pruned(inner) for inner in value]
         case _:
             return value
-
-
-def _not_utf8() -> InvalidRecord:
-    return InvalidRecord("holds bytes that are not UTF-8")

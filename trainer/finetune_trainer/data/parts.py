@@ -1,44 +1,21 @@
-"""The folder in which `prepare` works, part by part, so that a killed process loses one part at most.
+"""The folder in which `prepare` works, part by part, so that a kill costs at most one part.
 
-    rows/               the files of `data.packing`; they become the stage's output
-    part-00000.json     what was known at the end of each part, written when the part's rows are durable
+    rows/               the files of `data.row_format`; they become the stage's output
+    part-00000.json     the state at the end of each part, written when the part's rows are durable
 
-A later process goes on behind the last complete part. It needs the same inputs and the same records up to there.
+The next process continues after the last complete part. It needs the same inputs and the same records up to there.
 """
 
 import shutil
 from itertools import count
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from finetune_trainer.data.packing import SplitPart, file_name
-from finetune_trainer.data.records import Shape
-from finetune_trainer.data.row_format import Split, record_size
+from finetune_trainer.data.documents import Counts, Split
+from finetune_trainer.data.packing_writer import SplitPart
+from finetune_trainer.data.row_format import file_name, record_size
 from finetune_trainer.files import write_durably
-
-
-class Counts(BaseModel):
-    """What is known of the records read so far."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    records: int = 0
-    invalid: int = 0
-    truncated: int = 0
-    dropped: int = 0
-    unused: int = 0
-    """Records left out by the weight of their data set."""
-    boundary_tokens: int = 0
-    """Records in which one token spans text with loss and text without."""
-    dataset: int = 0
-    """Position of the data set of the last record that was used."""
-    shape: Shape | None = None
-    """The shape of all valid records of this data set."""
-    conversations: bool = False
-    """Whether any records are conversations."""
-    reasons: list[str] = Field(default=[])
-    """Why the first invalid records are invalid."""
 
 
 class PartState(BaseModel):
@@ -47,7 +24,7 @@ class PartState(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     inputs: str
-    """Digest of all that determines the rows, besides the records."""
+    """Digest of everything that determines the rows, besides the records."""
     counts: Counts
     source_bytes: int
     """Bytes of the data sets read so far. Some of them belong to records of the next part."""
@@ -62,14 +39,15 @@ class PartFolder:
     def __init__(self, folder: Path, context_length: int, inputs: str) -> None:
         self.rows = folder / "rows"
         self.inputs = inputs
-        self._folder, self._context_length = folder, context_length
+        self._folder = folder
+        self._context_length = context_length
 
     def load(self, output: Path) -> list[PartState]:
         """Return the complete parts in order; delete all other files in the folder.
 
-        A process may have been killed when its rows were `output` already, and its result was not yet written. Then
-        the rows are moved back.
+        If a process was killed after its rows became `output` and before it wrote its result, the rows are moved back.
         """
+        # Output without a result is not verified yet. Moving it back makes this the ordinary case of a resume.
         if output.is_dir() and self._state_file(0).exists() and not self.rows.exists():
             output.rename(self.rows)
         states: list[PartState] = []
@@ -82,7 +60,7 @@ class PartFolder:
         return states
 
     def save(self, number: int, state: PartState) -> None:
-        """Record a part as complete. Its rows are on disk already."""
+        """Record a part as complete. Its rows must be durable: the next process does not write them again."""
         write_durably(self._state_file(number), state.model_dump_json(indent=1).encode())
 
     def clear(self) -> None:
@@ -90,10 +68,8 @@ class PartFolder:
         self._delete_all_but([])
 
     def delete(self) -> None:
-        """Delete the folder, when its rows are the output or are of no use.
-
-        The last part is deleted first: where this is killed, the complete parts are still the first ones.
-        """
+        """Delete the folder, when its rows are the output or are of no use."""
+        # The last part first: if this is killed, the remaining parts still begin with the first part.
         for path in sorted(self._folder.glob("part-*.json"), reverse=True):
             path.unlink()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -102,27 +78,39 @@ class PartFolder:
         return self._folder / f"part-{number:05}.json"
 
     def _read(self, number: int) -> PartState | None:
-        """Return a part's state, or None if it is missing, has other inputs, or its files do not have their sizes."""
+        """Return a part's state; None if it is missing, has other inputs, or its files do not have their sizes."""
         try:
             state = PartState.model_validate_json(self._state_file(number).read_bytes())
-            is_complete = all(
-                (self.rows / file_name(split, number)).stat().st_size
-                == part.rows * record_size(self._context_length)
-                for split, part in state.rows.items()
-                if part.rows
-            )
+            has_all_rows = self._has_all_rows(number, state)
         except (OSError, ValidationError):
             return None
-        return state if is_complete and state.inputs == self.inputs else None
+        if not has_all_rows or state.inputs != self.inputs:
+            return None
+        return state
 
-    def _delete_all_but(self, states: list[PartState]) -> None:
-        self.rows.mkdir(parents=True, exist_ok=True)
-        kept = {self._state_file(number) for number in range(len(states))} | {
-            self.rows / file_name(split, number)
-            for number, state in enumerate(states)
+    def _has_all_rows(self, number: int, state: PartState) -> bool:
+        # Sizes are enough: train verifies the checksum of each row when it reads it.
+        row_size = record_size(self._context_length)
+        return all(
+            path.stat().st_size == state.rows[split].rows * row_size
+            for split, path in self._row_files(number, state).items()
+        )
+
+    def _row_files(self, number: int, state: PartState) -> dict[Split, Path]:
+        """Return the part's files by split; a split without rows has none."""
+        return {
+            split: self.rows / file_name(split, number)
             for split, part in state.rows.items()
             if part.rows
         }
+
+    def _delete_all_but(self, states: list[PartState]) -> None:
+        self.rows.mkdir(parents=True, exist_ok=True)
+        kept = set()
+        for number, state in enumerate(states):
+            kept.add(self._state_file(number))
+            kept.update(self._row_files(number, state).values())
+        # Hidden files are what a killed process left of a state file that it was writing.
         for path in [*self._folder.glob("*.json"), *self._folder.glob(".*"), *self.rows.iterdir()]:
             if path not in kept:
                 path.unlink()

@@ -1,12 +1,11 @@
-"""Format a preference record: two texts that share a prompt, of which one completion was chosen and one rejected.
+"""Format a preference record: a prompt with a chosen and a rejected completion, as two texts.
 
-The records are those that TRL accepts. Completions are texts or lists of messages. The prompt is a field of the same
-kind, or it is what both completions begin with.
+The records have the forms that TRL accepts. Completions are texts or lists of messages. The prompt is a field of the
+same kind, or the common beginning of both completions.
 """
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 from finetune_trainer.data.chat import ChatTemplate
@@ -17,9 +16,14 @@ from finetune_trainer.data.conversations import (
     messages_of,
     tools_of,
 )
-from finetune_trainer.data.encoding import TextExample
+from finetune_trainer.data.encoding import (
+    TextExample,
+    completed_text,
+    missing_field,
+    needed_shapes,
+    rendered_text,
+)
 from finetune_trainer.data.records import (
-    SUPPORTED_SHAPES,
     Fields,
     InvalidRecord,
     Shape,
@@ -47,6 +51,7 @@ class PreferenceFormatter:
         shape = self._shape_of(fields)
         is_text = shape == "chosen and rejected texts"
         examples = _text_examples(fields) if is_text else self._conversations(fields)
+        # Only now: an invalid record does not determine the shape of the data set.
         self.shape = shape
         return examples
 
@@ -54,19 +59,18 @@ class PreferenceFormatter:
         for name in COMPLETIONS:
             if fields.get(name) is None:
                 raise InvalidRecord(_missing(name, fields))
-        chosen, rejected = (fields[name] for name in COMPLETIONS)
+        chosen = fields["chosen"]
+        rejected = fields["rejected"]
         if isinstance(chosen, list) != isinstance(rejected, list):
             raise InvalidRecord(
                 f"chosen is {kind_of(chosen)} and rejected is {kind_of(rejected)}: write both as text or as messages"
             )
-        shape: Shape = (
-            "chosen and rejected messages"
-            if isinstance(chosen, list)
-            else "chosen and rejected texts"
-        )
+        shape: Shape = "chosen and rejected texts"
+        if isinstance(chosen, list):
+            shape = "chosen and rejected messages"
         if self.shape not in {None, shape}:
             raise InvalidRecord(
-                f"has {shape} where earlier records have {self.shape}: use one shape per data set"
+                f"has {shape}, but earlier records have {self.shape}: use one shape per data set"
             )
         return shape
 
@@ -81,74 +85,78 @@ class PreferenceFormatter:
     def _conversation(
         self, name: str, prompt: list[Message], completion: list[Message], tools: list[Any] | None
     ) -> TextExample:
+        conversation = Conversation(prompt + completion, tools)
         try:
-            text, spans = self._chat.render(Conversation(prompt + completion, tools), len(prompt))
-            text_of(
-                {"text": text}, "text", "the rendered conversation's "
-            )  # arguments may hold lone surrogates, too
+            return rendered_text(self._chat, conversation, first=len(prompt))
         except InvalidRecord as error:
             raise InvalidRecord(f"prompt and {name}: {error}") from None
-        return TextExample(text, spans, has_special_tokens=True)
 
 
 def _missing(name: str, fields: Fields) -> str:
-    if not {*COMPLETIONS} & fields.keys():
-        return f"needs {SUPPORTED_SHAPES['DPO']}; it has {', '.join(sorted(map(str, fields)))[:80] or 'nothing'}"
-    return f"{name} is {'null' if name in fields else 'missing'}"
+    has_a_completion = not fields.keys().isdisjoint(COMPLETIONS)
+    if has_a_completion:
+        return missing_field(name, fields)
+    return needed_shapes("DPO", fields)
 
 
 def _text_examples(fields: Fields) -> tuple[TextExample, TextExample]:
     prompt, chosen, rejected = _texts(fields)
-    return _text_example(prompt, chosen), _text_example(prompt, rejected)
+    return completed_text(prompt, chosen), completed_text(prompt, rejected)
 
 
 def _texts(fields: Fields) -> tuple[str, str, str]:
-    """Return prompt and completions of a record of texts; a prompt that it lacks is what both completions begin with.
+    """Return prompt and completions of a record of texts.
 
-    A common beginning is cut before its last space, so that no token spans prompt and completion.
+    Without a field `prompt`, the prompt is the common beginning of both completions.
     """
-    chosen, rejected = (text_of(fields, name) for name in COMPLETIONS)
-    for name, text in zip(COMPLETIONS, (chosen, rejected), strict=True):
-        check_not_blank(text, name)
+    chosen = text_of(fields, "chosen")
+    rejected = text_of(fields, "rejected")
+    check_not_blank(chosen, "chosen")
+    check_not_blank(rejected, "rejected")
     _check_different(chosen, rejected)
     if fields.get("prompt") is not None:
         return text_of(fields, "prompt"), chosen, rejected
-    cut = re.match(r".*(?=\s)", chosen[: _common(chosen, rejected)], re.DOTALL)
+    beginning = chosen[: _common(chosen, rejected)]
+    # Cut before its last space, so that no token spans prompt and completion.
+    cut = re.match(r".*(?=\s)", beginning, re.DOTALL)
     prompt = cut.group() if cut else ""
     return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
 
 
-def _text_example(prompt: str, completion: str) -> TextExample:
-    text = prompt + completion
-    return TextExample(text, ((len(prompt), len(text) + 1),), has_special_tokens=False)
-
-
 def _messages(fields: Fields) -> tuple[list[Message], list[Message], list[Message]]:
     """Return the messages of the prompt and of both completions."""
-    chosen, rejected = (messages_of(fields[name], name) for name in COMPLETIONS)
+    chosen = messages_of(fields["chosen"], "chosen")
+    rejected = messages_of(fields["rejected"], "rejected")
     _check_different(chosen, rejected)
     prompt = fields.get("prompt")
     if isinstance(prompt, list):
-        first = messages_of(prompt, "prompt")
+        prompt_messages = messages_of(prompt, "prompt")
     else:
-        first = chosen[: _common(chosen, rejected)]
-        _check_is_last_of(prompt, first)
-        chosen, rejected = chosen[len(first) :], rejected[len(first) :]
-    for name, messages in zip(COMPLETIONS, (chosen, rejected), strict=True):
-        check_has_assistant(messages, f"no message of {name} behind the prompt")
-    return first, chosen, rejected
+        prompt_messages = chosen[: _common(chosen, rejected)]
+        # Some data sets repeat the last message of the common prompt as text.
+        _check_is_last_of(prompt, prompt_messages)
+        chosen = chosen[len(prompt_messages) :]
+        rejected = rejected[len(prompt_messages) :]
+    check_has_assistant(chosen, "no message of chosen behind the prompt")
+    check_has_assistant(rejected, "no message of rejected behind the prompt")
+    return prompt_messages, chosen, rejected
 
 
 def _common(chosen: Sequence[object], rejected: Sequence[object]) -> int:
     """Return the number of characters or messages with which both completions begin."""
-    return sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
-    )
+    count = 0
+    for in_chosen, in_rejected in zip(chosen, rejected, strict=False):
+        if in_chosen != in_rejected:
+            break
+        count += 1
+    return count
 
 
 def _check_is_last_of(prompt: object, messages: list[Message]) -> None:
-    """Raise InvalidRecord if there is a prompt beside messages, and it is not the last one of their common prompt."""
-    if prompt is not None and (not messages or messages[-1]["content"] != prompt):
+    """Raise InvalidRecord if there is a prompt as text, and it is not the last message of the common prompt."""
+    if prompt is None:
+        return
+    if not messages or messages[-1]["content"] != prompt:
         raise InvalidRecord(
             f"prompt is {kind_of(prompt)} beside messages, and not the last message that chosen and rejected share: "
             "write it as a list of messages"

@@ -7,20 +7,21 @@ from typing import Any
 from finetune_trainer.contract import PrepareConfig
 from finetune_trainer.data.batch_tokenizer import BatchTokenizer
 from finetune_trainer.data.datasets import Dataset, NumberedRecord
-from finetune_trainer.data.packing import PackedWriter
-from finetune_trainer.data.parts import Counts
-from finetune_trainer.data.record_batches import Batch, Position, UsedRecord, batches_of
+from finetune_trainer.data.documents import Counts
+from finetune_trainer.data.packing_writer import PackedWriter
+from finetune_trainer.data.record_batches import Position, RecordBatch, UsedRecord, batches_of
 from finetune_trainer.data.record_tokenizer import Documents, TokenizedBatch
 from finetune_trainer.data.records import CONVERSATIONS, fields_for
 from finetune_trainer.runtime.errors import DataInvalid
 
 MAX_NAMED_RECORDS = 10
-"""Number of invalid records that are reported one by one."""
+"""Number of invalid records that are reported individually."""
 MAX_REASON_CHARACTERS = 160
-"""Limit of one reason; ten of them fit into a termination message."""
+"""Limit of a reason; ten reasons fit into a termination message."""
+# Each part ends with rows that no later record fills. With so many rows they cost 0.5 % of the space (ADR 12).
 PART_TOKENS = 2**23
+"""A part ends with the batch that brings it to so many tokens, and to the tokens of PART_ROWS rows."""
 PART_ROWS = 1000
-"""A part ends with the batch that brings it to so many tokens and to the tokens of so many rows."""
 
 
 class RecordPacker:
@@ -39,7 +40,8 @@ class RecordPacker:
     ) -> None:
         self.counts = counts
         self.writer = writer
-        self._seed, self._datasets = config.seed, datasets
+        self._seed = config.seed
+        self._datasets = datasets
         self._names = fields_for(config.objective)
         self._tokenizer = BatchTokenizer(tokenizer, config, counts)
         self._part_tokens = max(PART_TOKENS, PART_ROWS * config.recipe.context_length)
@@ -50,11 +52,11 @@ class RecordPacker:
         position: Callable[[], Position],
         end_part: Callable[[Position], None],
     ) -> Generator[int, None, None]:
-        """Pack all further records; yield the tokens of each batch. Call `end_part` where a part ends.
+        """Pack all further records; yield the number of tokens of each batch. Call `end_part` at the end of a part.
 
         A part ends at the end of a batch, and the next batch begins there. So the batches and the rows are the same
         in a process that begins with this part. Batches are read ahead: `position` is called when the last record of
-        a batch has been read, and `end_part` receives what it was at the end of the part.
+        a batch has been read, and `end_part` receives the position at the end of the part.
         """
         try:
             batches = batches_of(records, self._datasets, self._seed, self._names, position)
@@ -63,11 +65,14 @@ class RecordPacker:
                 if batch.position and self.writer.part_tokens >= self._part_tokens:
                     end_part(batch.position)
         finally:
+            # Also if the caller stops early: the other processes must not outlive this generator.
             self._tokenizer.close()
 
-    def _tokenized(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, TokenizedBatch]]:
-        """Yield all batches in order. An error of reading is raised behind the batches before it, as without others."""
-        pending: deque[tuple[Batch, Callable[[], TokenizedBatch]]] = deque()
+    def _tokenized(
+        self, batches: Iterator[RecordBatch]
+    ) -> Iterator[tuple[RecordBatch, TokenizedBatch]]:
+        """Yield all batches in order. An error of reading is raised after the batches before it."""
+        pending: deque[tuple[RecordBatch, Callable[[], TokenizedBatch]]] = deque()
         failure: Exception | None = None
         is_reading = True
         while is_reading or pending:
@@ -76,42 +81,49 @@ class RecordPacker:
                 try:
                     batch = next(batches, None)
                 except Exception as error:  # noqa: BLE001  raised again below
+                    # Without other processes, the batches before the error would have been packed already.
                     failure = error
                 is_reading = batch is not None
             if batch is not None:
                 pending.append((batch, self._tokenizer.submit(batch)))
-            while len(pending) > (self._tokenizer.ahead if is_reading else 0):
+            allowed_ahead = self._tokenizer.ahead if is_reading else 0
+            while len(pending) > allowed_ahead:
                 first, result = pending.popleft()
                 yield first, result()
         if failure is not None:
             raise failure
 
-    def _pack_batch(self, batch: Batch, tokenized: TokenizedBatch) -> int:
-        """Add a batch to the counts and to the rows; return the number of tokens.
-
-        Records that are used again follow all records of the batch, so that a row seldom holds a record twice.
-        """
+    def _pack_batch(self, batch: RecordBatch, tokenized: TokenizedBatch) -> int:
+        """Add a batch to the counts and to the rows; return the number of tokens."""
         before = self.writer.part_tokens
         self._count(batch, tokenized)
-        fitting = list(self._fitting(batch, tokenized))
-        for use in range(max((record.uses for record, _ in fitting), default=0)):
-            for record, documents in fitting:
-                for document in documents if use < record.uses else ():
-                    self.writer.add(record.split, document)
+        usable = list(self._usable_records(batch, tokenized))
+        most_uses = max((record.uses for record, _ in usable), default=0)
+        # A record's second use comes after all records of the batch, so that a row seldom holds a record twice.
+        for use in range(most_uses):
+            for record, documents in usable:
+                if use < record.uses:
+                    self._add(record, documents)
         return self.writer.part_tokens - before
 
-    def _count(self, batch: Batch, tokenized: TokenizedBatch) -> None:
+    def _add(self, record: UsedRecord, documents: Documents) -> None:
+        for document in documents:
+            self.writer.add(record.split, document)
+
+    def _count(self, batch: RecordBatch, tokenized: TokenizedBatch) -> None:
         counts = self.counts
         counts.records += batch.count
         counts.unused += batch.count - len(batch.records)
         counts.truncated += tokenized.truncated
         counts.boundary_tokens += tokenized.boundary_tokens
+        # A batch without used records says nothing about the shape of its data set.
         if batch.records:
-            counts.dataset, counts.shape = batch.dataset, tokenized.shape
+            counts.dataset = batch.dataset
+            counts.shape = tokenized.shape
             counts.conversations |= tokenized.shape in CONVERSATIONS
 
-    def _fitting(
-        self, batch: Batch, tokenized: TokenizedBatch
+    def _usable_records(
+        self, batch: RecordBatch, tokenized: TokenizedBatch
     ) -> Iterator[tuple[UsedRecord, Documents]]:
         """Yield the records that can be trained on, as tokens."""
         for record, outcome in zip(batch.records, tokenized.outcomes, strict=True):
@@ -126,10 +138,9 @@ class RecordPacker:
         """Count an invalid record; report it if it is among the first MAX_NAMED_RECORDS."""
         self.counts.invalid += 1
         if len(self.counts.reasons) < MAX_NAMED_RECORDS:
-            self.counts.reasons.append(
-                f"{record.file}:{record.line}: {reason}"[:MAX_REASON_CHARACTERS]
-            )
-            print(self.counts.reasons[-1], flush=True)
+            line = f"{record.file}:{record.line}: {reason}"[:MAX_REASON_CHARACTERS]
+            self.counts.reasons.append(line)
+            print(line, flush=True)
 
 
 class Summary:
@@ -138,12 +149,17 @@ class Summary:
     def __init__(
         self, config: PrepareConfig, data: str, writer: PackedWriter, counts: Counts
     ) -> None:
-        self._config, self._data, self._writer, self._counts = config, data, writer, counts
+        self._config = config
+        self._data = data
+        self._writer = writer
+        self._counts = counts
         self._length = config.recipe.context_length
 
     def raise_if_unusable(self) -> None:
         """Raise DataInvalid if too many records are invalid, or if there are no rows for training."""
-        counts, allowed = self._counts, self._config.recipe.max_invalid_fraction
+        counts = self._counts
+        allowed = self._config.recipe.max_invalid_fraction
+        # A record that its weight leaves out is never looked at, so it is neither valid nor invalid.
         used = counts.records - counts.unused
         if counts.invalid > allowed * used:
             raise DataInvalid(
@@ -177,23 +193,40 @@ class Summary:
         )
 
     def text(self, tokens_per_second: float) -> str:
-        """Return one line with the counts of rows and records."""
-        counts, length = self._counts, self._length
-        tokens, rows = self._writer.tokens("train"), self._writer.rows("train")
-        validation_rows = self._writer.rows("validation")
-        of, each = (2, "pairs of rows") if self._writer.pairs else (1, "rows")
-        parts = [
-            f"{rows // of} training {each} of {length} tokens ({tokens / rows / length:.0%} full)",
-            f"{validation_rows // of} validation {each}"
-            if validation_rows
-            else self._no_validation_rows_message(),
-            f"{counts.invalid} records invalid" if counts.invalid else "",
-            f"{counts.truncated} truncated to {length} tokens" if counts.truncated else "",
-            f"{counts.dropped} dropped as too long" if counts.dropped else "",
-            f"{counts.unused} left out by weight" if counts.unused else "",
-            f"in {counts.boundary_tokens} records a token spans prompt and completion: start completions with the space"
-            if counts.boundary_tokens
-            else "",
-            f"{tokens_per_second:,.0f} tokens/s" if tokens_per_second else "",
-        ]
-        return "; ".join(part for part in parts if part)
+        """Return a line with the counts of rows and records."""
+        parts = [self._training_rows(), self._validation_rows(), *self._unusual_records()]
+        if tokens_per_second:
+            parts.append(f"{tokens_per_second:,.0f} tokens/s")
+        return "; ".join(parts)
+
+    def _training_rows(self) -> str:
+        tokens = self._writer.tokens("train")
+        rows = self._writer.rows("train")
+        counted = self._counted(rows, "training")
+        fullness = tokens / rows / self._length
+        return f"{counted} of {self._length} tokens ({fullness:.0%} full)"
+
+    def _validation_rows(self) -> str:
+        rows = self._writer.rows("validation")
+        return self._counted(rows, "validation") if rows else self._no_validation_rows_message()
+
+    def _counted(self, rows: int, split: str) -> str:
+        if self._writer.pairs:
+            return f"{rows // 2} {split} pairs of rows"
+        return f"{rows} {split} rows"
+
+    def _unusual_records(self) -> Iterator[str]:
+        counts = self._counts
+        if counts.invalid:
+            yield f"{counts.invalid} records invalid"
+        if counts.truncated:
+            yield f"{counts.truncated} truncated to {self._length} tokens"
+        if counts.dropped:
+            yield f"{counts.dropped} dropped as too long"
+        if counts.unused:
+            yield f"{counts.unused} left out by weight"
+        if counts.boundary_tokens:
+            yield (
+                f"in {counts.boundary_tokens} records a token spans prompt and completion: "
+                "start completions with the space"
+            )

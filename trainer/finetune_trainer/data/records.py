@@ -1,4 +1,4 @@
-"""Records: the fields that they may have, and why a record is invalid."""
+"""Records: their shapes, their fields, and the checks of a field."""
 
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ OPTIONAL_FIELDS: dict[Shape, tuple[str, ...]] = {
     "chosen and rejected texts": ("prompt",),
     "chosen and rejected messages": ("prompt", "tools"),
 }
-"""Fields that a record of a shape may have besides these."""
+"""Fields that a record of a shape may also have."""
 SHAPES_OF: dict[Objective, tuple[Shape, ...]] = {
     "SFT": ("messages", "prompt and completion", "text"),
     "DPO": ("chosen and rejected texts", "chosen and rejected messages"),
@@ -36,7 +36,7 @@ SUPPORTED_SHAPES: dict[Objective, str] = {
     "SFT": "messages, prompt and completion, or text",
     "DPO": "chosen and rejected, with or without prompt",
 }
-"""The same in words."""
+"""The shapes of an objective, in words."""
 CONVERSATIONS: frozenset[Shape] = frozenset({"messages", "chosen and rejected messages"})
 """Shapes that a chat template renders."""
 NESTED = ("messages", "tools", "prompt", "chosen", "rejected")
@@ -58,7 +58,7 @@ class InvalidRecord(Exception):
 
 
 def fields_of(shape: Shape) -> frozenset[str]:
-    """Return the names of all fields that are read of a record of this shape."""
+    """Return the names of all fields that are read from a record of this shape."""
     return frozenset(SHAPES[shape] + OPTIONAL_FIELDS.get(shape, ()))
 
 
@@ -77,31 +77,32 @@ def kind_of(value: object) -> str:
     return KINDS.get(type(value), f"a {type(value).__name__}")
 
 
-def text_of(fields: Fields, name: str, where: str = "") -> str:
-    """Return a field that must be text; raise InvalidRecord if it is none, or if it is not valid Unicode."""
+def text_of(fields: Fields, name: str, prefix: str = "") -> str:
+    """Return a field that must be text; raise InvalidRecord if it is not, or if it is not valid Unicode.
+
+    `prefix` comes before the name in messages.
+    """
     value = fields.get(name)
     if not isinstance(value, str):
-        raise InvalidRecord(f"{where}{name} must be a string, it is {kind_of(value)}")
+        raise InvalidRecord(f"{prefix}{name} must be a string, it is {kind_of(value)}")
+    # Lone surrogates stand for bytes that are not UTF-8, and tokenizers cannot encode them.
     try:
         value.encode()
     except UnicodeEncodeError as error:
+        surrogate = _describe_surrogate(value[error.start])
         raise InvalidRecord(
-            f"{where}{name}: character {error.start + 1} is {_describe_surrogate(value[error.start])}: "
-            "save the file as UTF-8"
+            f"{prefix}{name}: character {error.start + 1} is {surrogate}: save the file as UTF-8"
         ) from None
     return value
 
 
 def _describe_surrogate(surrogate: str) -> str:
-    escaped_bytes = range(
-        0xDC80, 0xDD00
-    )  # what errors="surrogateescape" makes of bytes 0x80 to 0xff
+    # errors="surrogateescape" turns the bytes 0x80 to 0xff into these code points.
+    escaped_bytes = range(0xDC80, 0xDD00)
     code = ord(surrogate)
-    return (
-        f"byte 0x{code - 0xDC00:02x}, not UTF-8"
-        if code in escaped_bytes
-        else f"a lone surrogate (\\u{code:04x})"
-    )
+    if code in escaped_bytes:
+        return f"byte 0x{code - 0xDC00:02x}, not UTF-8"
+    return f"a lone surrogate (\\u{code:04x})"
 
 
 def check_not_blank(text: str, name: str) -> None:
@@ -111,5 +112,8 @@ def check_not_blank(text: str, name: str) -> None:
 
 
 def shortened(text: str, limit: int = 80) -> str:
-    """Return a text of the data for a message: in ASCII, and with an ellipsis where it is cut."""
-    return ascii(text if len(text) <= limit else text[: limit - 1] + "…")[1:-1]
+    """Return a text of the data for a message: in ASCII, and with an ellipsis if it is cut."""
+    if len(text) > limit:
+        text = text[: limit - 1] + "…"
+    # Without the quotes that `ascii` writes around a text.
+    return ascii(text)[1:-1]

@@ -1,4 +1,4 @@
-"""A data set's file that is read once: its SHA-256 is computed from the bytes that its reader consumes."""
+"""A data set's file that is read once: its SHA-256 is computed from the bytes that are read for its records."""
 
 import hashlib
 import io
@@ -10,14 +10,15 @@ from typing_extensions import override
 
 from finetune_trainer.runtime.errors import DataInvalid
 
+# Fixed, so that a record is always read with the same number of bytes consumed: a resume compares their digest.
 BUFFER_BYTES = 128 * 1024
-"""Bytes read at a time. Fixed, so that a record is always read with the same number of bytes consumed."""
+"""Bytes read at a time."""
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """Compression by file name extension."""
 
 
-class Source:
-    """One file of a data set, and what has been read of it."""
+class SourceFile:
+    """A file of a data set, with the number and the digest of the bytes that have been read."""
 
     def __init__(self, path: Path, name: str = "") -> None:
         self.path = path
@@ -31,7 +32,8 @@ class Source:
 
         Reading raises DataInvalid if the file cannot be decompressed.
         """
-        self.bytes_read, self._sha256 = 0, hashlib.sha256()
+        self.bytes_read = 0
+        self._sha256 = hashlib.sha256()
         stored: io.BufferedReader = io.BufferedReader(_CountedFile(self), BUFFER_BYTES)
         compression = COMPRESSIONS.get(self.path.suffix.lower())
         if compression is None:
@@ -44,14 +46,14 @@ class Source:
         self._sha256.update(data)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the bytes read so far, in hexadecimal; at the end, that of the file."""
+        """Return the SHA-256 of the bytes read so far, in hexadecimal."""
         return self._sha256.hexdigest()
 
 
 class _CountedFile(io.FileIO):
-    """A file that adds what is read from it to its source."""
+    """A file that adds the bytes that are read from it to its source."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         super().__init__(source.path, "rb")
         self._source = source
 
@@ -69,10 +71,12 @@ class _CountedFile(io.FileIO):
 
 
 class _Decompressed(io.RawIOBase):
-    """The content of a compressed file. Several gzip members or zstd frames are one content."""
+    """The content of a compressed file, also of a file with several gzip members or zstd frames."""
 
     def __init__(self, stored: io.BufferedReader, compression: str, name: str) -> None:
-        self._stored, self._compression, self._name = stored, compression, name
+        self._stored = stored
+        self._compression = compression
+        self._name = name
         self._content = CompressedInputStream(stored, compression)
 
     @override
@@ -84,7 +88,8 @@ class _Decompressed(io.RawIOBase):
         try:
             return int(self._content.readinto(buffer))
         except OSError as error:
-            if error.errno is not None:  # of the disk, not of the content
+            if error.errno is not None:
+                # An error of the disk. Errors of the content have no number.
                 raise
             raise DataInvalid(
                 f"{self._name}: not {self._compression}, or damaged: {error}"

@@ -1,6 +1,6 @@
 """The bytes of a byte-level tokenizer's tokens, which are much cheaper to get than the tokens' offsets.
 
-Where the bytes of a text's tokens are together the bytes of the text, they show where in the text each token is.
+If the bytes of a text's tokens are together the bytes of the text, they show the position of each token in the text.
 """
 
 from collections.abc import Sequence
@@ -10,26 +10,33 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+# A space, an upper-case letter and characters of two and three bytes show whether the tokenizer changes a text.
 _PROBE = "A file é€"
 _NOT_UTF8 = b"\xff"
-"""Stands for a token whose bytes are unknown: no text contains it."""
+"""Stands for a token whose bytes are unknown: no text contains this byte."""
 Ends = NDArray[np.int64]
 
 
 def byte_alphabet() -> dict[str, int]:
     """Return the byte for which each character of a byte-level vocabulary stands.
 
-    Printable characters of Latin-1 stand for themselves, and the characters from U+0100 on for all other bytes.
+    Printable characters of Latin-1 stand for themselves, and the characters from U+0100 on for all other bytes, as in
+    GPT-2's tokenizer.
     """
-    printable = [
+    printable = {
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
         *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {
-        chr(256 + index): byte for index, byte in enumerate(others)
     }
+    alphabet = {}
+    next_free = 256
+    for byte in range(256):
+        if byte in printable:
+            alphabet[chr(byte)] = byte
+        else:
+            alphabet[chr(next_free)] = byte
+            next_free += 1
+    return alphabet
 
 
 class TokenBytes:
@@ -42,21 +49,26 @@ class TokenBytes:
     @classmethod
     def of(cls, backend: Tokenizer) -> "TokenBytes | None":
         """Return None for a tokenizer that is not byte-level, or that changes the text or adds a space to it."""
-        found = cls(backend)
+        token_bytes = cls(backend)
         tokens = backend.encode(_PROBE, add_special_tokens=False).ids
-        return None if found.ends(tokens, _PROBE.encode(), has_added=False) is None else found
+        if token_bytes.ends(tokens, _PROBE.encode(), has_added=False) is None:
+            return None
+        return token_bytes
 
     def ends(self, tokens: Sequence[int], text: bytes, *, has_added: bool) -> Ends | None:
         """Return the positions in the text's bytes behind each token, or None if the tokens are not the text.
 
-        `has_added` says that the tokens include those that the tokenizer puts around every text, which take no bytes.
+        With `has_added`, the tokens include the tokens that the tokenizer puts around every text, which take no bytes.
         """
-        before, after = (self._before, self._after) if has_added else (0, 0)
-        pieces = list(map(self._pieces.__getitem__, tokens[before : len(tokens) - after]))
+        before = self._before if has_added else 0
+        after = self._after if has_added else 0
+        of_text = slice(before, len(tokens) - after)
+        # `map` with functions of C: this loop runs over all tokens of all records.
+        pieces = list(map(self._pieces.__getitem__, tokens[of_text]))
         if b"".join(pieces) != text:
             return None
         lengths: Ends = np.zeros(len(tokens), dtype=np.int64)
-        lengths[before : len(tokens) - after] = list(map(len, pieces))
+        lengths[of_text] = list(map(len, pieces))
         return np.cumsum(lengths)
 
 
@@ -65,27 +77,33 @@ class _Pieces(dict[int, bytes]):
 
     def __init__(self, backend: Tokenizer) -> None:
         super().__init__()
-        self._backend, self._alphabet = backend, byte_alphabet()
+        self._backend = backend
+        self._alphabet = byte_alphabet()
         self._added: dict[int, Any] = backend.get_added_tokens_decoder()
 
     def __missing__(self, token: int) -> bytes:
-        self[token] = piece = self._bytes_of(token)
+        piece = self._bytes_of(token)
+        self[token] = piece
         return piece
 
     def _bytes_of(self, token: int) -> bytes:
+        # Added tokens are in the vocabulary as plain text, without the byte-level alphabet.
         if token in self._added:
             return str(self._added[token].content).encode()
+        letters = self._backend.id_to_token(token) or "?"
         try:
-            return bytes(
-                self._alphabet[letter] for letter in self._backend.id_to_token(token) or "?"
-            )
+            return bytes(self._alphabet[letter] for letter in letters)
         except KeyError:
             return _NOT_UTF8
 
 
 def _added_around(backend: Tokenizer) -> tuple[int, int]:
-    """Return how many tokens the tokenizer puts before and behind every text."""
+    """Return the numbers of tokens that the tokenizer puts before and after every text."""
     bare = backend.encode(_PROBE, add_special_tokens=False).ids
     added = backend.encode(_PROBE, add_special_tokens=True).ids
-    before = next((at for at in range(len(added)) if added[at : at + len(bare)] == bare), 0)
+    before = 0
+    for start in range(len(added)):
+        if added[start : start + len(bare)] == bare:
+            before = start
+            break
     return before, len(added) - len(bare) - before

@@ -19,7 +19,7 @@ from finetune_trainer.data.record_tokenizer import LoadedTokenizer, RecordTokeni
 
 READY = b"ready"
 FAILED = b"failed"
-"""The answer to a batch at which this process met an error: the parent meets it, too, and reports it."""
+"""The answer if tokenizing a batch raised an error: the parent tokenizes it again, and reports the error."""
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
@@ -30,25 +30,31 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     settings, recipe, objective = read_settings(first)
     tokenizer = RecordTokenizer(LoadedTokenizer(settings), recipe, objective)
     send(answers, READY)
-    while (message := receive(requests)) is not None:
+    while True:
+        message = receive(requests)
+        if message is None:
+            return
         send(answers, _answer(tokenizer, message))
 
 
 def _answer(tokenizer: RecordTokenizer, message: bytes) -> bytes:
     try:
-        return batch_message(tokenizer.tokenize(*read_records(message)))
+        records, shape = read_records(message)
+        return batch_message(tokenizer.tokenize(records, shape))
     except Exception:  # noqa: BLE001  whatever it is, the parent will raise it
         traceback.print_exc()
         return FAILED
 
 
 def main() -> None:
-    """Serve on stdin and stdout; what libraries print goes to stderr."""
+    """Serve on stdin and stdout; the output of libraries goes to stderr."""
+    # A library that printed to stdout would tear the messages.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
         serve(sys.stdin.buffer, answers)
-    except BrokenPipeError:  # the parent has ended
+    except BrokenPipeError:
+        # The parent has ended. Without _exit, Python would fail again when it flushes stdout.
         os._exit(1)
 
 

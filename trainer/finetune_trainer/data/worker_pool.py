@@ -1,7 +1,7 @@
 """Processes that tokenize, each with a thread that sends it batches and waits for its answers.
 
-They are new processes, no forks: libraries have started threads by now. They end when this process does, however it
-ends: the kernel kills them, and their pipes close.
+They are new processes and no forks, because libraries have started threads by now. They end when this process ends, in
+any way: the kernel kills them, and their pipes close.
 """
 
 import contextlib
@@ -17,12 +17,13 @@ from finetune_trainer.data.record_tokenizer import TokenizedBatch
 from finetune_trainer.runtime.child_process import start_module
 from finetune_trainer.runtime.errors import ServiceUnavailable
 
+# There is a process for each processor already.
 ONE_THREAD = {
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-"""Variables of a process: there is one for each processor already."""
+"""Environment variables of a process that tokenizes."""
 
 Process = subprocess.Popen[bytes]
 
@@ -31,7 +32,10 @@ class WorkerPool:
     """A fixed number of processes that tokenize."""
 
     def __init__(self, size: int, settings: bytes) -> None:
-        """Start the processes; `settings` is their first message. Call this in the main thread: they end with it."""
+        """Start the processes; `settings` is their first message. Call this in the main thread.
+
+        The kernel kills a child when the thread that started it ends.
+        """
         self.size = size
         self._ready = Event()
         self._free: SimpleQueue[Process] = SimpleQueue()
@@ -45,7 +49,7 @@ class WorkerPool:
 
     @property
     def is_ready(self) -> bool:
-        """Return whether a process has finished its imports, or failed to."""
+        """Whether a process has finished its imports, or has failed."""
         return self._ready.is_set()
 
     def submit(self, records: bytes) -> "Future[TokenizedBatch | None]":
@@ -56,7 +60,7 @@ class WorkerPool:
         return self._threads.submit(self._exchange, records)
 
     def close(self) -> None:
-        """End all processes, also those that are at work."""
+        """End all processes, also processes that are at work."""
         for process in self._processes:
             process.kill()
         self._threads.shutdown(cancel_futures=True)
@@ -64,25 +68,28 @@ class WorkerPool:
             process.wait()
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
-                    with contextlib.suppress(
-                        BrokenPipeError
-                    ):  # what was not sent to a process that was killed
+                    # Closing a pipe flushes bytes that were not sent to the process before it was killed.
+                    with contextlib.suppress(BrokenPipeError):
                         pipe.close()
 
     def _greet(self, process: Process, settings: bytes) -> None:
         try:
             _ask(process, settings)
-        finally:  # where it has ended, the first batch will say so
+        finally:
+            # Also if the process has ended: then the first batch raises ServiceUnavailable.
             self._free.put(process)
             self._ready.set()
 
     def _exchange(self, records: bytes) -> TokenizedBatch | None:
-        process = self._free.get()  # at once: there are as many threads as processes
+        # This does not wait: there are as many threads as processes.
+        process = self._free.get()
         try:
             answer = _ask(process, records)
         finally:
             self._free.put(process)
-        return None if answer == worker.FAILED else read_batch(answer)
+        if answer == worker.FAILED:
+            return None
+        return read_batch(answer)
 
 
 def _ask(process: Process, message: bytes) -> bytes:
@@ -92,14 +99,15 @@ def _ask(process: Process, message: bytes) -> bytes:
     try:
         send(process.stdin, message)
         answer = receive(process.stdout)
-    except OSError:  # a broken pipe
+    except OSError:
+        # A broken pipe.
         answer = None
     if answer is None:
-        raise ServiceUnavailable(_why_ended(process))
+        raise ServiceUnavailable(_cause_of_end(process))
     return answer
 
 
-def _why_ended(process: Process) -> str:
+def _cause_of_end(process: Process) -> str:
     code = process.wait()
     if code < 0:
         return (

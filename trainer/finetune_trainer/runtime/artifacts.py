@@ -31,8 +31,16 @@ from finetune_trainer.runtime.locks import LockingUnsupported, locked, release, 
 
 MANIFEST = "manifest.json"
 
-REPLACEMENT_POLLS, REPLACEMENT_POLL_SECONDS = 100, 0.05
-"""Time that a reader allows for two renames; a slow NFS server needs a fraction of a second."""
+# Together 5 s for two renames: a slow NFS server needs a fraction of a second.
+REPLACEMENT_POLLS = 100
+REPLACEMENT_POLL_SECONDS = 0.05
+
+# Constants of the C headers fcntl.h and stdio.h, which Python does not have.
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+"""Flag of Linux's renameat2(2)."""
+RENAME_SWAP = 2
+"""Flag of macOS's renamex_np(2)."""
 
 T = TypeVar("T")
 
@@ -71,20 +79,16 @@ def seal(
 ) -> str:
     """Flush all files of a folder to disk and write its manifest. Return sha256:… over the files' names and contents.
 
-    `about` is stored in the manifest and is not part of the digest. Files whose SHA-256 the caller computed while it
-    wrote them are in `known_digests`, by their path in the folder; they are not read again.
+    `about` is stored in the manifest and is not part of the digest. `known_digests` has the SHA-256 of files by their
+    path in the folder, computed by the caller when it wrote them; these files are not read again.
     """
-    remove_temporary_files(
-        folder / MANIFEST
-    )  # of a killed process: they would count as files of the artifact
+    # Temporary files of a killed process would count as files of the artifact.
+    remove_temporary_files(folder / MANIFEST)
     known = known_digests or {}
     entries = {}
     for path in files_in(folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        # The manifest is written last: if it survives a crash, so have all files that it names.
+        _sync_file(path)
         name = path.relative_to(folder).as_posix()
         entries[name] = {
             "size": path.stat().st_size,
@@ -96,14 +100,24 @@ def seal(
     return digest
 
 
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def verify(folder: Path, *, sizes_only: str = "") -> dict[str, object]:
     """Check every byte of an artifact and return its manifest's `about`; raise CorruptArtifact on a difference.
 
-    Of files whose name matches the pattern `sizes_only`, only the size is checked: the caller verifies their content.
+    If a file's name matches the pattern `sizes_only`, only its size is checked: the caller verifies its content.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        entries, digest, about = manifest["files"], manifest["digest"], manifest["about"]
+        entries = manifest["files"]
+        digest = manifest["digest"]
+        about = manifest["about"]
         expected = {
             (folder / name): (entry["size"], entry["sha256"]) for name, entry in entries.items()
         }
@@ -124,16 +138,20 @@ def _verify_files(folder: Path, expected: dict[Path, tuple[int, str]], sizes_onl
         name = f"{folder.name}/{path.relative_to(folder)}"
         if not path.is_file():
             raise CorruptArtifact(f"{name} is missing")
-        if path.stat().st_size != size:
+        observed = path.stat().st_size
+        # The size first: it is known without reading the file.
+        if observed != size:
             raise CorruptArtifact(
-                f"{name} has {path.stat().st_size} bytes, expected {size} as in its manifest"
+                f"{name} has {observed} bytes, expected {size} as in its manifest"
             )
-        if not fnmatch(path.name, sizes_only) and digest_file(path) != sha256:
+        if fnmatch(path.name, sizes_only):
+            continue
+        if digest_file(path) != sha256:
             raise CorruptArtifact(f"{name} does not match the digest in its manifest")
-    if unexpected := set(files_in(folder)) - set(expected):
-        raise CorruptArtifact(
-            f"{folder.name}/{min(unexpected).relative_to(folder)} is not in its manifest"
-        )
+    unexpected = set(files_in(folder)) - set(expected)
+    if unexpected:
+        first = min(unexpected).relative_to(folder)
+        raise CorruptArtifact(f"{folder.name}/{first} is not in its manifest")
 
 
 def matches_digest(folder: Path, digest: str) -> bool:
@@ -159,38 +177,44 @@ def atomic_folder(folder: Path, *, shared: bool = False, fence: Fence = UNFENCED
     """Yield an empty temporary folder and rename it to `folder` at the end of the block.
 
     An existing `folder` is replaced. If the block raises, the temporary folder is deleted and `folder` stays.
-    Temporary folders of killed processes are removed first, those of live ones are not. With `shared`, other
-    processes may replace the same folder at the same time: one at a time does, the last one wins. Without it the
-    caller keeps them out, by the fence of the stage's folder: raise Replaced if a newer attempt has that.
+    Temporary folders of killed processes are removed first, and temporary folders of live processes stay. With
+    `shared`, other processes may replace the same folder at the same time: they do so one after another, and the last
+    process wins. Without it, the caller keeps them out by the fence of the stage's folder: raise Replaced if a newer
+    attempt has this folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _replacing(folder, shared=shared):
         _finish_replacement(folder)
     remove_leftovers(folder)
-    with _temporary_folder(_labelled(folder, fence)) as temporary, fence.telling_why():
+    with _temporary_folder(_labelled(folder, fence)) as temporary, fence.raising_replaced():
         yield temporary
         with _replacing(folder, shared=shared):
+            # Right before the rename: a process that is replaced after this check has lost its temporary folder.
             fence.check()
-            _finish_replacement(folder)  # again: another process may have been killed since
+            # Again, because another process may have been killed since the first time.
+            _finish_replacement(folder)
             move_into_place(temporary, folder)
 
 
 def _labelled(folder: Path, fence: Fence) -> Path:
-    return folder if fence is UNFENCED else folder.with_name(f"{folder.name}.{fence.label}")
+    # The label lets a later attempt recognize and remove the temporary folders of earlier attempts.
+    if fence is UNFENCED:
+        return folder
+    return folder.with_name(f"{folder.name}.{fence.label}")
 
 
 def _replacing(folder: Path, *, shared: bool) -> AbstractContextManager[object]:
     """Hold the lock that a process has while it renames; the file stays, because it is small and names the folder."""
+    if not shared:
+        return nullcontext()
     lock = folder.with_name(f".{folder.name}.lock")
-    return locked(lock, f"another process that replaces {folder.name}") if shared else nullcontext()
+    return locked(lock, f"another process that replaces {folder.name}")
 
 
 @contextmanager
 def _temporary_folder(folder: Path) -> Iterator[Path]:
-    """Yield a new empty folder beside `folder`, and delete at the end what then has its name.
-
-    Its lock file exists before it and is deleted after it, so a folder without one belongs to no live process.
-    """
+    """Yield a new empty folder beside `folder`, and delete the folder that has its name at the end."""
+    # The lock file exists before the folder and is deleted after it, so a folder without it belongs to no live process.
     temporary, descriptor = _locked_name(folder)
     lock = _lock_of(temporary)
     try:
@@ -204,7 +228,7 @@ def _temporary_folder(folder: Path) -> Iterator[Path]:
 
 
 def _locked_name(folder: Path) -> tuple[Path, int | None]:
-    """Return a new name beside `folder` and the descriptor of its lock, or no descriptor where there are no locks."""
+    """Return a new name beside `folder` and the descriptor of its lock; None if the file system has no locks."""
     while True:
         temporary = temporary_name(folder)
         try:
@@ -217,7 +241,7 @@ def _locked_name(folder: Path) -> tuple[Path, int | None]:
             return temporary, None
         if descriptor is not None:
             return temporary, descriptor
-        # A process that removes leftovers took the new lock first, and will remove what has this name.
+        # A process that removes leftovers took the new lock first, and will remove a folder of this name.
 
 
 def _lock_of(temporary: Path) -> Path:
@@ -225,62 +249,71 @@ def _lock_of(temporary: Path) -> Path:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary folders of `folder` whose process is gone: their lock can be taken.
+    """Remove temporary folders of `folder` whose process has ended: their lock can be taken.
 
-    The lock decides and not the pid: that is 1 in every pod that shares the volume.
+    The lock decides and not the pid, which is 1 in every pod that shares the volume.
     """
     own = f".{glob.escape(folder.name)}"
-    patterns = (f"{own}.{SUFFIX_PATTERN}.lock", f"{own}.a*t*.{SUFFIX_PATTERN}.lock")
-    for lock in (path for pattern in patterns for path in folder.parent.glob(pattern)):
-        try:
-            descriptor = try_lock(lock, create=False)
-        except (
-            OSError,
-            LockingUnsupported,
-        ):  # removed by another process, or not ours, or no locks here
-            continue
-        if descriptor is None:
-            continue
-        shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-        lock.unlink(missing_ok=True)
-        release(descriptor)
+    # Names without and with the label of an attempt.
+    for pattern in (f"{own}.{SUFFIX_PATTERN}.lock", f"{own}.a*t*.{SUFFIX_PATTERN}.lock"):
+        for lock in folder.parent.glob(pattern):
+            _remove_if_abandoned(lock)
+
+
+def _remove_if_abandoned(lock: Path) -> None:
+    try:
+        descriptor = try_lock(lock, create=False)
+    except (OSError, LockingUnsupported):
+        # Another process has removed it, or it belongs to another user, or there are no locks here.
+        return
+    if descriptor is None:
+        return
+    # The folder first: without its lock file, no process would remove it any more.
+    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+    lock.unlink(missing_ok=True)
+    release(descriptor)
 
 
 def move_into_place(temporary: Path, folder: Path) -> None:
-    """Rename an artifact to its final name. `temporary` then names what was there before, if anything was.
+    """Rename an artifact to its final name. `temporary` then names the folder that was there before, if any.
 
-    Where the file system can exchange two names, readers always find the folder; elsewhere it is missing for a moment.
+    If the file system can exchange two names, readers always find the folder; else it is missing for a moment.
     """
     if not folder.exists():
         temporary.rename(folder)
     elif not _exchange(temporary, folder):
-        temporary.stat()  # raises FileNotFoundError, while the folder is still in place
-        log_once(
-            "this file system cannot exchange two names: a folder is missing for a moment while it is replaced"
-        )
-        old = _old_name(folder)
-        folder.rename(old)
-        try:
-            temporary.rename(folder)
-        except FileNotFoundError:
-            old.rename(folder)
-            raise
-        old.rename(temporary)
+        _replace_by_renames(temporary, folder)
     sync_folder(folder.parent)
 
 
-def is_present(folder: Path) -> bool:
-    """Return whether a folder exists. While another process is between two renames of it, wait for the second one.
+def _replace_by_renames(temporary: Path, folder: Path) -> None:
+    # Raises FileNotFoundError while the folder is still in place, if a newer attempt has removed `temporary`.
+    temporary.stat()
+    log_once(
+        "this file system cannot exchange two names: a folder is missing for a moment while it is replaced"
+    )
+    # After a kill between the renames, `_finish_replacement` finds the old folder by its name.
+    old = _old_name(folder)
+    folder.rename(old)
+    try:
+        temporary.rename(folder)
+    except FileNotFoundError:
+        old.rename(folder)
+        raise
+    old.rename(temporary)
 
-    Raise ServiceUnavailable if the second one does not come: that process may have been killed.
+
+def is_present(folder: Path) -> bool:
+    """Return whether a folder exists. While another process is between two renames of it, wait for the second rename.
+
+    Raise ServiceUnavailable if the second rename does not come: the other process may have been killed.
     """
     for _ in range(REPLACEMENT_POLLS):
         if folder.exists():
             return True
         if not _old_name(folder).exists():
-            return (
-                folder.exists()
-            )  # a second look: the other process may have finished between the first two
+            # A second look: the other process may have finished between the two checks above.
+            return folder.exists()
         time.sleep(REPLACEMENT_POLL_SECONDS)
     raise ServiceUnavailable(
         f"{folder} is missing and {_old_name(folder).name} is there: the process that replaces it "
@@ -291,7 +324,7 @@ def is_present(folder: Path) -> bool:
 def read_unreplaced(folder: Path, read: Callable[[], T]) -> T:
     """Return `read()`; call it again if it raises because another process replaced the folder meanwhile.
 
-    A read that succeeds has seen one version: it compares what it finds with one manifest.
+    A read that succeeds has seen a single version, because it compares all files with one manifest.
     """
     while True:
         before = _version(folder)
@@ -303,18 +336,19 @@ def read_unreplaced(folder: Path, read: Callable[[], T]) -> T:
 
 
 def _version(folder: Path) -> tuple[int, int] | None:
-    """Return what differs between two folders that have the same name one after the other."""
+    """Return values that differ between two folders that have the same name one after the other."""
     if not is_present(folder):
         return None
     try:
-        found = folder.stat()
+        status = folder.stat()
     except FileNotFoundError:
         return None
-    return found.st_ino, found.st_ctime_ns
+    # An inode number may be used again, so the time of its last change is needed, too.
+    return status.st_ino, status.st_ctime_ns
 
 
 def complete_replacement(folder: Path) -> None:
-    """Undo or complete the renames of a process that was killed between two of them; wait for those of a live one."""
+    """Undo or complete the renames of a process that was killed between them; wait for the renames of others."""
     if _old_name(folder).exists():
         with _replacing(folder, shared=True):
             _finish_replacement(folder)
@@ -331,16 +365,16 @@ def _old_name(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Exchange two names atomically; return False if the operating system or the file system cannot."""
     library = ctypes.CDLL(None)
-    names = os.fsencode(one), os.fsencode(other)
-    if hasattr(library, "renameat2"):  # Linux with glibc 2.28 or musl 1.2.5
-        at_working_folder, exchange = -100, 2
-        return bool(
-            library.renameat2(at_working_folder, names[0], at_working_folder, names[1], exchange)
-            == 0
-        )
-    if hasattr(library, "renamex_np"):  # macOS
-        return bool(library.renamex_np(*names, 2) == 0)
+    first_name = os.fsencode(first)
+    second_name = os.fsencode(second)
+    # Linux with glibc 2.28 or musl 1.2.5.
+    if hasattr(library, "renameat2"):
+        result = library.renameat2(AT_FDCWD, first_name, AT_FDCWD, second_name, RENAME_EXCHANGE)
+        return bool(result == 0)
+    # macOS.
+    if hasattr(library, "renamex_np"):
+        return bool(library.renamex_np(first_name, second_name, RENAME_SWAP) == 0)
     return False

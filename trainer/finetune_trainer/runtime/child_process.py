@@ -1,4 +1,4 @@
-"""Child processes that end with this one, however it ends."""
+"""Child processes that end with this process, however it ends."""
 
 import os
 import subprocess
@@ -13,18 +13,24 @@ PACKAGES = Path(parent_death.__file__).parent.parent
 
 
 def ending_with_this_process(command: Sequence[str]) -> list[str]:
-    """Return the command whose process the kernel kills when this one ends."""
+    """Return the command whose process the kernel kills when this process ends."""
+    # -P: Python must not import from the working directory, where a file could shadow a library.
     return [sys.executable, "-P", parent_death.__file__, str(os.getpid()), *command]
 
 
 def start_module(
     module: str, *arguments: str, variables: Mapping[str, str], pipes: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a module of this program as a child; `pipes` is for its stdin and stdout, which it shares without.
+    """Start a module of this program as a child; `pipes` is for its stdin and stdout.
 
-    It gets a session of its own: a signal to the group of this process is for this process alone.
+    Without `pipes`, the child shares stdin and stdout. It gets a session of its own: a signal to the group of this
+    process is for this process alone.
     """
-    paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # First, so that the child has the same version of the code as this process.
+    paths = [str(PACKAGES)]
+    inherited = os.environ.get("PYTHONPATH")
+    if inherited:
+        paths.append(inherited)
     return subprocess.Popen(
         ending_with_this_process([sys.executable, "-P", "-m", module, *arguments]),
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | dict(variables),

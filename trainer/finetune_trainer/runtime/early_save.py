@@ -9,22 +9,23 @@ MIN_SECONDS = 10.0
 
 
 class EarlySave:
-    """At most one request at a time, fulfilled at a step boundary."""
+    """A request to save at the next step boundary; there is at most one at a time."""
 
     def __init__(self) -> None:
         self._requested = threading.Event()
         self._taken_at = -math.inf
 
     def request(self) -> bool:
-        """Request a save; return False if one is requested already, which stands for this request, too."""
+        """Request a save; return False if an earlier request is still waiting, which then stands for both."""
         is_new = not self._requested.is_set()
         self._requested.set()
         return is_new
 
     def take(self) -> bool:
-        """Return whether to save now, and if so, forget the request. It waits until MIN_SECONDS after the last one."""
+        """Return whether to save now, and if so, forget the request; False until MIN_SECONDS after the last save."""
         if not self._requested.is_set() or time.monotonic() - self._taken_at < MIN_SECONDS:
             return False
         self._taken_at = time.monotonic()
-        self._requested.clear()  # before the snapshot: a request from now on is for a later boundary
+        # Before the snapshot: a request from now on is for a later boundary.
+        self._requested.clear()
         return True

@@ -21,7 +21,7 @@ from finetune_trainer.contract import (
     TerminationMessage,
     parse_config,
 )
-from finetune_trainer.contract import environment as names
+from finetune_trainer.contract.environment import CONFIG
 from finetune_trainer.runtime.device_errors import translate
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
@@ -46,7 +46,7 @@ STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
 
 def main(arguments: list[str]) -> int:
-    """Run one stage and return the exit code of the process."""
+    """Run a stage and return the exit code of the process."""
     if len(arguments) != 1 or arguments[0] not in STAGES:
         print(f"usage: python -m finetune_trainer {{{'|'.join(STAGES)}}}", file=sys.stderr)
         return ExitCode.CONFIG
@@ -56,16 +56,19 @@ def main(arguments: list[str]) -> int:
         print(f"{arguments[0]}: {error}", file=sys.stderr)
         return ExitCode.CONFIG
     message, code = run_stage(arguments[0], environment)
-    stop.claim_exit()  # the heartbeat may see only now that this attempt was replaced
+    # The heartbeat may see only now that this attempt was replaced. It must not end the process before this message.
+    stop.claim_exit()
     write_termination_message(environment, message)
     return code
 
 
 def run_stage(stage: str, environment: Environment) -> tuple[TerminationMessage, ExitCode]:
-    """Run a stage and return its termination message, with the final progress, and its exit code."""
+    """Run a stage; return its termination message with the final progress, and its exit code."""
+    # A list, because the reporter is also needed if the stage raises; empty if the stage did not start.
     reporters: list[ProgressReporter] = []
     message, code = _run_and_classify(stage, environment, reporters.append)
-    return message.model_copy(update={"progress": reporters[0].now if reporters else None}), code
+    progress = reporters[0].now if reporters else None
+    return message.model_copy(update={"progress": progress}), code
 
 
 OnStart = Callable[[ProgressReporter], None]
@@ -75,15 +78,13 @@ def _run_and_classify(
     stage: str, environment: Environment, on_start: OnStart
 ) -> tuple[TerminationMessage, ExitCode]:
     """Run a stage; the only function that turns an exception into an exit code."""
-    stop.on_immediate_exit(
-        lambda: write_termination_message(
-            environment, TerminationMessage(interruption=Interruption())
-        )
-    )
+    interrupted = TerminationMessage(interruption=Interruption())
+    stop.on_immediate_exit(lambda: write_termination_message(environment, interrupted))
     config: AnyConfig | None = None
     try:
         config = read_config(stage)
-        return TerminationMessage(result=run_or_reuse(config, environment, on_start)), ExitCode.DONE
+        result = run_or_reuse(config, environment, on_start)
+        return TerminationMessage(result=result), ExitCode.DONE
     except (Interrupted, Replaced) as error:
         return report_interruption(stage, error), ExitCode.INTERRUPTED
     except StageError as error:
@@ -95,7 +96,8 @@ def _run_and_classify(
         return report_failure(stage, text), ServiceUnavailable.exit_code
     except Exception as error:  # noqa: BLE001  a bug needs a termination message, too
         log_line(traceback.format_exc())
-        if config is not None and (known := translate(error, config, environment)) is not None:
+        known = translate(error, config, environment) if config is not None else None
+        if known is not None:
             return report_failure(stage, str(known)), known.exit_code
         return report_failure(stage, f"{type(error).__name__}: {error}"), ExitCode.BUG
 
@@ -103,13 +105,11 @@ def _run_and_classify(
 def read_config(stage: str) -> AnyConfig:
     """Read the config from FINETUNE_CONFIG; raise ConfigInvalid if it is not a config of this stage."""
     try:
-        config = parse_config(os.environ.get(names.CONFIG, ""))
+        config = parse_config(os.environ.get(CONFIG, ""))
     except ValidationError as error:
-        raise ConfigInvalid(
-            f"{names.CONFIG} is not the JSON of a {stage} config: {error}"
-        ) from error
+        raise ConfigInvalid(f"{CONFIG} is not the JSON of a {stage} config: {error}") from error
     if config.stage != stage:
-        raise ConfigInvalid(f"{names.CONFIG} is for the stage {config.stage}, not {stage}")
+        raise ConfigInvalid(f"{CONFIG} is for the stage {config.stage}, not {stage}")
     return config
 
 
@@ -118,8 +118,8 @@ def run_or_reuse(
 ) -> AnyResult | None:
     """Return the existing result if its output is valid, else run the stage.
 
-    Before the stage runs, `on_start` receives the progress reporter. Of several processes that run the stage together,
-    only the first has a result.
+    Before the stage runs, `on_start` receives the progress reporter. If several processes run the stage together, only
+    the first process has a result.
     """
     folder = environment.stage_dir(config.stage, config.identity)
     module = importlib.import_module(f"finetune_trainer.stages.{config.stage}")
@@ -127,56 +127,56 @@ def run_or_reuse(
         take_part(config, environment, module)
         return None
     attempt = Attempt(environment.pipeline_uid, environment.attempt)
-    with exclusive(
-        folder, attempt, lambda error: end_replaced(config.stage, environment, error)
-    ) as fence:
+
+    def on_replaced(error: Replaced) -> None:
+        end_replaced(config.stage, environment, error)
+
+    with exclusive(folder, attempt, on_replaced) as fence:
         existing = read_result(folder)
         if existing is not None and module.is_output_valid(existing, config, environment):
             log_line(f"{config.stage}: reusing the existing result {existing.digest}")
             return existing
         write_config(folder, config, fence)
-        context = Context(
-            environment, folder, ProgressReporter(config.stage, environment), stop, fence
-        )
-        on_start(context.progress)
-        with fence.telling_why():
+        progress = ProgressReporter(config.stage, environment)
+        on_start(progress)
+        with fence.raising_replaced():
+            context = Context(environment, folder, progress, stop, fence)
             result: AnyResult = module.run(config, context)
-            context.progress.flush()
-            with stop.deferred():  # takes milliseconds, and leaves no unfinished file
+            progress.flush()
+            # This takes milliseconds, and a signal then leaves no unfinished file.
+            with stop.deferred():
                 write_result(folder, result, fence)
         return result
 
 
 def take_part(config: AnyConfig, environment: Environment, module: ModuleType) -> None:
-    """Run the stage together with the first process, which alone has the folder. What this one writes is dropped.
+    """Run the stage together with the first process, which alone has the folder. This process's files are dropped.
 
     Return at once if the first process has nothing to run.
     """
     existing = read_result(environment.stage_dir(config.stage, config.identity))
     if existing is not None and module.is_output_valid(existing, config, environment):
         return
-    # Beside the file that the first process of this pod has named, if it is another one: it removes both.
+    # Beside its termination log, whose folder the first process of this pod removes, even if this process is killed.
+    # The first process of another pod has no such folder.
     parent = environment.termination_log.parent if environment.local_rank else None
+    progress = OtherRankProgress(config.stage, environment)
     with tempfile.TemporaryDirectory(prefix="finetune-rank-", dir=parent) as folder:
-        module.run(
-            config,
-            Context(environment, Path(folder), OtherRankProgress(config.stage, environment), stop),
-        )
+        module.run(config, Context(environment, Path(folder), progress, stop))
 
 
 def end_replaced(stage: str, environment: Environment, error: Replaced) -> None:
-    """End this process, which was replaced: at once, or where a stop is deferred, at the next boundary."""
+    """End this process, which was replaced: at once, or at the next boundary if a stop is deferred."""
     message = report_interruption(stage, error)
     stop.on_immediate_exit(lambda: write_termination_message(environment, message))
     stop.request()
 
 
 def report_interruption(stage: str, error: Interrupted | Replaced) -> TerminationMessage:
-    """Return the termination message of a process that stops; log why, unless a signal is the reason."""
+    """Return the termination message of a process that stops; log the reason, unless it is a signal."""
     if isinstance(error, Interrupted):
-        return TerminationMessage(
-            interruption=Interruption(step=error.step, saved_step=error.saved_step)
-        )
+        interruption = Interruption(step=error.step, saved_step=error.saved_step)
+        return TerminationMessage(interruption=interruption)
     log_line(f"{stage}: {error}")
     return TerminationMessage(interruption=Interruption(message=str(error)))
 

@@ -1,4 +1,4 @@
-"""Errors that end a stage; each class stands for one exit code and one reaction of the caller.
+"""Errors that end a stage; each class stands for an exit code and a reaction of the caller.
 
 Every message states what failed, the observed value, and the fix.
 """
@@ -21,7 +21,7 @@ class ConfigInvalid(StageError):
 
 
 class Diverged(ConfigInvalid):
-    """Permanent: the loss or the gradient norm is not finite, and is again when it is computed again."""
+    """Permanent: the loss or the gradient norm is not finite, also when it is computed again."""
 
 
 class DataInvalid(StageError):
@@ -49,7 +49,7 @@ class ServiceUnavailable(StageError):
 
 
 class Replaced(StageError):
-    """Another process has taken the stage's folder over: this one ends, which is no failure of the stage."""
+    """Another process has taken the stage's folder over: this process ends, which is no failure of the stage."""
 
     exit_code = ExitCode.INTERRUPTED
 

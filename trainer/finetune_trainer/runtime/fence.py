@@ -1,17 +1,17 @@
 """The fence of a stage's folder: a process that was replaced publishes nothing any more.
 
 A node that is silent may come back, and with it a process whose attempt has long been replaced. A lock does not keep it
-out: it may have the lock, or the file system may lose locks or have none. So every process takes a fencing token first:
-a folder `.attempts/N` that only one process can create. N only increases, and the largest is that of the folder's
-owner. A token appears together with its owner's name, as a rename of a folder that has the name in it: another process
-that saw a token without a name could not tell that a later attempt has it.
+out: the process may have the lock, or the file system may lose locks or have none. So every process takes a fencing
+token first: a folder `.attempts/N` that only one process can create. N only increases, and the largest token belongs to
+the folder's owner. A token appears together with its owner's name, as a rename of a folder that has the name in it:
+another process that saw a token without a name could not tell that a later attempt has it.
 
     take token   create `.attempts/N+1`, then rename away the unfinished folders of smaller tokens
     publish      write a temporary folder, check that no token is larger, rename the folder
 
-A process that sleeps between the check and the rename finds no temporary folder any more when it wakes up, so that its
-rename fails. One that creates a temporary folder later finds the larger token. This needs neither locks nor clocks. It
-needs a file system that shows a new name to every machine that opens its folder, as NFS does.
+A process that sleeps between the check and the rename finds no temporary folder any more when it wakes up, so its
+rename fails. A process that creates a temporary folder later finds the larger token. This needs neither locks nor
+clocks. It needs a file system that shows a new name to every machine that opens its folder, as NFS does.
 """
 
 import errno
@@ -34,53 +34,60 @@ from finetune_trainer.runtime.errors import Replaced
 
 TOKENS = ".attempts"
 HEARTBEAT_SECONDS = 5.0
-"""Between two heartbeats, which also look for a larger token."""
+"""Time between two heartbeats, which also look for a larger token."""
+# Six heartbeats: some may fail while the volume is away.
 SILENT_SECONDS = 30.0
-"""Time without a heartbeat after which the holder of a lock is taken for frozen or cut off."""
+"""Time without a heartbeat after which the holder of a lock counts as frozen or cut off."""
 NUMBER_DIGITS = 8
 OWNER = "owner.json"
 TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.ENOENT}
-"""What file systems answer if another process has the token: it exists, or its owner removed what was to become it."""
+"""Errors of file systems if another process has the token: it exists, or its owner has removed our temporary folder."""
 LABEL = re.compile(r"[.]a[0-9]+t([0-9]+)[.][0-9a-f]+$")
 """In the name of an attempt's temporary folder; the group is its token."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Who takes a token."""
+    """The attempt that takes a token."""
 
     pipeline: str = ""
-    """uid of the pipeline; empty: a process that no operator started."""
+    """uid of the pipeline; empty if no operator started the process."""
     number: int = 0
 
     @override
     def __str__(self) -> str:
         """Return the attempt as the subject of a sentence."""
-        return f"attempt {self.number}" if self.number else "a process without an attempt's number"
+        if self.number:
+            return f"attempt {self.number}"
+        return "a process without an attempt's number"
 
 
 class Fence:
-    """The token of this process for a folder; without a folder, as in a test of one stage, it never fails."""
+    """The token of this process for a folder. Without a folder, as in tests of a stage, its check never fails."""
 
     def __init__(
         self, folder: Path | None = None, attempt: Attempt | None = None, token: int = 0
     ) -> None:
-        self._folder, self._token = folder, token
+        self._folder = folder
+        self._token = token
         self.attempt = attempt or Attempt()
 
     @property
     def label(self) -> str:
-        """What names of this attempt's temporary folders contain."""
+        """The part of the names of temporary folders that stands for this attempt and its token."""
         return f"a{self.attempt.number}t{self._token}"
 
     def check(self) -> None:
         """Raise Replaced if another process has taken the folder over. Call this right before each rename."""
-        if self._folder is not None and (newest := _newest(self._folder)) > self._token:
+        if self._folder is None:
+            return
+        newest = _newest(self._folder)
+        if newest > self._token:
             raise _replaced(self.attempt, _read(self._folder, newest))
 
     @contextmanager
-    def telling_why(self) -> Iterator[None]:
-        """Raise Replaced instead of any other error if a newer attempt may have caused that, by what it removed."""
+    def raising_replaced(self) -> Iterator[None]:
+        """Raise Replaced in place of any other error if there is a newer attempt: it may have removed our files."""
         try:
             yield
         except Exception:
@@ -103,7 +110,8 @@ class Fence:
         self, lock: Path, on_replaced: Callable[[Replaced], None], over: threading.Event
     ) -> None:
         while not over.wait(HEARTBEAT_SECONDS):
-            with suppress(OSError):  # the volume may be away for a while
+            # The volume may be away for a while.
+            with suppress(OSError):
                 try:
                     self.check()
                 except Replaced as error:
@@ -124,26 +132,29 @@ def take_token(folder: Path, attempt: Attempt) -> Fence:
     sync_folder(folder)
     number = check_order(folder, attempt) + 1
     while not _create(_path(folder, number), attempt):
-        number = (
-            check_order(folder, attempt) + 1
-        )  # another process was faster, and may be a later attempt
-    for older in _tokens(folder):
-        if older < number:
-            shutil.rmtree(_path(folder, older), ignore_errors=True)
-    for unfinished in (folder / TOKENS).glob(f".*.{SUFFIX_PATTERN}"):
-        if (
-            int(unfinished.name.split(".")[1]) <= number
-        ):  # of a killed process, or of one that has lost
-            shutil.rmtree(unfinished, ignore_errors=True)
+        # Another process was faster, and may be a later attempt.
+        number = check_order(folder, attempt) + 1
+    # Only now: the folder must have a largest token at any time.
+    _remove_smaller_tokens(folder, number)
     _remove_unfinished(folder, number)
     return Fence(folder, attempt, number)
 
 
+def _remove_smaller_tokens(folder: Path, number: int) -> None:
+    for older in _tokens(folder):
+        if older < number:
+            shutil.rmtree(_path(folder, older), ignore_errors=True)
+    # Folders that were to become a token, of processes that were killed or too slow.
+    for unfinished in (folder / TOKENS).glob(f".*.{SUFFIX_PATTERN}"):
+        _, unfinished_number, _ = unfinished.name.split(".")
+        if int(unfinished_number) <= number:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
 def check_order(folder: Path, attempt: Attempt) -> int:
-    """Return the largest token, 0 without one. Raise Replaced if a later attempt of the same pipeline has it."""
-    newest = _newest(
-        folder
-    )  # read once: the next token may be taken only after the owner whose name was looked at
+    """Return the largest token, or 0. Raise Replaced if it belongs to a later attempt of the same pipeline."""
+    # Read once: the caller may take only the token after the token whose owner was checked here.
+    newest = _newest(folder)
     owner = _read(folder, newest)
     if owner.pipeline == attempt.pipeline and owner.number > attempt.number:
         raise _replaced(attempt, owner)
@@ -157,21 +168,27 @@ class SilentHolder:
     """
 
     def __init__(self, folder: Path, lock: Path, attempt: Attempt) -> None:
-        self._folder, self._lock, self._attempt = folder, lock, attempt
-        self._seen, self._since = -1, time.monotonic()
+        self._folder = folder
+        self._lock = lock
+        self._attempt = attempt
+        # No time of a file: the first look counts as a change.
+        self._changed_at = -1
+        self._since = time.monotonic()
 
     def __call__(self) -> bool:
         """Return whether the holder is silent. Raise Replaced if it is a later attempt of the same pipeline."""
         check_order(self._folder, self._attempt)
-        seen = _changed_at(self._lock)
-        if seen != self._seen:
-            self._seen, self._since = seen, time.monotonic()
+        changed_at = _changed_at(self._lock)
+        if changed_at != self._changed_at:
+            self._changed_at = changed_at
+            self._since = time.monotonic()
         return time.monotonic() - self._since >= SILENT_SECONDS
 
 
 def _changed_at(path: Path) -> int:
     try:
-        with path.open("rb") as file:  # opened, because NFS then asks the server
+        # Opened, because NFS then asks the server instead of its cache.
+        with path.open("rb") as file:
             return os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
         return 0
@@ -181,14 +198,11 @@ def _create(path: Path, attempt: Attempt) -> bool:
     """Return whether the token is this process's own and the largest: another process may have been faster."""
     temporary = temporary_name(path)
     temporary.mkdir()
+    owner = {"pipeline": attempt.pipeline, "attempt": attempt.number}
     try:
-        write_durably(
-            temporary / OWNER,
-            json.dumps({"pipeline": attempt.pipeline, "attempt": attempt.number}).encode(),
-        )
-        temporary.rename(
-            path
-        )  # fails where the token exists, since a token is never an empty folder
+        write_durably(temporary / OWNER, json.dumps(owner).encode())
+        # Fails if the token exists, since a token is never an empty folder.
+        temporary.rename(path)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if error.errno not in TAKEN:
@@ -197,17 +211,16 @@ def _create(path: Path, attempt: Attempt) -> bool:
     sync_folder(path.parent)
     if _newest(path.parent.parent) == int(path.name):
         return True
-    shutil.rmtree(
-        path, ignore_errors=True
-    )  # this process slept while others passed this token and removed it
+    # This process slept while others took larger tokens and removed this token.
+    shutil.rmtree(path, ignore_errors=True)
     return False
 
 
 def _read(folder: Path, number: int) -> Attempt:
-    """Return who took a token; unknown if there is none, or if a later one has been taken and this one removed."""
+    """Return the attempt that took a token; an unknown attempt if a later attempt has removed this token."""
     try:
-        found: Any = json.loads((_path(folder, number) / OWNER).read_bytes())
-        return Attempt(str(found["pipeline"]), int(found["attempt"]))
+        owner: Any = json.loads((_path(folder, number) / OWNER).read_bytes())
+        return Attempt(str(owner["pipeline"]), int(owner["attempt"]))
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return Attempt()
 
@@ -228,14 +241,19 @@ def _tokens(folder: Path) -> list[int]:
 
 
 def _remove_unfinished(folder: Path, token: int) -> None:
-    """Remove the temporary folders of smaller tokens. A rename is atomic: their author cannot publish a part of one."""
+    """Remove the temporary folders of smaller tokens."""
     unfinished = f".*.a*t*.{SUFFIX_PATTERN}"
-    for temporary in [*folder.glob(unfinished), *folder.glob(f"*/{unfinished}")]:
+    in_folder = folder.glob(unfinished)
+    in_subfolders = folder.glob(f"*/{unfinished}")
+    # A list, because the loop renames folders.
+    for temporary in [*in_folder, *in_subfolders]:
         label = LABEL.search(temporary.name)
         if label is None or int(label[1]) >= token:
             continue
         doomed = temporary_name(folder / "unfinished")
-        with suppress(FileNotFoundError):  # its author has just removed it
+        # Renamed first, because a rename is atomic: its author cannot publish a folder that is half removed.
+        # The author may have removed it in this moment.
+        with suppress(FileNotFoundError):
             temporary.rename(doomed)
             print(f"removed the unfinished {temporary.relative_to(folder)}", flush=True)
         temporary.with_name(f"{temporary.name}.lock").unlink(missing_ok=True)
@@ -244,5 +262,7 @@ def _remove_unfinished(folder: Path, token: int) -> None:
 
 
 def _replaced(attempt: Attempt, by: Attempt) -> Replaced:
-    other = "" if attempt.pipeline == by.pipeline else " of another pipeline"
-    return Replaced(f"{attempt} was replaced by {by}{other}: it ends and publishes nothing")
+    other = str(by)
+    if attempt.pipeline != by.pipeline:
+        other += " of another pipeline"
+    return Replaced(f"{attempt} was replaced by {other}: it ends and publishes nothing")

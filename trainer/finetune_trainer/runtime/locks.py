@@ -10,9 +10,11 @@ from pathlib import Path
 from finetune_trainer.files import log_once
 from finetune_trainer.runtime.errors import ServiceUnavailable
 
+# An NFS server releases the locks of a client that is gone after its lease, usually 90 s.
 LOCK_TIMEOUT_SECONDS = 120
-"""Time to wait for a lock. An NFS server releases the locks of a client that is gone after its lease, usually 90 s."""
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.01, 1.0
+"""Time to wait for a lock."""
+FIRST_PAUSE_SECONDS = 0.01
+LONGEST_PAUSE_SECONDS = 1.0
 
 
 class LockingUnsupported(Exception):
@@ -23,11 +25,11 @@ class LockingUnsupported(Exception):
 def locked(
     path: Path, holder: str, take_over: Callable[[], bool] = lambda: False
 ) -> Iterator[bool]:
-    """Hold the lock of a file, which is created if needed and stays. Yield False where the file system has no locks.
+    """Hold the lock of a file, which is created if needed and stays. Yield False if the file system has no locks.
 
     `holder` is the process to wait for, in words. Raise ServiceUnavailable if it keeps the lock longer than
     LOCK_TIMEOUT_SECONDS: it may be a pod on an unreachable node, or a local run with another work folder. While it has
-    the lock, `take_over` is called again and again; once it returns True, this process takes the lock nevertheless.
+    the lock, `take_over` is called repeatedly; if it returns True, this process takes the lock nevertheless.
     """
     try:
         descriptor = _wait_for_lock(path, holder, take_over)
@@ -42,13 +44,16 @@ def locked(
 
 
 def _wait_for_lock(path: Path, holder: str, take_over: Callable[[], bool]) -> int:
-    deadline, pause = time.monotonic() + LOCK_TIMEOUT_SECONDS, FIRST_PAUSE_SECONDS
-    while (descriptor := try_lock(path)) is None:
+    deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        descriptor = try_lock(path)
+        if descriptor is not None:
+            return descriptor
         if take_over():
             print(f"{path}: taken over from {holder}, which is silent", flush=True)
-            path.unlink(
-                missing_ok=True
-            )  # the holder keeps the lock of a file that has no name any more
+            # The holder keeps the lock of a file that has no name any more; the next file is free.
+            path.unlink(missing_ok=True)
             continue
         if pause == FIRST_PAUSE_SECONDS:
             with contextlib.suppress(OSError):
@@ -58,21 +63,22 @@ def _wait_for_lock(path: Path, holder: str, take_over: Callable[[], bool]) -> in
                 f"{path} is locked by another process for more than {LOCK_TIMEOUT_SECONDS} s: "
                 f"wait for {holder}, or stop it"
             )
-        time.sleep(
-            pause
-        )  # not a blocking flock: the handler of SIGTERM runs between two of these calls
+        # Not a blocking flock: the handler of SIGTERM runs between two of these calls.
+        time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-    return descriptor
 
 
 def try_lock(path: Path, *, create: bool = True) -> int | None:
     """Return a descriptor that holds the lock of a file, or None if another process holds it.
 
-    Raise LockingUnsupported where the file system has no locks. Without `create`, raise FileNotFoundError if the
-    file does not exist.
+    Raise LockingUnsupported if the file system has no locks. Without `create`, raise FileNotFoundError if the file
+    does not exist.
     """
+    flags = os.O_RDWR
+    if create:
+        flags |= os.O_CREAT
     while True:
-        descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
+        descriptor = os.open(path, flags, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -83,9 +89,8 @@ def try_lock(path: Path, *, create: bool = True) -> int | None:
             raise LockingUnsupported(str(error)) from error
         if _is_name_of(path, descriptor):
             return descriptor
-        os.close(
-            descriptor
-        )  # the process that held the lock has deleted its file, and another may have a new one
+        # The process that held the lock has deleted its file, and another process may have a new file of this name.
+        os.close(descriptor)
 
 
 def _is_name_of(path: Path, descriptor: int) -> bool:

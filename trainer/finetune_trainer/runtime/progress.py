@@ -1,6 +1,7 @@
 """Progress of a stage: lines in the log, a file for the local runner, three HTTP endpoints for the cluster."""
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -29,7 +30,7 @@ METRICS = {
     for name, field in Progress.model_fields.items()
     if name not in {"stage", "updated_at", "note", "notice", "loss_curve"}
 }
-"""Name and meaning of each metric: the fields of Progress that are numbers."""
+"""Name and help text of each metric: the fields of Progress that are numbers."""
 SAVE_REQUESTED = "the operator announces the end of this node"
 """The notice of a request to /save."""
 
@@ -46,7 +47,9 @@ class ProgressReporter:
     def __init__(self, stage: str, environment: Environment) -> None:
         self.now = Progress(stage=stage, updated_at=datetime.now(UTC), step=0)  # noqa: TID251  an edge
         self._file = environment.progress_file
-        self._written = self._printed = -1e9
+        # Long ago, so that the first update is published at once.
+        self._written = -math.inf
+        self._printed = -math.inf
         self._last_line = ""
         self._lock = threading.Lock()
         """Held while the progress changes: a notice comes from another thread."""
@@ -57,7 +60,7 @@ class ProgressReporter:
             )
 
     def update(self, **fields: Any) -> None:
-        """Update fields of contract.Progress and publish them where the interval has passed.
+        """Update fields of contract.Progress, and publish them if the interval has passed.
 
         A new note is always published at once, and a new saved step is written to the file at once.
         """
@@ -75,35 +78,47 @@ class ProgressReporter:
         now = datetime.now(UTC)  # noqa: TID251  an edge
         self.now = self.now.model_copy(update={"updated_at": now, **fields})
         clock = time.monotonic()
-        at_once = not fields.keys().isdisjoint({"note", "saved_step", "notice"})
-        if self._file and (clock - self._written >= FILE_SECONDS or at_once):
+        is_urgent = not fields.keys().isdisjoint({"note", "saved_step", "notice"})
+        is_file_due = clock - self._written >= FILE_SECONDS
+        if is_urgent or is_file_due:
             self._written = clock
-            _replace(self._file, self.now.model_dump_json(by_alias=True, exclude_none=True))
-        if "note" in fields or clock - self._printed >= (
-            TERMINAL_SECONDS if sys.stdout.isatty() else LOG_SECONDS
-        ):
+            self._write_file()
+        interval = TERMINAL_SECONDS if sys.stdout.isatty() else LOG_SECONDS
+        is_line_due = clock - self._printed >= interval
+        if "note" in fields or is_line_due:
             self._printed = clock
             self.log()
 
+    def _write_file(self) -> None:
+        if self._file is None:
+            return
+        text = self.now.model_dump_json(by_alias=True, exclude_none=True)
+        _replace(self._file, text)
+
     def flush(self) -> None:
         """Publish the latest state to the file and the log now, regardless of the intervals."""
-        if self._file:
-            _replace(self._file, self.now.model_dump_json(by_alias=True, exclude_none=True))
+        self._write_file()
         self.log()
 
     def log(self) -> None:
-        """Print the progress line if it has changed; on a terminal, overwrite the previous one."""
+        """Print the progress line if it has changed; on a terminal, overwrite the previous line."""
         text = line(self.now)
         if text == self._last_line:
             return
         self._last_line = text
-        with contextlib.suppress(OSError):  # the log's disk may be full
-            sys.stdout.write(f"\r\x1b[K{text}" if sys.stdout.isatty() else f"{text}\n")
+        # On a terminal: to the start of the line, and erase it.
+        printed = f"\r\x1b[K{text}" if sys.stdout.isatty() else f"{text}\n"
+        # The log's disk may be full.
+        with contextlib.suppress(OSError):
+            sys.stdout.write(printed)
             sys.stdout.flush()
 
 
 class OtherRankProgress(ProgressReporter):
-    """The progress of a process beside the first one, which publishes that of all: it only logs, once in each pod."""
+    """The progress of a process beside the first process, which publishes the progress of all.
+
+    It only logs, and only in the first process of each pod.
+    """
 
     def __init__(self, stage: str, environment: Environment) -> None:
         super().__init__(stage, replace(environment, progress_file=None, metrics_port=0))
@@ -111,7 +126,7 @@ class OtherRankProgress(ProgressReporter):
 
     @override
     def log(self) -> None:
-        """Print the progress line if the log is that of no other process."""
+        """Print the progress line, unless another process of this pod prints it."""
         if not self._is_silent:
             super().log()
 
@@ -119,25 +134,25 @@ class OtherRankProgress(ProgressReporter):
 def line(progress: Progress) -> str:
     """Return a human-readable line of the fields that are known."""
     total = f"/{progress.total}" if progress.total else ""
-    parts = [
-        f"{progress.stage} {progress.step}{total}",
-        f"loss {progress.loss:.4f}" if progress.loss is not None else "",
-        f"validation loss {progress.validation_loss:.4f}"
-        if progress.validation_loss is not None
-        else "",
-        f"{progress.tokens_per_second:,.0f} tok/s" if progress.tokens_per_second else "",
-        f"ETA {progress.eta_seconds:.0f} s" if progress.eta_seconds is not None else "",
-        progress.note,
-    ]
-    return "  ".join(part for part in parts if part)
+    parts = [f"{progress.stage} {progress.step}{total}"]
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4f}")
+    if progress.validation_loss is not None:
+        parts.append(f"validation loss {progress.validation_loss:.4f}")
+    if progress.tokens_per_second:
+        parts.append(f"{progress.tokens_per_second:,.0f} tok/s")
+    if progress.eta_seconds is not None:
+        parts.append(f"ETA {progress.eta_seconds:.0f} s")
+    if progress.note:
+        parts.append(progress.note)
+    return "  ".join(parts)
 
 
 def _replace(path: Path, text: str) -> None:
     # Atomic for readers, but not durable: after a power failure the progress of a dead process is useless.
     temporary = path.with_name(path.name + ".new")
-    with contextlib.suppress(
-        OSError
-    ):  # progress must not end the stage: on a full disk its output may still fit
+    # Progress must not end the stage: on a full disk its output may still fit.
+    with contextlib.suppress(OSError):
         temporary.write_text(text)
         temporary.replace(path)
 
@@ -152,6 +167,7 @@ def serve_metrics(port: int, progress: Callable[[], Progress], save: Callable[[]
 
     class Collector:
         def collect(self) -> Iterable[Metric]:
+            # Read once, so that all metrics of an answer are from the same moment.
             now = progress()
             for name, meaning in METRICS.items():
                 value = getattr(now, name.removeprefix("finetune_stage_"))
@@ -185,7 +201,7 @@ def serve_metrics(port: int, progress: Callable[[], Progress], save: Callable[[]
 def _save(
     environ: dict[str, Any], start_response: Callable[..., Any], save: Callable[[], None]
 ) -> Iterable[bytes]:
-    """Accept a request for an early save, which the training loop fulfils; any other stage has nothing to save."""
+    """Accept a request for an early save, which the training loop fulfils; other stages have nothing to save."""
     if environ.get("REQUEST_METHOD") != "POST":
         start_response("405 Method Not Allowed", [("Allow", "POST"), ("Content-Length", "0")])
         return []

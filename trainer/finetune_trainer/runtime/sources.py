@@ -13,6 +13,7 @@ def locate(uri: str, environment: Environment) -> Path:
 
     Raise SourceNotFound if the claim is not mounted, and ConfigInvalid if the URI names no path here.
     """
+    # The contract knows no errors of stages, because the operator uses it, too.
     try:
         return environment.locate(uri)
     except NotMounted as error:

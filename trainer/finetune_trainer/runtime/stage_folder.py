@@ -32,11 +32,11 @@ LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Context:
-    """Runtime services of one stage, passed to its `run(config, context)`."""
+    """Runtime services of a stage, passed to its `run(config, context)`."""
 
     environment: Environment
     folder: Path
-    """The stage's folder; all its output is in here, or is named by its result."""
+    """The stage's folder; all its output is in here, or its result names it."""
     progress: ProgressReporter
     stop: StopSignal
     fence: Fence = UNFENCED
@@ -49,17 +49,18 @@ def exclusive(
     attempt: Attempt | None = None,
     on_replaced: Callable[[Replaced], None] = lambda _: None,
 ) -> Iterator[Fence]:
-    """Lock and fence a stage's folder against other processes, also those of other machines and other runs.
+    """Lock and fence a stage's folder against other processes, also processes of other machines and other runs.
 
-    A process that is frozen or cut off loses the lock after SILENT_SECONDS. `on_replaced` is called in a thread when
-    this one is. Raise Replaced if a later attempt has the folder, and ServiceUnavailable if another process keeps the
-    lock longer than LOCK_TIMEOUT_SECONDS.
+    A process that is frozen or cut off loses the lock after SILENT_SECONDS. If this happens to this process, a thread
+    calls `on_replaced`. Raise Replaced if a later attempt has the folder, and ServiceUnavailable if another process
+    keeps the lock longer than LOCK_TIMEOUT_SECONDS.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    attempt, lock = attempt or Attempt(), folder / LOCK
-    with locked(
-        lock, "another run of this stage in this folder", SilentHolder(folder, lock, attempt)
-    ):
+    attempt = attempt or Attempt()
+    lock = folder / LOCK
+    is_silent = SilentHolder(folder, lock, attempt)
+    with locked(lock, "another run of this stage in this folder", is_silent):
+        # The lock only saves work. The token keeps other processes out, also on a file system without locks.
         fence = take_token(folder, attempt)
         for name in (CONFIG, RESULT):
             remove_temporary_files(folder / name)
@@ -69,9 +70,8 @@ def exclusive(
 
 def write_config(folder: Path, config: AnyConfig, fence: Fence = UNFENCED) -> None:
     """Write a stage's config to its folder; push reads it for the model card. Raise Replaced behind the fence."""
-    write_durably(
-        folder / CONFIG, config.model_dump_json(by_alias=True, indent=1).encode(), fence.check
-    )
+    text = config.model_dump_json(by_alias=True, indent=1)
+    write_durably(folder / CONFIG, text.encode(), fence.check)
 
 
 def read_config(folder: Path) -> AnyConfig | None:
@@ -87,9 +87,8 @@ def write_result(folder: Path, result: AnyResult, fence: Fence = UNFENCED) -> No
 
     Raise Replaced behind the fence.
     """
-    write_durably(
-        folder / RESULT, result.model_dump_json(by_alias=True, indent=1).encode(), fence.check
-    )
+    text = result.model_dump_json(by_alias=True, indent=1)
+    write_durably(folder / RESULT, text.encode(), fence.check)
 
 
 def read_result(folder: Path) -> AnyResult | None:
@@ -103,37 +102,42 @@ def read_result(folder: Path) -> AnyResult | None:
 
 def write_termination_message(environment: Environment, message: TerminationMessage) -> None:
     """Write the termination message, shrunk to TERMINATION_MESSAGE_BYTES if necessary."""
-    while (
-        len(data := message.model_dump_json(by_alias=True, exclude_none=True).encode())
-        > TERMINATION_MESSAGE_BYTES
-    ):
+    data = _encoded(message)
+    # The kubelet cuts a longer message, which would not be JSON any more.
+    while len(data) > TERMINATION_MESSAGE_BYTES:
         message = shrink_message(message)
+        data = _encoded(message)
     try:
         environment.termination_log.write_bytes(data)
     except OSError as error:
         log_line(f"cannot write {environment.termination_log}: {error}")
 
 
+def _encoded(message: TerminationMessage) -> bytes:
+    return message.model_dump_json(by_alias=True, exclude_none=True).encode()
+
+
 def shrink_message(message: TerminationMessage) -> TerminationMessage:
     """Remove the least important part of a message.
 
-    That is the progress, else the second half of the failure, else the last metric of the task with most metrics.
+    This part is the progress, else the second half of the failure, else the last metric of the task with most metrics.
     Raise TypeError if the message has none of these.
     """
     if message.progress:
         return message.model_copy(update={"progress": None})
     if message.failure:
-        text = message.failure.message[: len(message.failure.message) // 2] + " …"
-        return message.model_copy(update={"failure": Failure(message=text)})
+        # The first half names the failure.
+        text = message.failure.message
+        shorter = text[: len(text) // 2] + " …"
+        return message.model_copy(update={"failure": Failure(message=shorter)})
     if not isinstance(message.result, EvaluateResult):
         raise TypeError(
             f"a termination message of more than {TERMINATION_MESSAGE_BYTES} bytes: {message}"
         )
     scores = message.result.scores
     task = max(scores, key=lambda name: len(scores[name]))
-    *kept, last = scores[task]
+    metrics = dict(scores[task])
+    last, _ = metrics.popitem()
     log_line(f"evaluate: the termination message is full; {task} {last} is only in results.json")
-    fewer = scores | {task: {metric: scores[task][metric] for metric in kept}}
-    return message.model_copy(
-        update={"result": message.result.model_copy(update={"scores": fewer})}
-    )
+    result = message.result.model_copy(update={"scores": scores | {task: metrics}})
+    return message.model_copy(update={"result": result})

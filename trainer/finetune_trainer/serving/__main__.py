@@ -4,7 +4,8 @@ import sys
 
 from finetune_trainer.stop_signal import stop
 
-stop.install()  # first, as in finetune_trainer.__main__
+# Before the other imports, as in finetune_trainer.__main__: a signal may arrive while they run.
+stop.install()
 
 import argparse  # noqa: E402
 import time  # noqa: E402
@@ -36,12 +37,11 @@ def main(arguments: list[str]) -> int:
         parser.error(
             f"{options.model} is not a model in Hugging Face format: it has no config.json"
         )
+    engine = ENGINES[options.engine]
+    address = {"host": options.host, "port": options.port}
     try:
-        address = {"host": options.host, "port": options.port}
-        with (
-            stop.deferred(),
-            serving(ENGINES[options.engine], options.model, stop, **address) as server,
-        ):
+        # Deferred, so that a signal ends the block below, which stops the server.
+        with stop.deferred(), serving(engine, options.model, stop, **address) as server:
             print(f"serving {server.model} at {server.url}; press Ctrl-C to stop", flush=True)
             while not stop.requested and server.process.poll() is None:
                 time.sleep(POLL_SECONDS)
@@ -50,7 +50,10 @@ def main(arguments: list[str]) -> int:
     except (ConfigInvalid, ServiceUnavailable) as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    return ExitCode.DONE if stop.requested else ExitCode.UNAVAILABLE
+    if stop.requested:
+        return ExitCode.DONE
+    # The server has exited by itself: a container must restart it.
+    return ExitCode.UNAVAILABLE
 
 
 sys.exit(main(sys.argv[1:]))

@@ -21,8 +21,9 @@ from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceU
 from finetune_trainer.stop_signal import StopSignal
 
 HOST = "127.0.0.1"
+# Loading a large model takes minutes.
 READY_TIMEOUT_SECONDS = 600.0
-"""Time for the first successful health check; loading a large model takes minutes."""
+"""Time for the first successful health check."""
 ANSWER_TIMEOUT_SECONDS = 600.0
 STOP_TIMEOUT_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""
@@ -62,8 +63,8 @@ def serving(
     """Start a server, wait until it is ready, and stop it at the end of the block. Call inside `stop.deferred()`.
 
     The server's output goes to `log`, or to this process's stdout. Port 0 means any free port. `host` is the address
-    to listen on; requests of this process always go to 127.0.0.1. `name` is the model's in requests; empty: that of
-    the folder.
+    to listen on; requests of this process always go to 127.0.0.1. `name` is the model's name in requests; if it is
+    empty, the folder names the model.
 
     Raise ConfigInvalid, Interrupted, or ServiceUnavailable with the last lines of the log.
     """
@@ -103,6 +104,7 @@ def launch_spec(engine: Engine, model_folder: Path, host: str, port: int) -> Lau
 
 def free_port() -> int:
     """Return a port on which no process listens at the moment."""
+    # Another process may take the port meanwhile. The server then exits, and the error has the last lines of its log.
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
@@ -122,6 +124,7 @@ def start_process(launch: LaunchSpec, log: Path | None) -> subprocess.Popen[byte
             stderr=subprocess.STDOUT if output else None,
         )
     finally:
+        # The child has its own descriptor of the log.
         if output:
             output.close()
 
@@ -143,6 +146,7 @@ def _wait_until_ready(
     while True:
         if stop.requested:
             raise Interrupted
+        # Before the health check: another server on this port would answer it in place of a server that has ended.
         if process.poll() is not None:
             raise ServiceUnavailable(
                 f"the server exited with code {process.returncode} before it was ready{_tail(log)}"
@@ -158,19 +162,17 @@ def _wait_until_ready(
 
 def _is_healthy(port: int) -> bool:
     try:
-        return (
-            _request(port, "GET", "/health", None, HEALTH_TIMEOUT_SECONDS)[0] == http.HTTPStatus.OK
-        )
+        status, _ = _request(port, "GET", "/health", None, HEALTH_TIMEOUT_SECONDS)
     except (OSError, http.client.HTTPException):
         return False
+    return status == http.HTTPStatus.OK
 
 
 def complete(server: Server, prompt: str, max_tokens: int, stop: StopSignal) -> str:
     """Return the greedy completion of a prompt; raise Interrupted, or ServiceUnavailable if the request fails."""
     body = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
-    pool = ThreadPoolExecutor(
-        1
-    )  # in the background, so that this thread can check for the stop signal
+    # In the background, so that this thread can check for the stop signal.
+    pool = ThreadPoolExecutor(1)
     try:
         request = pool.submit(
             _request, server.port, "POST", "/v1/completions", body, ANSWER_TIMEOUT_SECONDS
@@ -187,6 +189,7 @@ def complete(server: Server, prompt: str, max_tokens: int, stop: StopSignal) -> 
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         raise ServiceUnavailable(f"the server did not answer the prompt: {error!r}") from error
     finally:
+        # Without waiting: after a stop signal the request may still take minutes.
         pool.shutdown(wait=False)
 
 
@@ -195,7 +198,7 @@ def _request(
 ) -> tuple[int, str]:
     connection = http.client.HTTPConnection(HOST, port, timeout=timeout)
     try:
-        content = json.dumps(body) if body is not None else None
+        content = None if body is None else json.dumps(body)
         connection.request(method, path, content, {"Content-Type": "application/json"})
         response = connection.getresponse()
         return response.status, response.read().decode(errors="replace")

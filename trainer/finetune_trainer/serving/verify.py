@@ -23,14 +23,15 @@ def verify_model(model: Path, expected: str | None) -> str | None:
     """Read every byte of a pushed model and return its digest, or None if it has no manifest.
 
     A model without a manifest is from a custom push program, unless its folder has the name of a digest. Raise
-    SourceNotFound if the model is missing or corrupt, or if its digest is not the expected one. While another push
-    replaces the model, read the new one.
+    SourceNotFound if the model is missing or corrupt, or if it does not have the expected digest. If another push
+    replaces the model meanwhile, read the new model.
     """
     if not is_present(model):
         raise SourceNotFound(f"{model} does not exist; run push again")
     try:
         return read_unreplaced(model, lambda: _verify(model, expected))
     except _Unsealed:
+        # Only the trainer's own push names a folder by a digest, and it always writes a manifest.
         if expected and DIGEST_FOLDER.fullmatch(model.name):
             raise SourceNotFound(f"{model} has no {MANIFEST}; run push again") from None
         print(f"{model} has no {MANIFEST}, so it is served unverified", flush=True)
@@ -65,21 +66,21 @@ def fetch_model_to(folder: Path, uri: str) -> None:
     source = open_source(uri, "model")
     if source is None:
         raise ConfigInvalid(f"{uri} is a path: mount its volume instead of downloading it")
-    if (
-        folder / MANIFEST
-    ).exists():  # moved last: the container was restarted after a complete download
+    if (folder / MANIFEST).exists():
+        # The container was restarted after a complete download, since the manifest is moved last.
         return
     download = folder / DOWNLOAD
-    found, _ = fetch(source, None, download)
-    for path in sorted(found.iterdir(), key=lambda path: path.name == MANIFEST):
+    model, _ = fetch(source, None, download)
+    paths = sorted(model.iterdir(), key=lambda path: path.name == MANIFEST)
+    for path in paths:
         path.rename(folder / path.name)
     shutil.rmtree(download)
 
 
 def main(arguments: list[str]) -> int:
-    """Verify a model and return the exit code: 0, or 66 if the model is missing, corrupt or a different one.
+    """Verify a model and return the exit code: 0, or 66 if the model is missing, corrupt or another model.
 
-    69 if a process was killed while it replaced the model: the replacement is completed by the next push.
+    69 if a process was killed while it replaced the model: the next push completes the replacement.
     """
     parser = argparse.ArgumentParser(
         prog="python -m finetune_trainer.serving.verify", description=__doc__

@@ -17,12 +17,13 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from finetune_trainer import data
 from finetune_trainer.contract import Environment, PrepareConfig, PrepareResult, StageResult
-from finetune_trainer.data import packing
 from finetune_trainer.data.chat import turn_end
 from finetune_trainer.data.datasets import NumberedRecord, RecordReader, fetch_datasets
-from finetune_trainer.data.packing import PackedWriter
-from finetune_trainer.data.parts import Counts, PartFolder, PartState
+from finetune_trainer.data.documents import Counts
+from finetune_trainer.data.packing_writer import PackedWriter
+from finetune_trainer.data.parts import PartFolder, PartState
 from finetune_trainer.data.record_batches import Position
 from finetune_trainer.data.record_packer import RecordPacker, Summary
 from finetune_trainer.files import sync_folder
@@ -38,7 +39,7 @@ PARTIAL = "partial"
 
 
 def run(config: PrepareConfig, context: Context) -> PrepareResult:
-    """Write the packed rows to output/ in the stage's folder; `data.packing` describes the files.
+    """Write the packed rows to output/ in the stage's folder; `data.row_format` describes the files.
 
     Raise ConfigInvalid, SourceNotFound, DataInvalid, CredentialsRejected or ServiceUnavailable.
     """
@@ -211,8 +212,10 @@ class Meter:
 def digest_of_inputs(config: PrepareConfig, base: BaseModel) -> str:
     """Return a digest of all that determines the rows besides the records: config, tokenizer, libraries and code."""
     libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
+    folder = Path(data.__file__).parent
     code = {
-        path.name: digest_file(path) for path in sorted(Path(packing.__file__).parent.glob("*.py"))
+        path.relative_to(folder).as_posix(): digest_file(path)
+        for path in sorted(folder.rglob("*.py"))
     }
     inputs = {
         "config": config.model_dump(mode="json", exclude={"start_from"}),

@@ -1,0 +1,48 @@
+"""Documents: records as tokens. Counts: what became of the records."""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from finetune_trainer.data.records import Shape
+
+Split = Literal["train", "validation"]
+# The order is part of the format on disk: a row's checksum holds the index of its split.
+SPLITS: tuple[Split, ...] = ("train", "validation")
+
+Tokens = NDArray[np.int32]
+Flags = NDArray[np.uint8]
+
+
+class Document(NamedTuple):
+    """A record as tokens; both arrays are of shape [length]."""
+
+    tokens: Tokens
+    loss_mask: Flags
+    """1 if the token is a target of the loss. Never the first token: no earlier token predicts it."""
+
+
+class Counts(BaseModel):
+    """Counts of the records read so far."""
+
+    # A part's state with a field of another version is not resumed: its counts may mean something else.
+    model_config = ConfigDict(extra="forbid")
+
+    records: int = 0
+    invalid: int = 0
+    truncated: int = 0
+    dropped: int = 0
+    unused: int = 0
+    """Records left out by the weight of their data set."""
+    boundary_tokens: int = 0
+    """Records in which a token spans prompt and completion."""
+    dataset: int = 0
+    """Position of the data set of the last record that was used."""
+    shape: Shape | None = None
+    """The shape of all valid records of this data set."""
+    conversations: bool = False
+    """Whether any records are conversations."""
+    reasons: list[str] = Field(default=[])
+    """The reasons why the first invalid records are invalid."""
