@@ -10,6 +10,7 @@ from finetune_cli.diagnostics import UsageError
 from finetune_cli.manifest.manifest import Manifest, read
 from finetune_cli.manifest.messages import DNS_SUBDOMAIN
 from finetune_cli.runs import RUNS, find_runs, manifest_of, run_named
+from finetune_operator.core.durations import HOUR, MINUTE
 
 MANIFEST_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 LOCAL_FLAGS = {
@@ -185,3 +186,16 @@ def require_cluster(arguments: argparse.Namespace, local_equivalent: str) -> Non
             f"{arguments.command} works on clusters only: add -n or --context for the pipeline of {arguments.name} "
             f"there; on this machine, {local_equivalent}"
         )
+
+
+def parse_timeout(text: str | None) -> float | None:
+    """Return the seconds of a --timeout such as 90s, 30m or 1h30m, or None without one; raises UsageError."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    if not text or not found:
+        raise UsageError(f"--timeout {text!r}: must be a duration such as 90s, 30m or 1h30m")
+    return sum(
+        int(number) * unit
+        for number, unit in zip(found.groups("0"), (HOUR, MINUTE, 1), strict=True)
+    )

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from finetune_cli.cluster.session import Object, connect
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.pipeline_status import DONE
+from finetune_cli.exit_codes import DONE
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.kubernetes import paths
 

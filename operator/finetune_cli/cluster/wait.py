@@ -3,10 +3,9 @@
 import argparse
 import asyncio
 
+from finetune_cli.arguments import parse_timeout
 from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, connect, refresh
-from finetune_cli.durations import parse_timeout
-from finetune_cli.exit_codes import FAILED
-from finetune_cli.pipeline_status import exit_code, has_finished, is_up_to_date, ready_message
+from finetune_cli.exit_codes import FAILED, exit_code, has_finished, is_up_to_date, ready_message
 from finetune_operator.api.conditions import FINISHED, READY, STALLED
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError

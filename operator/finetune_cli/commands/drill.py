@@ -10,7 +10,7 @@ from finetune_cli.arguments import (
     targets_cluster,
 )
 from finetune_cli.commands import Commands
-from finetune_cli.local import drill as local
+from finetune_cli.local import process_eviction as local
 from finetune_operator.api.spec import STAGES
 
 DESCRIPTION = """\
@@ -50,7 +50,7 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evict, watch and return the exit code."""
     return (
-        run_on_cluster("drill", arguments)
+        run_on_cluster("pod_eviction", arguments)
         if targets_cluster(arguments.name, arguments)
         else local.run(arguments)
     )

@@ -59,7 +59,7 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the forecast."""
     if targets_cluster(arguments.name, arguments):
-        return run_on_cluster("plan", arguments)
+        return run_on_cluster("apply_forecast", arguments)
     manifest = read(manifest_path(arguments.name))
     workdir = workdir_for(manifest, arguments.workdir)
     with tempfile.TemporaryDirectory() as links:

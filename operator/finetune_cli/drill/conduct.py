@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.drill.cost import cost_line
-from finetune_cli.drill.drill import Drill, Look
+from finetune_cli.drill.record import Drill, Look
 from finetune_cli.exit_codes import FAILED, INTERRUPTED
 from finetune_cli.listing import aligned
 from finetune_operator.errors import ClusterError

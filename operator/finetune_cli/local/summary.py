@@ -6,8 +6,8 @@ from pathlib import Path
 
 from finetune_cli.costs import cost_lines
 from finetune_cli.display import interruptions_line
+from finetune_cli.exit_codes import ready_message
 from finetune_cli.fields import gate_lines
-from finetune_cli.pipeline_status import ready_message
 from finetune_cli.runs import RUNS, manifest_of
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL, link
 from finetune_operator.api.status import ModelStatus, PipelineStatus, StageState

@@ -7,7 +7,7 @@ import pytest
 
 from finetune_cli.drill.conduct import report
 from finetune_cli.drill.cost import cost_of
-from finetune_cli.drill.drill import SETTLE_SECONDS, Drill, Look
+from finetune_cli.drill.record import SETTLE_SECONDS, Drill, Look
 from finetune_cli.drill.target import Target
 from finetune_operator.api.status import (
     AttemptStatus,

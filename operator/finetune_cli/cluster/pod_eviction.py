@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from finetune_cli.arguments import parse_timeout
 from finetune_cli.cluster.api_errors import FORBIDDEN
 from finetune_cli.cluster.pods import pod_of
 from finetune_cli.cluster.session import ClusterSession, connect, refresh, with_retries
 from finetune_cli.drill.conduct import conclude, confirm, watch
-from finetune_cli.drill.drill import Drill, Look
+from finetune_cli.drill.record import Drill, Look
 from finetune_cli.drill.target import Refused, Target, choose_target
-from finetune_cli.durations import parse_timeout
 from finetune_cli.exit_codes import FAILED
 from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.pipeline import Pipeline

@@ -6,11 +6,10 @@ import json
 import time
 from pathlib import Path
 
-from finetune_cli.arguments import find_workdir
+from finetune_cli.arguments import find_workdir, parse_timeout
 from finetune_cli.drill.conduct import conclude, confirm, watch
-from finetune_cli.drill.drill import Drill, Look
+from finetune_cli.drill.record import Drill, Look
 from finetune_cli.drill.target import Refused, Target, choose_target
-from finetune_cli.durations import parse_timeout
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.local.summary import run_argument
 from finetune_operator.api.status import PipelineStatus
