@@ -10,8 +10,8 @@ from finetune_cli.cluster.dry_run import dry_run
 from finetune_cli.cluster.pods import read_cache
 from finetune_cli.cluster.session import ClusterSession, connect
 from finetune_cli.counts import count_lines
-from finetune_cli.display import print_forecast, print_forecast_json
 from finetune_cli.forecast import KeptWork, forecast
+from finetune_cli.forecast_lines import print_forecast, print_forecast_json
 from finetune_cli.placement import placement_lines, read_placement
 from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.assess import StageAssessment
