@@ -30,9 +30,8 @@ def rows_of_curve(curve: LossCurve) -> list[Cells]:
         step = curve.last_step(point)
         rows[step] = {"step": step, "loss": loss}
     for validation in curve.validations:
-        rows.setdefault(validation.step, {"step": validation.step})["validation_loss"] = (
-            validation.loss
-        )
+        row = rows.setdefault(validation.step, {"step": validation.step})
+        row["validation_loss"] = validation.loss
     return [rows[step] for step in sorted(rows)]
 
 
@@ -42,9 +41,12 @@ def print_rows(rows: Sequence[Cells], output: str | None) -> None:
         sys.stdout.writelines(f"{json.dumps(row)}\n" for row in rows)
         return
     names = {name for row in rows for name in row} - {"time"}
-    columns = [*(name for name in COLUMNS if name in names), *sorted(names - {*COLUMNS})]
+    first_columns = [name for name in COLUMNS if name in names]
+    columns = [*first_columns, *sorted(names - {*COLUMNS})]
+    heading = [name.upper() for name in columns]
+    # Rows differ in their columns: only some steps have a validation.
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
-    for line in aligned([[name.upper() for name in columns], *cells]):
+    for line in aligned([heading, *cells]):
         print(line)
 
 
@@ -59,10 +61,15 @@ def print_samples(rows: Sequence[SampleRow], output: str | None) -> None:
 
 
 def _is_json(output: str | None) -> bool:
-    return (output or ("table" if sys.stdout.isatty() else "json")) == "json"
+    if output is None:
+        return not sys.stdout.isatty()
+    return output == "json"
 
 
 def _cell(value: float | None) -> str:
     if value is None:
         return ""
-    return str(value) if isinstance(value, int) else f"{value:.5g}"
+    # Steps and counts are whole and shown with all their digits.
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.5g}"

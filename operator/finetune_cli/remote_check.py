@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_cli.fields import Source
+from finetune_cli.fields import UriField
 from finetune_cli.store_access import environment_of
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract.uris import ON_THIS_MACHINE, scheme_of, without_secrets
@@ -22,10 +22,10 @@ KINDS = {"model": "model", "adapter": "adapter", "data": "dataset", "target": "t
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a store says of a source or a target."""
+class StoreAnswer:
+    """A store's answer about a source or a target."""
 
-    source: Source
+    field: UriField
     exit_code: int | None
     """Exit code of the stage that would fail; None if it would not."""
     message: str = ""
@@ -36,24 +36,30 @@ def is_remote(uri: str) -> bool:
     return scheme_of(uri) not in ON_THIS_MACHINE
 
 
-def look_at(found: Iterable[Source], spec: PipelineSpec) -> Iterator[Answer]:
-    """Yield what stores say of sources and targets. There is no answer if the trainer's packages are not installed."""
-    groups: dict[tuple[tuple[str, str], ...], list[Source]] = {}
-    for source in found:
-        variables = spec.stages()[source.stage].pod.literal_env()
-        groups.setdefault(tuple(sorted(variables.items())), []).append(source)
+def look_at(fields: Iterable[UriField], spec: PipelineSpec) -> Iterator[StoreAnswer]:
+    """Yield the stores' answers about sources and targets; none if the trainer's packages are not installed."""
+    # A process for each set of variables: a library reads them when it is imported, and often only then.
+    groups: dict[tuple[tuple[str, str], ...], list[UriField]] = {}
+    for field in fields:
+        variables = spec.stages()[field.stage].pod.literal_env()
+        groups.setdefault(tuple(sorted(variables.items())), []).append(field)
+
+    def ask(group: tuple[tuple[tuple[str, str], ...], list[UriField]]) -> list[StoreAnswer]:
+        variables, fields = group
+        return _ask(fields, dict(variables))
+
     with ThreadPoolExecutor(max_workers=max(1, len(groups))) as pool:
-        for answers in pool.map(lambda group: _ask(group[1], dict(group[0])), groups.items()):
+        for answers in pool.map(ask, groups.items()):
             yield from answers
 
 
-def _ask(found: list[Source], variables: Mapping[str, str]) -> list[Answer]:
-    """Return an answer for each source that the process answers."""
+def _ask(fields: list[UriField], variables: Mapping[str, str]) -> list[StoreAnswer]:
+    """Return an answer for each field about which the process reports."""
     environment, withheld = environment_of(variables)
     try:
         process = subprocess.run(
             COMMAND,
-            input=json.dumps([_item(source) for source in found]),
+            input=json.dumps([_item(field) for field in fields]),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -62,32 +68,40 @@ def _ask(found: list[Source], variables: Mapping[str, str]) -> list[Answer]:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
+        # No answer is no error: the stage itself reports what is wrong.
         return []
     problems = [json.loads(line)["problem"] for line in process.stdout.splitlines()]
-    answers = (_answer(source, problem) for source, problem in zip(found, problems, strict=False))
+    # Not strict: there are fewer lines than fields if the process was interrupted.
+    answers = [_answer(field, problem) for field, problem in zip(fields, problems, strict=False)]
     return [_without_credentials(answer, withheld) for answer in answers]
 
 
-def _item(source: Source) -> dict[str, str | None]:
-    selected = {"revision": source.revision, "config": source.config, "split": source.split}
-    return {"uri": source.uri, "kind": KINDS[source.kind], **selected}
+def _item(field: UriField) -> dict[str, str | None]:
+    return {
+        "uri": field.uri,
+        "kind": KINDS[field.kind],
+        "revision": field.revision,
+        "config": field.config,
+        "split": field.split,
+    }
 
 
-def _answer(source: Source, problem: dict[str, Any] | None) -> Answer:
+def _answer(field: UriField, problem: dict[str, Any] | None) -> StoreAnswer:
     if problem is None:
-        return Answer(source, None)
-    message = (
-        str(problem["message"])
-        .removeprefix("push.targets ")
-        .removeprefix(f"{without_secrets(source.uri)}: ")
-    )
-    return Answer(source, int(problem["exit_code"]), message)
+        return StoreAnswer(field, None)
+    message = str(problem["message"])
+    # A diagnostic has the field's path already.
+    message = message.removeprefix("push.targets ")
+    message = message.removeprefix(f"{without_secrets(field.uri)}: ")
+    return StoreAnswer(field, int(problem["exit_code"]), message)
 
 
-def _without_credentials(answer: Answer, withheld: Mapping[str, str]) -> Answer:
-    """Return that a store was not looked at, if it refuses access and this shell's credentials were not sent to it."""
-    name = withheld.get(scheme_of(answer.source.uri))
+def _without_credentials(answer: StoreAnswer, withheld: Mapping[str, str]) -> StoreAnswer:
+    """Return that a store was not checked, if it refuses access and this shell's credentials were not sent to it."""
+    name = withheld.get(scheme_of(answer.field.uri))
     if name is None or answer.exit_code != ExitCode.CREDENTIALS:
         return answer
-    why = f"the manifest sets {name}, so credentials of this shell are not sent; set {name} in the shell to send them"
-    return Answer(answer.source, ExitCode.BUG, f"not looked at: {why}: {answer.message}")
+    reason = f"the manifest sets {name}, so credentials of this shell are not sent"
+    fix = f"set {name} in the shell to send them"
+    message = f"not looked at: {reason}; {fix}: {answer.message}"
+    return StoreAnswer(answer.field, ExitCode.BUG, message)
