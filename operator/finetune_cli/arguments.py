@@ -166,9 +166,10 @@ def claims(given: Iterable[str]) -> dict[str, Path]:
 
 def _claim(text: str) -> tuple[str, Path]:
     name, separator, folder = text.partition("=")
+    # The name becomes the name of a link in the work folder, so it must not hold a slash.
     if not separator or not re.fullmatch(DNS_SUBDOMAIN, name):
         raise UsageError(
-            f"--claim {text}: must be NAME=FOLDER, where NAME has only lower-case letters, digits, - and ."
+            f"--claim {text}: must be NAME=FOLDER; NAME has only lower-case letters, digits, - and ."
         )
     path = Path(folder).expanduser()
     if not path.is_dir():

@@ -14,8 +14,9 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract import Environment, PrepareResult
 from finetune_trainer.contract.environment import InvalidLocation
 
+# A plan should take seconds, so larger files are not counted.
 MAX_BYTES = 1 << 30
-"""Larger files are not counted: a plan should take seconds."""
+"""Largest file that is counted."""
 EXPANSION = 10
 """Records are at most about so many times as large as their gzip file."""
 UNREADABLE = (OSError, ValueError, RecursionError, EOFError, zlib.error, csv.Error)

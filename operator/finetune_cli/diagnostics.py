@@ -10,8 +10,9 @@ from pathlib import Path
 from typing_extensions import override
 
 SHOWN_CHARACTERS = 60
+# difflib takes quadratic time, and a manifest may have words of any length.
 MATCHED_CHARACTERS = 200
-"""difflib takes quadratic time, so it compares no more than this much of a word."""
+"""So much of a word is compared."""
 CREDENTIALS = re.compile(r"://[^/@\s]*@")
 """A user name and a password in a URI, which must not be printed."""
 

@@ -31,22 +31,28 @@ class LossLines:
         self.interrupted: list[int] = []
         for attempt in stage.attempts:
             # Attempts with another identity have trained another model: their steps are not in the curve.
-            if attempt.identity != stage.identity or attempt.outcome is not Outcome.INTERRUPTED:
+            if attempt.identity != stage.identity:
+                continue
+            if attempt.outcome is not Outcome.INTERRUPTED:
                 continue
             if attempt.last_step is not None:
                 self.interrupted.append(attempt.last_step)
         # The status keeps only the newest attempts, so the count may be larger.
-        self.more_interruptions = max(0, stage.interruptions - len(self.interrupted))
+        missing = stage.interruptions - len(self.interrupted)
+        self.more_interruptions = max(0, missing)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield one or two lines."""
         plain = not can_encode(BLOCKS + MARK, options.encoding)
-        first = f"{INDENT}loss {_number(self.curve.losses[0])} "
-        last = f" {_number(self.curve.losses[-1])}"
-        width = max(LEAST_CELLS, options.max_width - len(first) - len(last))
+        losses = self.curve.losses
+        first = f"{INDENT}loss {_number(losses[0])} "
+        last = f" {_number(losses[-1])}"
+        free = options.max_width - len(first) - len(last)
+        width = max(LEAST_CELLS, free)
         line = sparkline(self.curve, self.interrupted, width, plain=plain)
         yield Text(f"{first}{line}{last}", style="cyan")
-        notes = "; ".join(self._notes(_signs(plain=plain)[1]))
+        _, mark = _signs(plain=plain)
+        notes = "; ".join(self._notes(mark))
         if notes:
             yield Text(f"{INDENT}{notes}", style="dim")
 
@@ -90,17 +96,22 @@ def sparkline(
     blocks, mark = _signs(plain=plain)
     points = len(curve.losses)
     # Number of points up to each interruption: a step within a point counts as that point.
-    ends = {min(points, math.ceil(step / curve.every_steps)) for step in interrupted}
+    ends = set()
+    for step in interrupted:
+        end = math.ceil(step / curve.every_steps)
+        ends.add(min(points, end))
     # Every mark takes a cell of its own.
     cells = max(1, min(points, width - len(ends)))
     edges = [cell * points // cells for cell in range(cells + 1)]
     means = [_mean(curve.losses[start:end]) for start, end in pairwise(edges)]
+    levels = _levels(means, len(blocks))
     line = ""
     if 0 in ends:
         line = mark
-    for (start, end), level in zip(pairwise(edges), _levels(means, len(blocks)), strict=True):
+    for cell, level in enumerate(levels):
         line += blocks[level]
-        if any(start < stop <= end for stop in ends):
+        points_of_cell = range(edges[cell] + 1, edges[cell + 1] + 1)
+        if not ends.isdisjoint(points_of_cell):
             line += mark
     return line
 
@@ -110,7 +121,9 @@ def _levels(means: Sequence[float], blocks: int) -> list[int]:
     heights = list(means)
     if min(means) > 0:
         heights = [math.log(mean) for mean in means]
-    low, high = min(heights), max(heights)
+    low = min(heights)
+    high = max(heights)
+    # A flat curve has no scale.
     if high == low:
         return [0] * len(heights)
     scale = (blocks - 1) / (high - low)

@@ -38,11 +38,10 @@ def rows_of_curve(curve: LossCurve) -> list[Cells]:
 def print_rows(rows: Sequence[Cells], output: str | None) -> None:
     """Print the rows as `json`, one object a line, or as a `table`; without a choice, as a table on a terminal."""
     if _is_json(output):
-        sys.stdout.writelines(f"{json.dumps(row)}\n" for row in rows)
+        for row in rows:
+            print(json.dumps(row))
         return
-    names = {name for row in rows for name in row} - {"time"}
-    first_columns = [name for name in COLUMNS if name in names]
-    columns = [*first_columns, *sorted(names - {*COLUMNS})]
+    columns = _columns(rows)
     heading = [name.upper() for name in columns]
     # Rows differ in their columns: only some steps have a validation.
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
@@ -50,13 +49,27 @@ def print_rows(rows: Sequence[Cells], output: str | None) -> None:
         print(line)
 
 
+def _columns(rows: Sequence[Cells]) -> list[str]:
+    """Return the columns that any row has: first the known columns in their order, then the others."""
+    names: set[str] = set()
+    for row in rows:
+        names.update(row)
+    names.discard("time")
+    first = [name for name in COLUMNS if name in names]
+    others = names.difference(COLUMNS)
+    return [*first, *sorted(others)]
+
+
 def print_samples(rows: Sequence[SampleRow], output: str | None) -> None:
     """Print the rows as `json` or as a `table`, in which texts are in quotes."""
     if _is_json(output):
-        sys.stdout.writelines(f"{row.to_json()}\n" for row in rows)
+        for row in rows:
+            print(row.to_json())
         return
+    heading = ["STEP", "PROMPT", "TEXT"]
+    # In quotes: a text may hold line breaks, which would break the table.
     cells = [[str(row.step), quoted(row.prompt), quoted(row.text)] for row in rows]
-    for line in aligned([["STEP", "PROMPT", "TEXT"], *cells]):
+    for line in aligned([heading, *cells]):
         print(line)
 
 

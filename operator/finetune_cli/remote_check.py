@@ -14,10 +14,11 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract.uris import ON_THIS_MACHINE, scheme_of, without_secrets
 from finetune_trainer.exit_codes import ExitCode
 
-# Not isolated (-I): the process must find the packages where this one finds them.
+# Not isolated (-I): the process must find the same packages as this process.
 COMMAND = (sys.executable, "-P", "-m", "finetune_trainer.stores.check")
+# The process ends by itself before that, unless the machine is overloaded.
 LONGEST_SECONDS = 60.0
-"""The process ends by itself before that, unless the machine is overloaded."""
+"""Longest time for a check of stores."""
 KINDS = {"model": "model", "adapter": "adapter", "data": "dataset", "target": "target"}
 
 

@@ -139,10 +139,10 @@ def attempts_line(attempts: Sequence[AttemptStatus], shown: str = "") -> str:
 
 
 def _numbers(attempts: Sequence[AttemptStatus]) -> str:
-    first, last = attempts[0].number, attempts[-1].number
+    last = attempts[-1].number
     if len(attempts) == 1:
         return f"attempt {last}"
-    return f"attempts {first} to {last}"
+    return f"attempts {attempts[0].number} to {last}"
 
 
 def _ending(attempts: Sequence[AttemptStatus]) -> str:

@@ -101,9 +101,9 @@ def _same_failures(
 
 
 def _same_failure(attempt: AttemptStatus, other: AttemptStatus) -> bool:
-    both_failed = attempt.outcome is other.outcome is Outcome.FAILED
-    same_message = attempt.message == other.message
-    return both_failed and same_message and attempt.exit_code == other.exit_code
+    if attempt.outcome is not Outcome.FAILED or other.outcome is not Outcome.FAILED:
+        return False
+    return attempt.message == other.message and attempt.exit_code == other.exit_code
 
 
 def _is_notable(attempt: AttemptStatus) -> bool:

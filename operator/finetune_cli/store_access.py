@@ -1,6 +1,6 @@
 """Environment variables for a check of stores: this shell's, and those that a manifest may add.
 
-A manifest may be another user's. It must not run code here, read files of this user, or get their credentials.
+A manifest may be another user's. It must not run code here, read this user's files, or get this user's credentials.
 """
 
 import os

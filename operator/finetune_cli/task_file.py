@@ -12,6 +12,7 @@ DEFAULT_METRICS = {
     "generate_until": ["exact_match"],
 }
 """Type of output -> the metrics of a task without a metric_list: DEFAULT_METRIC_REGISTRY of lm_eval.api.registry."""
+# A file may include itself, directly or through others.
 MAX_INCLUDES = 8
 
 

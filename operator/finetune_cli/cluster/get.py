@@ -49,6 +49,7 @@ async def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("-A lists all pipelines; to show one, give its namespace with -n instead")
     if arguments.watch and (arguments.json or not arguments.name):
         raise UsageError("-w watches one pipeline: give its name, and leave out --json")
+    # Without wrapping, a line stays one line for grep and in a narrow terminal's scrollback.
     console = Console(highlight=False, soft_wrap=True)
     async with connect(arguments) as session:
         if not session.name:
@@ -56,11 +57,13 @@ async def _run(arguments: argparse.Namespace) -> int:
         if arguments.watch:
             return await _watch(session, console)
         if arguments.json:
-            pipeline = await session.get_object()
-            print(json.dumps(_without_managed_fields(pipeline), indent=1))
-        else:
-            tree = _tree(await session.get_pipeline(), await list_pods(session), _now())
-            console.print(tree)
+            live = await session.get_object()
+            shown = _without_managed_fields(live)
+            print(json.dumps(shown, indent=1))
+            return 0
+        pipeline = await session.get_pipeline()
+        pods = await list_pods(session)
+        console.print(_tree(pipeline, pods, _now()))
     return 0
 
 

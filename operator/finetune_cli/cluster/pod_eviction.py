@@ -156,7 +156,7 @@ async def _evict_and_watch(
 
 @dataclass
 class _Watcher:
-    """Looks at the pipeline, at the evicted pod, and at the Job and pod of the next attempt."""
+    """A reader of the pipeline, of the evicted pod, and of the Job and pod of the next attempt."""
 
     session: ClusterSession
     drill: Drill

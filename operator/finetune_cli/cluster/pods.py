@@ -63,7 +63,7 @@ async def read_cache(session: ClusterSession, live: Object, pipeline: Pipeline) 
         # A server runs on after its attempt has succeeded.
         if attempt and attempt.outcome in {Outcome.RUNNING, Outcome.SUCCEEDED}
     ]
-    # Object by object: a user who may see a pipeline need not be allowed to list Jobs.
+    # By their names: the namespace may have thousands of other Jobs.
     wanted = {
         JOBS: [paths.jobs(namespace, job) for job in jobs],
         DEPLOYMENTS: [paths.deployments(namespace, job) for job in jobs],

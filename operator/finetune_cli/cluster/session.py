@@ -26,6 +26,7 @@ from finetune_operator.kubernetes.translate.api_errors import ApiError
 Object = dict[str, Any]
 """An object of the API server as JSON."""
 T = TypeVar("T")
+# An API server restarts within this time, and a command that waits for hours must survive that.
 API_RETRY_SECONDS = 60.0
 """How long requests that fail are retried while a command waits for or follows a pipeline."""
 POLL_SECONDS = 1.0

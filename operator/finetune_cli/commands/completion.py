@@ -37,7 +37,7 @@ compdef _finetune finetune kubectl-finetune
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH}
 TAKES_RUN = frozenset({"plan", "run", "get", "logs", "retry", "drill"})
-"""Commands whose NAME may be that of a run on this machine."""
+"""Commands whose NAME may be a run on this machine."""
 
 
 def register(commands: Commands) -> None:

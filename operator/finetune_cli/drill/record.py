@@ -14,6 +14,7 @@ from finetune_operator.api.status import (
 )
 from finetune_trainer.contract import Progress
 
+# The operator writes the status of a running attempt only now and then, so the step is seen first.
 SETTLE_SECONDS = 15.0
 """How long the status may take to have the lost steps after the next step was seen."""
 ENDED_WELL = frozenset({Outcome.RUNNING, Outcome.INTERRUPTED})

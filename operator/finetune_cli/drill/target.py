@@ -77,7 +77,7 @@ def choose_target(pipeline: Pipeline, stage: str | None, *, kill: bool) -> Drill
         raise Refused(f"{name} is being stopped already ({attempt.stopping})")
     counted = status.interruptions_counted
     limit = spec.max_interruptions
-    # A drill must not end the pipeline, so it leaves the last interruption to a real eviction.
+    # One more interruption would end the pipeline, and a drill must not.
     if counted >= limit:
         raise Refused(_exhausted(name, counted, limit))
     return DrillTarget(str(pipeline.key), name, attempt, counted, limit, kill)

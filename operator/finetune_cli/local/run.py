@@ -32,6 +32,7 @@ from finetune_trainer.contract.environment import GIT_SHA, InvalidLocation
 
 REFRESH_SECONDS = 0.5
 """Longest time between two reconciles, and so between two updates of the display."""
+# A full disk or a lost mount may be repaired while the stage goes on.
 WORKDIR_RETRY_SECONDS = 60.0
 """How long reads and writes of the work folder may fail before the run is given up."""
 

@@ -44,7 +44,9 @@ def keep_serving(local_run: LocalRun) -> bool:
 
 def published_model(pipeline: Pipeline | None) -> str | None:
     """Return the URI of the merged model that push published, or None."""
-    push = pipeline.status.stages.get("push") if pipeline else None
+    if pipeline is None:
+        return None
+    push = pipeline.status.stages.get("push")
     if push is None or not isinstance(push.result, PushResult):
         return None
     # An adapter cannot be served without its base model.

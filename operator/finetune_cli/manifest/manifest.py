@@ -37,7 +37,7 @@ KEY_STEP = "[key]"
 RULE_ERROR = "rule"
 """Pydantic's type of a broken rule.
 
-These errors are dropped: rules are checked separately, so that they are reported even where other fields are wrong.
+These errors are dropped: rules are checked separately, so that they are reported even if other fields are wrong.
 """
 
 
@@ -98,8 +98,10 @@ class Manifest:
 
     def diagnostic(self, location: Location, message: str) -> Diagnostic:
         """Return an error in the field at this location below `spec`; an absent field has its parent's line."""
-        line = self.document.follow(("spec", *location))[-1].line
-        return Diagnostic(self.path, line, format_path(self.document, ("spec", *location)), message)
+        full = ("spec", *location)
+        nearest = self.document.follow(full)[-1]
+        path = format_path(self.document, full)
+        return Diagnostic(self.path, nearest.line, path, message)
 
 
 @dataclass
@@ -225,20 +227,25 @@ def _diagnostics_of(checker: SchemaChecker, invalid: ValidationError) -> Iterato
 
 def _counts_valid_entries_only(error: ErrorDetails) -> bool:
     """Return whether a list is too short only because pydantic does not count its invalid entries."""
-    return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
+    if error["type"] != "too_short":
+        return False
+    needed: int = error["ctx"]["min_length"]
+    return len(error["input"]) >= needed
 
 
 def _broken_rules(checker: SchemaChecker) -> Iterator[Diagnostic]:
     document = checker.document
+    renamed = {location[-1] for location in checker.replaced}
     for location, rule in broken_rules(Envelope, document.plain()):
         # The rule may hold, once the name of its field is corrected.
-        if any(re.search(rf"[.]{replaced[-1]}\b", rule.cel) for replaced in checker.replaced):
+        if any(re.search(rf"[.]{name}\b", rule.cel) for name in renamed):
             continue
         field_location = (*location, *rule.field.split("."))
         if _is_about(location, rule):
             field_location = location
-        line = document.follow(field_location)[-1].line
-        yield Diagnostic(checker.file, line, format_path(document, field_location), rule.message)
+        nearest = document.follow(field_location)[-1]
+        path = format_path(document, field_location)
+        yield Diagnostic(checker.file, nearest.line, path, rule.message)
 
 
 def _is_about(location: Location, rule: Rule) -> bool:

@@ -148,7 +148,7 @@ NO_FIELD: dict[str, str] = {
     "precomputereflogprobs": "the log-probabilities of DPO's reference are always computed once, before the first step",
     "maxpromptlength": "spec.prepare.contextLength limits prompt and completion together",
     "chattemplate": "the chat template is that of the model's tokenizer",
-    "datasets.type": "the shape of records is found from their columns, or from columns where these have other names",
+    "datasets.type": "the shape of records is found from their columns, or from the field columns if it is set",
     "volumes": MOUNTS,
     "volumemounts": MOUNTS,
     "securitycontext": "all pods run without root and privileges",

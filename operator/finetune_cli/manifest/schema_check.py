@@ -7,6 +7,7 @@ from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from finetune_cli.diagnostics import Diagnostic, closest_match
@@ -15,6 +16,7 @@ from finetune_cli.manifest.yaml_reader import Location, YamlNode, join_path
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_trainer.contract import ContractModel
 
+# More places make a message longer, and rarely clearer.
 MAX_SUGGESTIONS = 3
 
 
@@ -101,7 +103,8 @@ def _is_same_word(key: str, match: str | None) -> bool:
     """Return whether a key is a known key in another spelling: learning_rate, LearningRate."""
     if match is None:
         return False
-    return key.replace("_", "").replace("-", "").lower() == match.lower()
+    word = key.replace("_", "").replace("-", "")
+    return word.lower() == match.lower()
 
 
 def _places(kind: type[ContractModel], key: str) -> list[str]:
@@ -113,10 +116,12 @@ def _places(kind: type[ContractModel], key: str) -> list[str]:
 
 def unwrap_optional(annotation: Any) -> Any:
     """Return X for X | None and for Annotated[X, …]; other annotations unchanged."""
+    arguments = get_args(annotation)
     if get_origin(annotation) is Annotated:
-        return unwrap_optional(get_args(annotation)[0])
-    others = [kind for kind in get_args(annotation) if kind is not NoneType]
-    if NoneType in get_args(annotation) and len(others) == 1:
+        return unwrap_optional(arguments[0])
+    others = [kind for kind in arguments if kind is not NoneType]
+    is_optional = NoneType in arguments
+    if is_optional and len(others) == 1:
         return unwrap_optional(others[0])
     return annotation
 
@@ -147,14 +152,17 @@ def format_path(document: YamlNode, location: Location) -> str:
 def broken_rules(
     annotation: Any, data: Any, location: Location = ()
 ) -> Iterator[tuple[Location, Rule]]:
-    """Return the rules between fields that plain data breaks, each with the location of its object.
+    """Yield the rules between fields that plain data breaks, each with the location of its object.
 
     The data may have other errors too: a rule that cannot be evaluated because of them is left out.
     """
     kind = unwrap_optional(annotation)
-    if is_model(kind) and issubclass(kind, WithRules) and isinstance(data, dict):
+    has_rules = is_model(kind) and issubclass(kind, WithRules)
+    if has_rules and isinstance(data, dict):
         completed = _with_defaults(kind, data)
-        yield from ((location, rule) for rule in kind.all_rules() if _breaks(completed, rule))
+        for rule in kind.all_rules():
+            if _breaks(completed, rule):
+                yield location, rule
     for step, inner, child in _children(kind, data):
         yield from broken_rules(inner, child, (*location, step))
 
@@ -162,6 +170,7 @@ def broken_rules(
 def _breaks(data: Mapping[str, Any], rule: Rule) -> bool:
     try:
         return not rule.is_valid(data)
+    # The rule reads a field that is absent or of another type, which has an error of its own.
     except (AttributeError, KeyError, TypeError, ValueError):
         return False
 
@@ -171,16 +180,23 @@ def _with_defaults(kind: type[ContractModel], data: Mapping[str, Any]) -> dict[s
     completed: dict[str, Any] = {}
     for name, info in kind.model_fields.items():
         key = info.alias or name
-        inner = unwrap_optional(info.annotation)
-        value = data.get(key)
-        if value is None and not info.is_required():
-            default = info.get_default(call_default_factory=True, validated_data={})
-            value = to_jsonable_python(default, by_alias=True, exclude_none=True)
-        elif is_model(inner) and isinstance(value, dict):
-            value = _with_defaults(inner, value)
+        value = _completed_value(info, data.get(key))
         if value is not None:
             completed[key] = value
     return completed
+
+
+def _completed_value(info: FieldInfo, value: Any) -> Any:
+    """Return the value of a field, or its default if it is absent; None if it has neither."""
+    if value is None:
+        if info.is_required():
+            return None
+        default = info.get_default(call_default_factory=True, validated_data={})
+        return to_jsonable_python(default, by_alias=True, exclude_none=True)
+    kind = unwrap_optional(info.annotation)
+    if is_model(kind) and isinstance(value, dict):
+        return _with_defaults(kind, value)
+    return value
 
 
 def _children(kind: Any, data: Any) -> Iterator[tuple[str | int, Any, Any]]:

@@ -50,9 +50,12 @@ def errors(spec: PipelineSpec, folder: Path) -> Iterator[Finding]:
 def warnings(spec: PipelineSpec) -> Iterator[Finding]:
     """Yield values that may be meant, but have a risk."""
     for variable in literal_variables(spec):
-        if _is_secret(variable.name) and not NO_SECRET.fullmatch(variable.value):
-            fix = f"use envFrom: [{{secretRef: …}}], or valueFrom: {{secretKeyRef: …}} for {variable.name}"
-            yield variable.location, f"{variable.name} seems to be a secret in clear text; {fix}"
+        name = variable.name
+        if not _is_secret(name) or NO_SECRET.fullmatch(variable.value):
+            continue
+        problem = f"{name} seems to be a secret in clear text"
+        fix = f"use envFrom: [{{secretRef: …}}], or valueFrom: {{secretKeyRef: …}} for {name}"
+        yield variable.location, f"{problem}; {fix}"
     files = task_files(spec)
     for gate, finding in _closed_gates(spec):
         # No error: the functions of a user's own task may compute the metric in percent.
@@ -90,12 +93,15 @@ def _closed_gates(spec: PipelineSpec) -> Iterator[tuple[GateMetric, Finding]]:
         compared = metric
         lowest = 0.0
         if gate.against_base:
-            compared = f"{metric} minus that of the base model"
+            # The difference of two fractions may be negative.
+            compared = f"{metric} minus the base model's"
             lowest = -1.0
         if metric not in FRACTIONS or gate.can_pass(lowest, 1.0):
             continue
-        message = f"no score is {gate.words} {gate.value:g}: {compared} is between {lowest:g} and 1"
+        problem = f"no score is {gate.words} {gate.value:g}"
+        message = f"{problem}: {compared} is between {lowest:g} and 1"
         # The likeliest mistake: the value was meant in percent.
         if 1 < gate.value <= PERCENT:
-            message += f"; for {gate.value:g} % write {gate.value / PERCENT:g}"
+            fraction = gate.value / PERCENT
+            message += f"; for {gate.value:g} % write {fraction:g}"
         yield gate, (gate.value_location, message)

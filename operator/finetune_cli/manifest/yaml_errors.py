@@ -9,8 +9,8 @@ from yaml.reader import ReaderError
 
 from finetune_cli.diagnostics import Diagnostic
 
-# Pattern over PyYAML's "context: problem", the message for it, and whether to report the line where the construct
-# begins instead of the line where parsing failed. The first pattern that matches wins.
+# Pattern over PyYAML's "context: problem", the message for it, and whether to report the first line of the construct
+# instead of the line at which parsing failed. The first pattern that matches wins.
 _MESSAGES: tuple[tuple[str, str, bool], ...] = (
     (r"found character '\\t'", "a tab; YAML is indented with spaces only", False),
     (

@@ -1,6 +1,6 @@
 """Reads YAML into a tree of values with their lines, as Kubernetes reads it.
 
-It follows the Go library behind kubectl where PyYAML differs. 2e-4 is a number; 1:30 and 2024-01-01 are strings.
+If PyYAML differs, it follows the Go library behind kubectl. 2e-4 is a number; 1:30 and 2024-01-01 are strings.
 Unquoted y and n are true and false, as are yes, no, on and off.
 """
 
@@ -21,6 +21,7 @@ from finetune_cli.manifest import yaml_errors
 
 MAX_FILE_BYTES = 256 * 1024
 """`kubectl apply` stores the manifest in an annotation, and Kubernetes limits annotations to this size."""
+# PyYAML and this reader are recursive: Python's stack must be deep enough.
 MAX_DEPTH = 64
 MAX_NODES = 50_000
 """Values in a document with its aliases written out; more is an alias bomb."""
