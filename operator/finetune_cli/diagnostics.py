@@ -9,6 +9,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+# An error should stay one line, whatever the manifest holds.
 SHOWN_CHARACTERS = 60
 # difflib takes quadratic time, and a manifest may have words of any length.
 MATCHED_CHARACTERS = 200

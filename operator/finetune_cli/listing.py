@@ -18,17 +18,23 @@ def row(pipeline: Mapping[str, Any], now: datetime, *, working: bool = True) -> 
     # Plain objects and not models: another version of the operator may have written them.
     meta = pipeline["metadata"]
     status = pipeline.get("status") or {}
-    finished = _time(status.get("finishedAt"))
     started = _time(status.get("startedAt"))
+    finished = _time(status.get("finishedAt"))
     created = _time(meta.get("creationTimestamp")) or started
     phase = status.get("phase") or "Pending"
     end: datetime | None = finished or now
     if not working and finished is None:
         phase = "Stopped"
         end = _last_end(status)
-    values = (phase, status.get("stage"), status.get("progress"), score_of(status))
-    texts = [str(value or "") for value in values]
-    return (str(meta["name"]), *texts, _between(started, end), _between(created, now))
+    return (
+        str(meta["name"]),
+        str(phase),
+        str(status.get("stage") or ""),
+        str(status.get("progress") or ""),
+        score_of(status),
+        _between(started, end),
+        _between(created, now),
+    )
 
 
 def _between(start: datetime | None, end: datetime | None) -> str:

@@ -101,7 +101,8 @@ def sparkline(
         end = math.ceil(step / curve.every_steps)
         ends.add(min(points, end))
     # Every mark takes a cell of its own.
-    cells = max(1, min(points, width - len(ends)))
+    free = width - len(ends)
+    cells = max(1, min(points, free))
     edges = [cell * points // cells for cell in range(cells + 1)]
     means = [_mean(curve.losses[start:end]) for start, end in pairwise(edges)]
     levels = _levels(means, len(blocks))

@@ -19,6 +19,8 @@ COMMAND = (sys.executable, "-P", "-m", "finetune_trainer.stores.check")
 # The process ends by itself before that, unless the machine is overloaded.
 LONGEST_SECONDS = 60.0
 """Longest time for a check of stores."""
+Variables = tuple[tuple[str, str], ...]
+"""Names and values of environment variables, in a form that is a key."""
 KINDS = {"model": "model", "adapter": "adapter", "data": "dataset", "target": "target"}
 
 
@@ -40,23 +42,22 @@ def is_remote(uri: str) -> bool:
 def look_at(fields: Iterable[UriField], spec: PipelineSpec) -> Iterator[StoreAnswer]:
     """Yield the stores' answers about sources and targets; none if the trainer's packages are not installed."""
     # A process for each set of variables: a library reads them when it is imported, and often only then.
-    groups: dict[tuple[tuple[str, str], ...], list[UriField]] = {}
+    groups: dict[Variables, list[UriField]] = {}
     for field in fields:
-        variables = spec.stages()[field.stage].pod.literal_env()
-        groups.setdefault(tuple(sorted(variables.items())), []).append(field)
-
-    def ask(group: tuple[tuple[tuple[str, str], ...], list[UriField]]) -> list[StoreAnswer]:
-        variables, fields = group
-        return _ask(fields, dict(variables))
-
-    with ThreadPoolExecutor(max_workers=max(1, len(groups))) as pool:
-        for answers in pool.map(ask, groups.items()):
+        pod = spec.stages()[field.stage].pod
+        variables = tuple(sorted(pod.literal_env().items()))
+        group = groups.setdefault(variables, [])
+        group.append(field)
+    # At least one worker: a pool of none is an error.
+    workers = max(1, len(groups))
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        for answers in pool.map(_ask, groups.values(), groups.keys()):
             yield from answers
 
 
-def _ask(fields: list[UriField], variables: Mapping[str, str]) -> list[StoreAnswer]:
+def _ask(fields: list[UriField], variables: Variables) -> list[StoreAnswer]:
     """Return an answer for each field about which the process reports."""
-    environment, withheld = environment_of(variables)
+    environment, withheld = environment_of(dict(variables))
     try:
         process = subprocess.run(
             COMMAND,

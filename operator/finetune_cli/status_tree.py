@@ -126,9 +126,12 @@ def _stage_line(
     if bar is None and isinstance(mark, Text):
         # Not a table: a table cell would truncate a long message.
         return Text(" ").join((mark, title, summary))
-    cells = [mark, title, bar, summary]
+    cells = [mark, title]
+    if bar is not None:
+        cells.append(bar)
+    cells.append(summary)
     line = Table.grid(padding=(0, 1))
-    line.add_row(*(cell for cell in cells if cell is not None))
+    line.add_row(*cells)
     return line
 
 

@@ -90,7 +90,7 @@ def environment_of(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[s
             if name in variables and os.environ.get(name) != variables[name]
         ]
         if new_endpoints:
-            # Another user's manifest may name the user's own server: it must not get this user's credentials.
+            # A manifest of another user may name a server of that user, which must not get this user's credentials.
             own = re.compile(access.own)
             environment = {
                 name: value for name, value in environment.items() if not own.fullmatch(name)

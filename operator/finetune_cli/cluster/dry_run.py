@@ -7,6 +7,7 @@ from finetune_cli.cluster.session import ClusterSession, Object
 from finetune_cli.manifest.manifest import Manifest
 from finetune_operator.kubernetes import paths
 
+# Strict: a misspelled field must be an error here, too, and not only in `finetune validate`.
 DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """Annotation with the manifest of the last `kubectl apply`.

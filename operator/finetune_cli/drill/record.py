@@ -17,6 +17,7 @@ from finetune_trainer.contract import Progress
 # The operator writes the status of a running attempt only now and then, so the step is seen first.
 SETTLE_SECONDS = 15.0
 """How long the status may take to have the lost steps after the next step was seen."""
+# Running: the operator has not seen the end of the attempt yet.
 ENDED_WELL = frozenset({Outcome.RUNNING, Outcome.INTERRUPTED})
 
 

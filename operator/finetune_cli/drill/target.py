@@ -9,6 +9,7 @@ from finetune_operator.api.status import AttemptStatus, PipelineStatus, StageSta
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
 
+# Stages without work to save: an eviction only starts another server.
 SERVERS = frozenset(stage.name for stage in STAGES if stage.runs_server)
 
 

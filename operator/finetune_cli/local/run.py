@@ -248,10 +248,14 @@ def is_until_reached(status: PipelineStatus, until: str | None) -> bool:
     """Return whether all stages up to this one have succeeded or were skipped; False without a stage."""
     if until is None:
         return False
-    names = [stage.name for stage in STAGES]
     done = {StageState.SUCCEEDED, StageState.SKIPPED}
-    included = names[: names.index(until) + 1]
-    return all(name in status.stages and status.stages[name].state in done for name in included)
+    for kind in STAGES:
+        stage = status.stages.get(kind.name)
+        if stage is None or stage.state not in done:
+            return False
+        if kind.name == until:
+            return True
+    return False
 
 
 def with_spec(pipeline: Pipeline, manifest: Manifest) -> Pipeline:
