@@ -1,7 +1,7 @@
 """Generate the chart's README.md from the comments of its values.yaml.
 
-The layout of the table is that of helm-docs: key, type, default and description. A comment stands above its key. Its
-lines that are indented further, which are examples, are not in the table.
+The table has the layout of helm-docs: key, type, default and description. A comment stands above its key. Its lines
+that are indented further, which are examples, are not in the table.
 """
 
 import json
@@ -63,7 +63,7 @@ def readme() -> str:
 
 
 def values(text: str) -> Iterator[Value]:
-    """Yield every value of values.yaml. Raises ValueError for one without a comment."""
+    """Yield every value of values.yaml. Raises ValueError for a value without a comment."""
     yield from _values(yaml.compose(text), "", text.splitlines())
 
 
@@ -92,15 +92,22 @@ def _comment_above(lines: list[str], number: int) -> str:
     start = number
     while start and lines[start - 1].lstrip().startswith("#"):
         start -= 1
-    found = (line.lstrip().removeprefix("#") for line in lines[start:number])
-    sentences = (EXAMPLE.sub(".", line.strip()) for line in found if not line.startswith("  "))
+    sentences = []
+    for line in lines[start:number]:
+        text = line.lstrip().removeprefix("#")
+        # A line that is indented further is an example.
+        if not text.startswith("  "):
+            sentences.append(EXAMPLE.sub(".", text.strip()))
     return " ".join(sentences).replace("|", "\\|")
 
 
 def _type(node: yaml.Node) -> str:
     if isinstance(node, yaml.MappingNode):
         return "object"
-    return "list" if isinstance(node, yaml.SequenceNode) else SCALARS[node.tag.rpartition(":")[2]]
+    if isinstance(node, yaml.SequenceNode):
+        return "list"
+    tag = node.tag.rpartition(":")[2]
+    return SCALARS[tag]
 
 
 def _default(node: yaml.Node) -> str:

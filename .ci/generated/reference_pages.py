@@ -73,24 +73,28 @@ def pages() -> dict[str, str]:
 
 def api_page() -> str:
     """Return the fields of spec and status, one table for each object of the schema."""
-    from finetune_operator.api.group import GROUP, PLURAL, SHORT_NAME, VERSION  # noqa: PLC0415  not for --help
+    # Only here, so that --help does not wait for these imports.
+    from finetune_operator.api.group import GROUP, PLURAL, SHORT_NAME, VERSION  # noqa: PLC0415
     from finetune_operator.crd.generate import definition  # noqa: PLC0415
 
-    schema = definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    version = definition()["spec"]["versions"][0]
+    schema = version["schema"]["openAPIV3Schema"]["properties"]
     head = API_HEAD.format(group=GROUP, version=VERSION, short=SHORT_NAME, plural=PLURAL)
-    return "\n".join(
-        [head, *_objects("spec", schema["spec"]), *_objects("status", schema["status"])]
-    )
+    tables = [*_objects("spec", schema["spec"]), *_objects("status", schema["status"])]
+    return "\n".join([head, *tables])
 
 
 def _objects(path: str, schema: Schema) -> Iterator[str]:
-    """Yield the table of one object, then those of the objects in it."""
-    properties, required = schema.get("properties") or {}, schema.get("required") or ()
+    """Yield the table of one object, then the tables of the objects in it."""
+    properties = schema.get("properties") or {}
+    required = schema.get("required") or ()
     yield f"## {path}\n\n{textwrap.fill(_text(schema), WIDTH)}\n"
     yield "| field | type | default | description |\n|---|---|---|---|"
     for name, field in properties.items():
-        mark = " (required)" if name in required else ""
-        yield f"| `{name}`{mark} | {_type(field)} | {_default(field)} | {_text(field)} |"
+        shown = f"`{name}`"
+        if name in required:
+            shown += " (required)"
+        yield f"| {shown} | {_type(field)} | {_default(field)} | {_text(field)} |"
     yield ""
     for name, field in properties.items():
         inner, suffix = _inner(field)
@@ -99,11 +103,13 @@ def _objects(path: str, schema: Schema) -> Iterator[str]:
 
 
 def _inner(field: Schema) -> tuple[Schema, str]:
-    """Return the schema of what a field holds, and how it is written behind the field's name."""
+    """Return the schema of a field's content, and how it is written behind the field's name."""
     if "items" in field:
         return field["items"], "[]"
     values = field.get("additionalProperties")
-    return (values, ".NAME") if isinstance(values, dict) else (field, "")
+    if isinstance(values, dict):
+        return values, ".NAME"
+    return field, ""
 
 
 def _type(field: Schema) -> str:
@@ -111,7 +117,8 @@ def _type(field: Schema) -> str:
         return " \\| ".join(f"`{value}`" for value in field["enum"])
     if "items" in field:
         return f"list of {_type(field['items'])}"
-    if isinstance(values := field.get("additionalProperties"), dict):
+    values = field.get("additionalProperties")
+    if isinstance(values, dict):
         return f"map of {_type(values)}"
     if field.get("x-kubernetes-int-or-string"):
         return "integer or string"
@@ -119,19 +126,27 @@ def _type(field: Schema) -> str:
 
 
 def _range(field: Schema) -> str:
-    low, high = field.get("minimum"), field.get("maximum")
+    low = field.get("minimum")
+    high = field.get("maximum")
     if low is None and high is None:
         return ""
-    return f", {'' if low is None else f'{low:g}' if isinstance(low, float) else low} to " + (
-        "any" if high is None else f"{high:g}" if isinstance(high, float) else str(high)
-    )
+    return f", {_bound(low, '')} to {_bound(high, 'any')}"
+
+
+def _bound(bound: float | None, without: str) -> str:
+    if bound is None:
+        return without
+    if isinstance(bound, float):
+        return f"{bound:g}"
+    return str(bound)
 
 
 def _default(field: Schema) -> str:
     default = field.get("default")
-    return (
-        "" if default in (None, []) or isinstance(default, dict) else f"`{default}`"
-    )  # objects: see their own table
+    # Objects have their own tables.
+    if default in (None, []) or isinstance(default, dict):
+        return ""
+    return f"`{default}`"
 
 
 def _text(field: Schema) -> str:
@@ -142,10 +157,11 @@ def cli_page() -> str:
     """Return the help of every command."""
     from finetune_cli.__main__ import COMMANDS, _parser  # noqa: PLC0415
 
-    os.environ["COLUMNS"] = "96"  # argparse wraps its help at the width of the terminal
+    # argparse wraps its help at the width of the terminal.
+    os.environ["COLUMNS"] = "96"
     parts = [CLI_HEAD]
-    actions = _parser([])._actions  # noqa: SLF001  argparse has no public list of its commands
-    # argparse has no public list of its commands, either.
+    # argparse has no public list of its commands.
+    actions = _parser([])._actions  # noqa: SLF001
     [commands] = [
         action
         for action in actions
@@ -163,14 +179,17 @@ def metrics_page() -> str:
     from finetune_trainer.runtime.progress import METRICS  # noqa: PLC0415
 
     rows = []
-    for metric in REGISTRY._collector_to_names:  # noqa: SLF001  the registry has no public list with labels
+    # The registry has no public list with labels.
+    for metric in REGISTRY._collector_to_names:  # noqa: SLF001
         described = metric.describe()[0]
-        name = f"{described.name}_total" if described.type == "counter" else described.name
+        name = described.name
+        if described.type == "counter":
+            # The client library adds this ending when it serves a counter.
+            name += "_total"
         labels = ", ".join(f"`{label}`" for label in metric._labelnames)  # noqa: SLF001
         rows.append(
             f"| `{name}` | operator | {described.type} | {labels} | {described.documentation} |"
         )
-    rows += [
-        f"| `{name}` | stage | gauge | `stage` | {meaning} |" for name, meaning in METRICS.items()
-    ]
+    for name, meaning in METRICS.items():
+        rows.append(f"| `{name}` | stage | gauge | `stage` | {meaning} |")
     return METRICS_HEAD + "\n".join(rows) + "\n"

@@ -23,11 +23,9 @@ from finetune_trainer.runtime.artifacts import digest_file
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path("examples/demo")
 MANIFEST = HERE / "pipeline.yaml"
-MATERIAL, INTERRUPTED_RUN, UNINTERRUPTED_RUN = (
-    Path(".demo/material"),
-    Path(".demo/run"),
-    Path(".demo/undisturbed"),
-)
+MATERIAL = Path(".demo/material")
+INTERRUPTED_RUN = Path(".demo/run")
+UNINTERRUPTED_RUN = Path(".demo/undisturbed")
 FAULTS = ("--evict", "train@100", "--kill", "train@250")
 """The kill comes ten steps after a checkpoint (every 20 steps), so that steps are lost and repeated."""
 ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
@@ -50,11 +48,8 @@ def main() -> None:
         seconds,
     ):
         status = run_pipeline(INTERRUPTED_RUN, *FAULTS)
-    if [a["outcome"] for a in status["stages"]["train"]["attempts"]] != [
-        "Interrupted",
-        "Interrupted",
-        "Succeeded",
-    ]:
+    outcomes = [attempt["outcome"] for attempt in status["stages"]["train"]["attempts"]]
+    if outcomes != ["Interrupted", "Interrupted", "Succeeded"]:
         sys.exit(
             "demo: FAILED: training was not interrupted twice, so there is nothing to compare; see `finetune get`"
         )
@@ -115,7 +110,8 @@ def adapter_digests(workdir: Path, status: Status) -> dict[str, str]:
 
 def check_equal(interrupted: dict[str, str], uninterrupted: dict[str, str]) -> dict[str, str]:
     """Return the digests if they are equal; exit with a message otherwise."""
-    if different := [name for name in ADAPTER if interrupted[name] != uninterrupted[name]]:
+    different = [name for name in ADAPTER if interrupted[name] != uninterrupted[name]]
+    if different:
         sys.exit(
             f"demo: FAILED: {', '.join(different)} differs between the interrupted and the uninterrupted training"
         )
@@ -124,7 +120,8 @@ def check_equal(interrupted: dict[str, str], uninterrupted: dict[str, str]) -> d
 
 def base_score() -> Score:
     """Return the base model's score in the task of the manifest's first gate."""
-    from finetune_trainer.stages.evaluate import scores_of  # noqa: PLC0415  lm-eval takes memory that the runs before need
+    # Only here: lm-eval takes memory that the runs before need.
+    from finetune_trainer.stages.evaluate import scores_of  # noqa: PLC0415
 
     evaluate = read(MANIFEST).spec.evaluate
     if evaluate is None or not evaluate.gates:
@@ -141,16 +138,19 @@ def print_summary(
     status: Status, before: Score, digests: dict[str, str], seconds: dict[str, float]
 ) -> None:
     """Print scores, interruptions, digests and durations."""
-    stages, gate = status["stages"], status["gates"][0]
+    stages = status["stages"]
+    gate = status["gates"][0]
+    model = status["model"]["uri"]
+    model_folder = MATERIAL / model.removeprefix("pvc://demo/")
     active = {name: stage["activeSeconds"] for name, stage in stages.items()}
     lost = f"{status['lostSteps']} of {stages['train']['result']['steps']} steps ({status['lostSeconds']:.1f} s)"
     lines = {
         "score before": f"{before.value:.3f} ± {before.stderr or 0:.3f} (chance: 0.125)",
         "score after": f"{gate['score']:.3f} ± {gate['stderr']:.3f} (gate: {gate['value']})",
         "interruptions": f"{status['interruptions']}; {lost} were lost and repeated",
-        "adapter": "byte-identical to that of the uninterrupted training",
+        "adapter": "byte-identical to the adapter of the uninterrupted training",
         **{f"  {name}": f"sha256:{digest}" for name, digest in digests.items()},
-        "model": f"{status['model']['uri']} = {MATERIAL / status['model']['uri'].removeprefix('pvc://demo/')}",
+        "model": f"{model} = {model_folder}",
         "answer to the prompt": repr(stages["deploy"]["result"]["answer"]),
         "seconds": f"{sum(seconds.values()):.0f}: " + format_seconds(seconds),
         "  pipeline": format_seconds(active),

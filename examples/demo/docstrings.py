@@ -26,8 +26,10 @@ SKIPPED_FOLDERS = {
 }
 """Third-party packages, tests, a desktop program, and lib2to3, which later Python versions lack."""
 
-SHORTEST, LONGEST = 40, 200
-"""Characters of a doc-string: a shorter one does not identify its module, a longer one only costs time."""
+# A shorter doc-string does not identify its module, and a longer one only costs time.
+SHORTEST = 40
+LONGEST = 200
+"""Characters of a doc-string."""
 
 HELD_OUT = 32
 """Test rows of each module. All modules have the same number, so that a constant answer scores one in eight."""

@@ -24,16 +24,15 @@ def make(folder: Path) -> int:
     ]
     modules = sorted({record["completion"] for record in records})
     generator = random.Random(SEED)  # noqa: S311  not for cryptography
-    pairs = [pair(record, modules, generator) for record in records]
+    pairs = [pair_of(record, modules, generator) for record in records]
     target = folder / "preference" / "pairs.jsonl"
     target.parent.mkdir(exist_ok=True)
-    target.write_text(
-        "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in pairs), encoding="utf-8"
-    )
+    lines = [json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs]
+    target.write_text("".join(lines), encoding="utf-8")
     return len(pairs)
 
 
-def pair(record: dict[str, str], modules: list[str], generator: random.Random) -> dict[str, str]:
+def pair_of(record: dict[str, str], modules: list[str], generator: random.Random) -> dict[str, str]:
     """Return the pair of one record."""
     others = [module for module in modules if module != record["completion"]]
     return {

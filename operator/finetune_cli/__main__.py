@@ -24,12 +24,15 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code, which is INVALID for wrong arguments and invalid manifests."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
     replace_unencodable()
     try:
         code = _run(arguments)
-        if sys.stdout is not None:  # None where the parent process closed it
-            sys.stdout.flush()  # here, so that a closed pipe is handled below and not at interpreter exit
+        # stdout is None if the parent process closed it.
+        if sys.stdout is not None:
+            # Flush here: a closed pipe is then handled below and not at interpreter exit.
+            sys.stdout.flush()
     except InvalidManifest as invalid:
         print(invalid, file=sys.stderr)
         code = INVALID
@@ -37,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"finetune: {error}", file=sys.stderr)
         code = INVALID
     except BrokenPipeError:
+        # Before OSError, of which it is a subclass.
         code = _exit_on_closed_pipe()
     except (ClusterError, OSError) as error:
         print(f"finetune: {error}", file=sys.stderr)
@@ -87,13 +91,15 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def arguments_of(command: str) -> list[argparse.Action]:
-    """Return the arguments of a command, empty for an unknown one."""
+    """Return the arguments of a command, empty for an unknown command."""
     if command not in COMMANDS:
         return []
-    actions = _parser([command])._actions  # noqa: SLF001  argparse has no public list of them
-    commands = next(action for action in actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001
-    parser: argparse.ArgumentParser = commands.choices[command]
-    return parser._actions  # noqa: SLF001
+    # argparse has no public list of a parser's arguments.
+    for action in _parser([command])._actions:  # noqa: SLF001
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            parser: argparse.ArgumentParser = action.choices[command]
+            return parser._actions  # noqa: SLF001
+    return []
 
 
 if __name__ == "__main__":

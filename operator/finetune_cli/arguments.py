@@ -10,6 +10,7 @@ from finetune_cli.diagnostics import UsageError
 from finetune_cli.manifest.manifest import Manifest, read
 from finetune_cli.manifest.messages import DNS_SUBDOMAIN
 from finetune_cli.runs import RUNS, find_runs, manifest_of, run_named
+from finetune_operator.core.durations import HOUR, MINUTE
 
 MANIFEST_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 LOCAL_FLAGS = {
@@ -22,6 +23,7 @@ LOCAL_FLAGS = {
 }
 """Attribute of the parsed arguments -> a flag that only a run on this machine has."""
 CLIENT_PACKAGES = frozenset({"kubernetes", "aiohttp"})
+"""Packages of the Kubernetes client: if another module is missing, that is a bug, not a missing extra."""
 NAME_OR_FILE = "name of a run on this machine or of a pipeline on a cluster, or the manifest of a run on this machine"
 
 
@@ -30,7 +32,7 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context", help="kubeconfig context of the cluster (default: the current context)"
     )
-    text = "namespace of the pipeline (default: that of the manifest, else that of the context)"
+    text = "namespace of the pipeline (default: the manifest's, else the context's)"
     parser.add_argument("-n", "--namespace", help=text)
 
 
@@ -38,23 +40,26 @@ def targets_cluster(target: str | None, arguments: argparse.Namespace) -> bool:
     """Return True for a pipeline on a cluster, False for a run on this machine.
 
     A run on this machine is preferred to a pipeline of the same name on a cluster, which needs -n or --context.
-    Raises UsageError where flags of both are given.
+    Raises UsageError if flags of both are given.
     """
-    has_cluster_flag = (
-        arguments.context or arguments.namespace or getattr(arguments, "all_namespaces", False)
-    )
+    all_namespaces = getattr(arguments, "all_namespaces", False)
+    has_cluster_flag = bool(arguments.context or arguments.namespace or all_namespaces)
     local_flags = [flag for name, flag in LOCAL_FLAGS.items() if getattr(arguments, name, None)]
     if has_cluster_flag and local_flags:
         raise UsageError(
             f"{local_flags[0]} is for a run on this machine: remove it, or remove --context, --namespace and -A"
         )
     if has_cluster_flag or local_flags:
-        return bool(has_cluster_flag)
-    return not (is_manifest(target) or run_named(target)) if target else not find_runs()
+        return has_cluster_flag
+    # Without a flag, what exists on this machine decides.
+    if not target:
+        return not find_runs()
+    return not is_manifest(target) and run_named(target) is None
 
 
 def is_manifest(target: str) -> bool:
-    """Whether an argument is a file, rather than the name of a pipeline."""
+    """Return whether an argument is a file, rather than the name of a pipeline."""
+    # By its suffix, too: a misspelled file must be reported as missing, and not be looked up on a cluster.
     return Path(target).suffix in MANIFEST_SUFFIXES or Path(target).is_file()
 
 
@@ -62,7 +67,7 @@ def run_on_cluster(command: str, arguments: argparse.Namespace) -> int:
     """Run the module of `finetune_cli.cluster` with this name and return its exit code.
 
     The Kubernetes client is imported only here: importing it takes longer than most commands on this machine.
-    Raises UsageError where it is not installed.
+    Raises UsageError if it is not installed.
     """
     try:
         module = importlib.import_module(f"finetune_cli.cluster.{command}")
@@ -96,22 +101,19 @@ def add_workdir(parser: argparse.ArgumentParser) -> None:
 
 
 def workdir_for(manifest: Manifest, given: Path | None) -> Path:
-    """Return the absolute work folder of a manifest's run: the given one, or RUNS/NAME."""
+    """Return the absolute work folder of a manifest's run: the given folder, or RUNS/NAME."""
     return (given or RUNS / manifest.name).absolute()
 
 
 def find_workdir(name: str | None, given: Path | None) -> Path:
-    """Return the work folder of an earlier run: the given one, that of a name or manifest, or the only one.
+    """Return the work folder of an earlier run: the given folder, the folder of a name or manifest, or the only run's.
 
-    Raises UsageError where there is no such run, or where several could be meant.
+    Raises UsageError if there is no such run, or if several could be meant.
     """
-    if given or name:
-        chosen = given or run_named(str(name)) or workdir_for(read(Path(str(name))), None)
-        if not (chosen / "pipeline.json").is_file():
-            raise UsageError(
-                f"{chosen} holds no run; choose its folder with --workdir, or start one: finetune run FILE"
-            )
-        return chosen.absolute()
+    if given is not None:
+        return _with_run(given)
+    if name:
+        return _with_run(run_named(name) or workdir_for(read(Path(name)), None))
     runs = find_runs()
     if not runs:
         raise UsageError(f"there is no run in {RUNS}; choose its folder with --workdir")
@@ -121,30 +123,40 @@ def find_workdir(name: str | None, given: Path | None) -> Path:
     return runs[0].absolute()
 
 
+def _with_run(folder: Path) -> Path:
+    """Return the absolute path of a folder; raises UsageError if no run has begun in it."""
+    if not (folder / "pipeline.json").is_file():
+        raise UsageError(
+            f"{folder} holds no run; choose its folder with --workdir, or start one: finetune run FILE"
+        )
+    return folder.absolute()
+
+
 def manifest_path(target: str | Path) -> Path:
     """Return the manifest that an argument means: a file, or the last manifest of the run of this name.
 
-    Raises UsageError where the run was started by a version that recorded no manifest.
+    Raises UsageError if the run was started by a version that recorded no manifest.
     """
-    run = None if is_manifest(str(target)) else run_named(str(target))
+    # A file comes first: a run may have the name of a file in this folder.
+    if is_manifest(str(target)):
+        return Path(target)
+    run = run_named(str(target))
     if run is None:
         return Path(target)
     recorded = manifest_of(run)
     if recorded is None:
         raise UsageError(
-            f"{run} does not tell its manifest; give the manifest FILE instead of {target}"
+            f"{run} has no recorded manifest; pass the manifest FILE instead of {target}"
         )
     return recorded
 
 
 def local_runs_hint() -> str:
-    """Return which runs there are on this machine, for the error of a name that is none of them."""
-    names = ", ".join(run.name for run in find_runs())
-    return (
-        f"the runs on this machine are {names}"
-        if names
-        else f"there is no run on this machine in {RUNS}"
-    )
+    """Return which runs there are on this machine, for the error of an unknown name."""
+    names = [run.name for run in find_runs()]
+    if not names:
+        return f"there is no run on this machine in {RUNS}"
+    return f"the runs on this machine are {', '.join(names)}"
 
 
 def claims(given: Iterable[str]) -> dict[str, Path]:
@@ -154,9 +166,10 @@ def claims(given: Iterable[str]) -> dict[str, Path]:
 
 def _claim(text: str) -> tuple[str, Path]:
     name, separator, folder = text.partition("=")
+    # The name becomes the name of a link in the work folder, so it must not hold a slash.
     if not separator or not re.fullmatch(DNS_SUBDOMAIN, name):
         raise UsageError(
-            f"--claim {text}: must be NAME=FOLDER, where NAME has only lower-case letters, digits, - and ."
+            f"--claim {text}: must be NAME=FOLDER; NAME has only lower-case letters, digits, - and ."
         )
     path = Path(folder).expanduser()
     if not path.is_dir():
@@ -179,9 +192,21 @@ def add_name(parser: argparse.ArgumentParser) -> None:
 
 def require_cluster(arguments: argparse.Namespace, local_equivalent: str) -> None:
     """Raise UsageError for a run on this machine; the message recommends `local_equivalent` instead."""
-    # A bare name is that of a pipeline on a cluster, also where a run on this machine has the same one.
+    # A bare name means a pipeline on a cluster, even if a run on this machine has the same name.
     if is_manifest(arguments.name) and not targets_cluster(arguments.name, arguments):
         raise UsageError(
             f"{arguments.command} works on clusters only: add -n or --context for the pipeline of {arguments.name} "
             f"there; on this machine, {local_equivalent}"
         )
+
+
+def parse_timeout(text: str | None) -> float | None:
+    """Return the seconds of a --timeout such as 90s, 30m or 1h30m, or None without one; raises UsageError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    # The pattern also matches the empty text, which is no duration.
+    if not text or match is None:
+        raise UsageError(f"--timeout {text!r}: must be a duration such as 90s, 30m or 1h30m")
+    hours, minutes, seconds = match.groups("0")
+    return int(hours) * HOUR + int(minutes) * MINUTE + int(seconds)

@@ -1,5 +1,7 @@
 """Reads the names of lm-eval's own tasks from the files of its package. lm-eval is not imported: that takes seconds."""
 
+# The files are read with patterns and not as YAML for the same reason: lm-eval has thousands of them.
+
 import importlib.util
 import os
 import re
@@ -24,29 +26,35 @@ class BuiltInTasks:
 
 
 def read_built_in_tasks() -> BuiltInTasks | None:
-    """Return the tasks of the lm-eval that is installed here; None where there is none."""
+    """Return the tasks of the lm-eval that is installed here; None if it is not installed."""
     spec = importlib.util.find_spec("lm_eval")
-    found = BuiltInTasks()
-    for package in (spec.submodule_search_locations if spec else None) or ():
+    if spec is None:
+        return None
+    tasks = BuiltInTasks()
+    for package in spec.submodule_search_locations or ():
+        # Sorted, so that the first file of a name is always the same.
         for path in sorted(_task_files(Path(package, "tasks"))):
-            _add(found, path)
-    return found if found.files else None
+            _add(tasks, path)
+    if not tasks.files:
+        return None
+    return tasks
 
 
 def _task_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of tasks, and those without an ending that they include."""
-    for place, _, names in os.walk(folder):
-        yield from (Path(place, name) for name in names if name.endswith("yaml") or "." not in name)
+    """Yield the files of tasks, and the files without an ending that they include."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith("yaml") or "." not in name:
+                yield Path(parent, name)
 
 
-def _add(found: BuiltInTasks, path: Path) -> None:
+def _add(tasks: BuiltInTasks, path: Path) -> None:
     text = path.read_bytes()
-    for listed in TAGS.findall(text):
-        found.tags.update(
-            word.decode()
-            for line in listed.splitlines()
-            for word in WORD.findall(line.split(b"#")[0])
-        )
+    for value in TAGS.findall(text):
+        for line in value.splitlines():
+            without_comment = line.split(b"#")[0]
+            tasks.tags.update(word.decode() for word in WORD.findall(without_comment))
+    # A file without an ending is only included, so the name in it is not a task of its own.
     if path.suffix == ".yaml":
         for _, name in NAME.findall(text):
-            found.files.setdefault(name.decode(), path)
+            tasks.files.setdefault(name.decode(), path)

@@ -10,11 +10,14 @@ from finetune_operator.core.durations import format_duration
 
 
 def cost_lines(status: PipelineStatus) -> Iterator[str]:
-    """Yield what was spent, saved and lost; the running time alone where no price is known."""
+    """Yield what was spent, saved and lost; the running time alone if no price is known."""
     if status.costs:
         yield _money(status.costs)
-    elif costs := [stage.costs for stage in status.stages.values() if stage.costs]:
-        seconds, attempts = sum(one.seconds for one in costs), sum(one.attempts for one in costs)
+        return
+    costs = [stage.costs for stage in status.stages.values() if stage.costs]
+    if costs:
+        seconds = sum(cost.seconds for cost in costs)
+        attempts = sum(cost.attempts for cost in costs)
         yield f"{format_duration(seconds)} of running time in {_counted(attempts, 'attempt')}"
 
 
@@ -32,21 +35,32 @@ def _money(costs: PipelineCosts) -> str:
 
 
 def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("s" if number != 1 else "")
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"
 
 
 def attempt_place(attempt: AttemptStatus) -> str:
-    """Return where an attempt runs, and its price; empty for what is not said: on-demand nodes without a class."""
-    if attempt.capacity is None or (attempt.capacity == ON_DEMAND and not attempt.node_class):
+    """Return where an attempt runs, and its price; empty for on-demand nodes without a class."""
+    if attempt.capacity is None:
         return ""
-    nodes = f"{attempt.capacity} ({attempt.node_class})" if attempt.node_class else attempt.capacity
-    price = "" if attempt.price is None else f" at {price_text(attempt.price)} an hour"
-    return f" on {nodes}{price}"
+    place = f" on {attempt.capacity}"
+    if attempt.node_class:
+        place += f" ({attempt.node_class})"
+    elif attempt.capacity == ON_DEMAND:
+        # The usual case: every line would have the same words.
+        return ""
+    if attempt.price is not None:
+        place += f" at {price_text(attempt.price)} an hour"
+    return place
 
 
 def attempt_cost(attempt: AttemptStatus) -> str:
-    """Return what an ended attempt cost, and what of it an interruption has wasted; empty without a price."""
+    """Return what an ended attempt cost, and how much of it an interruption has wasted; empty without a price."""
+    # The cost of a running attempt is known only when it has ended.
     if attempt.cost is None or attempt.outcome is Outcome.RUNNING:
         return ""
-    lost = f", {attempt.lost_cost:.2f} of it lost" if attempt.lost_cost else ""
-    return f"cost {attempt.cost:.2f}{lost}"
+    text = f"cost {attempt.cost:.2f}"
+    if attempt.lost_cost:
+        text += f", {attempt.lost_cost:.2f} of it lost"
+    return text

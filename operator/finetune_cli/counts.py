@@ -14,8 +14,9 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract import Environment, PrepareResult
 from finetune_trainer.contract.environment import InvalidLocation
 
+# A plan should take seconds, so larger files are not counted.
 MAX_BYTES = 1 << 30
-"""Larger files are not counted: a plan should take seconds."""
+"""Largest file that is counted."""
 EXPANSION = 10
 """Records are at most about so many times as large as their gzip file."""
 UNREADABLE = (OSError, ValueError, RecursionError, EOFError, zlib.error, csv.Error)
@@ -26,60 +27,72 @@ NOT_COUNTED = "records not counted"
 def count_lines(
     spec: PipelineSpec, prepared: PrepareResult | None, environment: Environment | None
 ) -> list[str]:
-    """Return what is known of data and steps: by the result of prepare, else by the files on this machine."""
+    """Return what is known of data and steps: by the result of prepare, else by the files on this machine.
+
+    `environment` is None for a plan on a cluster, whose files cannot be read from here.
+    """
     work = workload(spec)
-    together = list(_processes_lines(work, environment))
+    processes = list(_processes_lines(work, environment))
     if prepared:
-        return [
-            _data_line(prepared, work),
-            _steps_line(work, work.steps(prepared.train_rows)),
-            *together,
-        ]
+        steps = work.steps(prepared.train_rows)
+        return [_data_line(prepared, work), _steps_line(work, steps), *processes]
     data = [f"data: {text}" for text in _records(spec, environment)]
     if work.epochs is None:
-        return [*data, _steps_line(work, work.max_steps or 0), *together]
+        # maxSteps alone decides, so the number of steps is known without the rows.
+        return [*data, _steps_line(work, work.max_steps or 0), *processes]
     unknown = "rows, tokens and steps: known when prepare is done (`finetune run --until prepare`)"
-    return [*data, unknown, *together]
+    return [*data, unknown, *processes]
 
 
 def _processes_lines(work: Workload, environment: Environment | None) -> Iterator[str]:
     """Yield how many processes train together, and where, if there are several."""
-    if work.processes > 1:
-        nodes = f"on {_count(work.nodes, 'node')}" if environment is None else "on this machine"
-        rows = f"a step has {_count(work.examples_per_step, work.example)}"
-        yield f"train: {work.processes} processes {nodes}, {rows}"
+    if work.processes == 1:
+        return
+    nodes = "on this machine"
+    if environment is None:
+        nodes = f"on {_count(work.nodes, 'node')}"
+    rows = f"a step has {_count(work.examples_per_step, work.example)}"
+    yield f"train: {work.processes} processes {nodes}, {rows}"
 
 
 def _data_line(result: PrepareResult, work: Workload) -> str:
-    left_out = ", ".join(
-        f"{count:,} {name}"
-        for name, count in (
-            ("invalid", result.invalid),
-            ("truncated", result.truncated),
-            ("dropped", result.dropped),
-        )
-        if count
-    )
-    validation = (
-        f" and {work.examples(result.validation_rows):,} for validation"
-        if result.validation_rows
-        else ""
-    )
-    length = f"{'rows of ' if work.pairs else ''}{work.context_length:,} tokens"
-    records = f"data: {_count(result.records, 'record')}" + (f" ({left_out})" if left_out else "")
-    rows = f"{_count(work.examples(result.train_rows), work.example)} of {length}{validation}"
-    return f"{records}, {rows}, {_count(result.train_tokens, 'token')} to train on"
+    records = f"data: {_count(result.records, 'record')}"
+    left_out = _left_out(result)
+    if left_out:
+        records += f" ({left_out})"
+    length = f"{work.context_length:,} tokens"
+    if work.pairs:
+        length = f"rows of {length}"
+    examples = f"{_count(work.examples(result.train_rows), work.example)} of {length}"
+    if result.validation_rows:
+        examples += f" and {work.examples(result.validation_rows):,} for validation"
+    return f"{records}, {examples}, {_count(result.train_tokens, 'token')} to train on"
+
+
+def _left_out(result: PrepareResult) -> str:
+    """Return how many records prepare has not used as they are, by reason."""
+    counts = {
+        "invalid": result.invalid,
+        "truncated": result.truncated,
+        "dropped": result.dropped,
+    }
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 
 
 def _steps_line(work: Workload, steps: int) -> str:
-    passes = f", {_count(work.epochs, 'epoch')}" if work.epochs is not None else ""
-    return (
-        f"train: {_count(steps, 'step')} of {_count(work.examples_per_step, work.example)}{passes}"
-    )
+    step_size = _count(work.examples_per_step, work.example)
+    line = f"train: {_count(steps, 'step')} of {step_size}"
+    if work.epochs is not None:
+        line += f", {_count(work.epochs, 'epoch')}"
+    return line
 
 
 def _count(number: float, noun: str) -> str:
-    return f"{number:,.10g} {noun}" + ("" if number == 1 else "s")
+    # Ten digits: an epoch may be a fraction, and counts must not turn into 1e+06.
+    text = f"{number:,.10g} {noun}"
+    if number == 1:
+        return text
+    return f"{text}s"
 
 
 def _records(spec: PipelineSpec, environment: Environment | None) -> Iterator[str]:
@@ -110,14 +123,20 @@ def count_records(path: Path) -> int:
     Raises ValueError for other formats and large files, and one of UNREADABLE for a file that is not what its name
     says.
     """
-    compressed = path.suffix == ".gz"
-    limit = MAX_BYTES // EXPANSION if compressed else MAX_BYTES
+    suffix = path.suffix
+    if suffix != ".gz":
+        _check_size(path, MAX_BYTES)
+        with path.open("rb") as content:
+            return _count_in(content, suffix)
+    _check_size(path, MAX_BYTES // EXPANSION)
+    inner = path.with_suffix("").suffix
+    with gzip.open(path) as compressed:
+        return _count_in(compressed, inner or suffix)
+
+
+def _check_size(path: Path, limit: int) -> None:
     if path.stat().st_size > limit:
         raise ValueError(f"larger than {limit >> 20:,} MiB")
-    with gzip.open(path) if compressed else path.open("rb") as content:
-        return _count_in(
-            content, path.suffixes[-2:-1][0] if compressed and path.suffixes[:-1] else path.suffix
-        )
 
 
 def _count_in(content: BinaryIO | gzip.GzipFile, suffix: str) -> int:
@@ -125,9 +144,12 @@ def _count_in(content: BinaryIO | gzip.GzipFile, suffix: str) -> int:
         case ".jsonl" | ".ndjson":
             return sum(1 for line in content if line.strip())
         case ".csv":
+            # The default limit of 128 KiB a field is less than a long text.
             csv.field_size_limit(MAX_BYTES)
             rows = csv.reader(io.TextIOWrapper(content, "utf-8-sig", newline=""))
-            return max(0, sum(1 for row in rows if row) - 1)
+            rows_with_cells = sum(1 for row in rows if row)
+            # The first row holds the names of the columns.
+            return max(0, rows_with_cells - 1)
         case ".json":
             records = json.load(content)
             if isinstance(records, list):

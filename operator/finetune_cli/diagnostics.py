@@ -9,9 +9,11 @@ from pathlib import Path
 
 from typing_extensions import override
 
+# An error should stay one line, whatever the manifest holds.
 SHOWN_CHARACTERS = 60
+# difflib takes quadratic time, and a manifest may have words of any length.
 MATCHED_CHARACTERS = 200
-"""difflib takes quadratic time, so it compares no more than this much of a word."""
+"""So much of a word is compared."""
 CREDENTIALS = re.compile(r"://[^/@\s]*@")
 """A user name and a password in a URI, which must not be printed."""
 
@@ -22,14 +24,17 @@ class Diagnostic:
 
     file: Path
     line: int | None
-    """From 1; None where the diagnostic is about the whole file."""
+    """From 1; None if the diagnostic is about the whole file."""
     path: str
-    """For example spec.train.lora.rank; empty where the diagnostic is about the whole document."""
+    """For example spec.train.lora.rank; empty if the diagnostic is about the whole document."""
     message: str
 
     @override
     def __str__(self) -> str:
-        position = f"{self.file}:{self.line}" if self.line else str(self.file)
+        # FILE:LINE, as compilers write it: editors jump to it.
+        position = str(self.file)
+        if self.line:
+            position += f":{self.line}"
         return ": ".join(part for part in (position, self.path, self.message) if part)
 
 
@@ -43,16 +48,21 @@ class InvalidManifest(Exception):
 
 def sort_diagnostics(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Return the diagnostics without duplicates, sorted by line, path and message."""
-    return sorted(set(diagnostics), key=lambda one: (one.line or 0, one.path, one.message))
+
+    def position(diagnostic: Diagnostic) -> tuple[int, str, str]:
+        return (diagnostic.line or 0, diagnostic.path, diagnostic.message)
+
+    return sorted(set(diagnostics), key=position)
 
 
 def closest_match(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is most similar to `word`, ignoring case; None where none is similar."""
+    """Return the known word that is most similar to `word`, ignoring case; None if none is similar."""
     by_lower_case = {name.lower(): name for name in known}
-    matches = difflib.get_close_matches(
-        word.lower()[:MATCHED_CHARACTERS], by_lower_case, n=1, cutoff=0.6
-    )
-    return by_lower_case[matches[0]] if matches else None
+    start = word.lower()[:MATCHED_CHARACTERS]
+    matches = difflib.get_close_matches(start, by_lower_case, n=1, cutoff=0.6)
+    if not matches:
+        return None
+    return by_lower_case[matches[0]]
 
 
 def quoted(value: object) -> str:
@@ -60,16 +70,26 @@ def quoted(value: object) -> str:
     match value:
         case None:
             return "nothing"
-        case str():
-            shown = CREDENTIALS.sub("://…@", value)
-            text = f"'{shown}'" if shown.isprintable() else ascii(shown)
         case dict():
             return "a mapping"
         case list():
             return "a list"
+        case str():
+            text = _quoted_text(value)
         case _:
+            # As JSON and not as Python: true and not True, as the manifest spells it.
             text = json.dumps(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+    if len(text) > SHOWN_CHARACTERS:
+        return f"{text[: SHOWN_CHARACTERS - 1]}…"
+    return text
+
+
+def _quoted_text(value: str) -> str:
+    shown = CREDENTIALS.sub("://…@", value)
+    # Escaped if it cannot be printed: control characters could move the cursor or change colours.
+    if not shown.isprintable():
+        return ascii(shown)
+    return f"'{shown}'"
 
 
 class UsageError(Exception):

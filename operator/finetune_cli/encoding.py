@@ -17,22 +17,23 @@ REPLACEMENTS = {
     "—": "-",
     "±": "+-",
 }
-"""Signs in the output, and what stands for them where they cannot be encoded; any other one becomes a question mark."""
+"""Sign in the output -> its replacement if it cannot be encoded; any other character becomes a question mark."""
 
 
 def replace_unencodable() -> None:
-    """Write a replacement for what standard output and error cannot encode. UTF-8 stays as it is."""
+    """Write a replacement for characters that standard output and error cannot encode. UTF-8 stays as it is."""
     codecs.register_error(NAME, _replacement)
+    signs = "".join(REPLACEMENTS)
     for stream in (sys.stdout, sys.stderr):
-        # Another type: None where the parent process closed it, or what a program that imports this one has set.
-        if isinstance(stream, io.TextIOWrapper) and not can_encode(
-            "".join(REPLACEMENTS), stream.encoding
-        ):
+        # Another type: None if the parent process closed it, or a stream that a program has set that imports this one.
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        if not can_encode(signs, stream.encoding):
             stream.reconfigure(errors=NAME)
 
 
 def can_encode(text: str, encoding: str) -> bool:
-    """Return whether an encoding has all these characters; False for an unknown one."""
+    """Return whether an encoding has all these characters; False for an unknown encoding."""
     try:
         text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
@@ -41,7 +42,9 @@ def can_encode(text: str, encoding: str) -> bool:
 
 
 def _replacement(error: UnicodeError) -> tuple[str, int]:
+    # The handler is registered for decoding, too; only output needs replacements.
     if not isinstance(error, UnicodeEncodeError):
         raise error
     characters = error.object[error.start : error.end]
-    return "".join(REPLACEMENTS.get(one, "?") for one in characters), error.end
+    replaced = [REPLACEMENTS.get(character, "?") for character in characters]
+    return "".join(replaced), error.end

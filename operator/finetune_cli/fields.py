@@ -13,6 +13,7 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.stages.pod import PodDefaults
 from finetune_operator.api.status import PipelineStatus
+from finetune_trainer.contract import DatasetSource
 
 Location = tuple[str | int, ...]
 """Keys and indexes below `spec`."""
@@ -27,8 +28,8 @@ PATHS_OF_CONFIG_FIELDS = {
 
 
 @dataclass(frozen=True)
-class Source:
-    """An input that the trainer reads, or a target that it publishes to."""
+class UriField:
+    """A URI of the manifest: an input that the trainer reads, or a target that it publishes to."""
 
     location: Location
     uri: str
@@ -61,6 +62,7 @@ class GateMetric:
     def can_pass(self, lowest: float, highest: float) -> bool:
         """Return whether any number in this range passes the gate."""
         holds, _ = COMPARISONS[self.operator]
+        # Comparisons are monotonic, so one end of the range passes if any number in it does.
         return any(holds(score, self.value) for score in (lowest, highest))
 
 
@@ -89,18 +91,25 @@ class Workload:
 
     @property
     def example(self) -> str:
-        """What a step has several of."""
-        return "pair" if self.pairs else "row"
+        """The noun for a part of a step: a pair with DPO, else a row."""
+        if self.pairs:
+            return "pair"
+        return "row"
 
     def examples(self, rows: int) -> int:
         """Return the number of examples in so many rows of prepare."""
-        return rows // 2 if self.pairs else rows
+        # Prepare writes a chosen and a rejected row for each pair.
+        if self.pairs:
+            return rows // 2
+        return rows
 
     def steps(self, rows: int) -> int:
         """Return the number of optimizer steps for so many rows of prepare, as the trainer computes it."""
         if self.epochs is None:
             return self.max_steps or 0
-        return math.ceil(max(1, round(self.epochs * self.examples(rows))) / self.examples_per_step)
+        # A fraction of an epoch trains on at least one example.
+        trained_examples = max(1, round(self.epochs * self.examples(rows)))
+        return math.ceil(trained_examples / self.examples_per_step)
 
 
 def has_own_program(stage: StageSpec | None) -> bool:
@@ -108,61 +117,80 @@ def has_own_program(stage: StageSpec | None) -> bool:
     return stage is not None and bool(stage.pod.command)
 
 
-def sources(spec: PipelineSpec) -> Iterator[Source]:
-    """Yield the inputs that stages of the trainer read; those of a program of the user are unknown."""
-    trainers_own = [
+def sources(spec: PipelineSpec) -> Iterator[UriField]:
+    """Yield the inputs that stages of the trainer read; the inputs of a user's own program are unknown."""
+    # Deploy reads the model that push has published, which is no field of the manifest.
+    readers = [
         name
         for name, stage in spec.stages().items()
         if not has_own_program(stage) and name != "deploy"
     ]
-    if trainers_own:
-        yield Source(
-            ("model", "uri"), spec.model.uri, "model", trainers_own[0], spec.model.revision
-        )
-    if "train" in trainers_own and spec.train.start_from:
-        start = spec.train.start_from
-        yield Source(("train", "startFrom", "uri"), start.uri, "adapter", "prepare", start.revision)
-    if "prepare" in trainers_own:
-        data = [
-            (("datasets", number, "uri"), dataset) for number, dataset in enumerate(spec.datasets)
-        ]
-        validation = spec.validation.dataset()
-        for location, one in [
-            *data,
-            *([(("validation", "uri"), validation)] if validation else []),
-        ]:
-            yield Source(location, one.uri, "data", "prepare", one.revision, one.config, one.split)
-    if "evaluate" in trainers_own and spec.evaluate:
+    if readers:
+        model = spec.model
+        yield UriField(("model", "uri"), model.uri, "model", readers[0], model.revision)
+    start = spec.train.start_from
+    if "train" in readers and start:
+        # Prepare pins the adapter, so it is the first stage that reads it.
+        location = ("train", "startFrom", "uri")
+        yield UriField(location, start.uri, "adapter", "prepare", start.revision)
+    if "prepare" in readers:
+        yield from _datasets(spec)
+    if "evaluate" in readers and spec.evaluate:
         for number, task in enumerate(spec.evaluate.tasks):
             if task.file:
-                yield Source(("evaluate", "tasks", number, "file"), task.file, "task", "evaluate")
+                task_location = ("evaluate", "tasks", number, "file")
+                yield UriField(task_location, task.file, "task", "evaluate")
 
 
-def targets(spec: PipelineSpec) -> Iterator[Source]:
+def _datasets(spec: PipelineSpec) -> Iterator[UriField]:
+    datasets: list[tuple[Location, DatasetSource]] = [
+        (("datasets", number, "uri"), dataset) for number, dataset in enumerate(spec.datasets)
+    ]
+    validation = spec.validation.dataset()
+    if validation:
+        datasets.append((("validation", "uri"), validation))
+    for location, dataset in datasets:
+        yield UriField(
+            location,
+            dataset.uri,
+            "data",
+            "prepare",
+            dataset.revision,
+            dataset.config,
+            dataset.split,
+        )
+
+
+def targets(spec: PipelineSpec) -> Iterator[UriField]:
     """Yield the targets that push of the trainer publishes to."""
-    if spec.push and not has_own_program(spec.stages()["push"]):
-        for number, target in enumerate(spec.push.targets):
-            yield Source(("push", "targets", number, "uri"), target.uri, "target", "push")
+    if spec.push is None or has_own_program(spec.stages()["push"]):
+        return
+    for number, target in enumerate(spec.push.targets):
+        yield UriField(("push", "targets", number, "uri"), target.uri, "target", "push")
 
 
 def has_cluster_credentials(spec: PipelineSpec, stage: str) -> bool:
     """Return whether a stage takes variables or an identity from objects of the cluster, such as Secrets."""
     pod = spec.stages()[stage].pod
-    return bool(pod.env_from or pod.service_account_name or any(one.value_from for one in pod.env))
+    if pod.env_from or pod.service_account_name:
+        return True
+    return any(variable.value_from for variable in pod.env)
 
 
 def task_files(spec: PipelineSpec) -> dict[str, str]:
-    """Return task -> URI of its file, for the tasks that have one."""
-    tasks = spec.evaluate.tasks if spec.evaluate else ()
-    return {task.name: task.file for task in tasks if task.file}
+    """Return task -> URI of its file, for the tasks that have a file."""
+    if spec.evaluate is None:
+        return {}
+    return {task.name: task.file for task in spec.evaluate.tasks if task.file}
 
 
 def built_in_tasks(spec: PipelineSpec) -> Iterator[tuple[Location, str]]:
-    """Yield location and name of the tasks of lm-eval itself; those of a program of the user are unknown."""
-    if spec.evaluate and not has_own_program(spec.evaluate):
-        for number, task in enumerate(spec.evaluate.tasks):
-            if not task.file:
-                yield ("evaluate", "tasks", number, "name"), task.name
+    """Yield location and name of lm-eval's own tasks; the tasks of a user's own program are unknown."""
+    if spec.evaluate is None or has_own_program(spec.evaluate):
+        return
+    for number, task in enumerate(spec.evaluate.tasks):
+        if not task.file:
+            yield ("evaluate", "tasks", number, "name"), task.name
 
 
 def gate_metrics(spec: PipelineSpec) -> Iterator[GateMetric]:
@@ -171,22 +199,30 @@ def gate_metrics(spec: PipelineSpec) -> Iterator[GateMetric]:
         return
     for number, gate in enumerate(spec.evaluate.gates):
         path = ("evaluate", "gates", number)
-        compared = (gate.operator, gate.value, gate.against == "Base")
-        yield GateMetric((*path, "metric"), (*path, "value"), gate.task, gate.metric, *compared)
+        yield GateMetric(
+            location=(*path, "metric"),
+            value_location=(*path, "value"),
+            task=gate.task,
+            metric=gate.metric,
+            operator=gate.operator,
+            value=gate.value,
+            against_base=gate.against == "Base",
+        )
 
 
 def literal_variables(spec: PipelineSpec) -> Iterator[LiteralVariable]:
     """Yield the environment variables whose values are in the manifest."""
     pods: dict[Location, PodDefaults | None] = {("podDefaults",): spec.pod_defaults}
-    pods |= {
-        (name, "pod"): getattr(spec, name).pod for name in spec.stages()
-    }  # without the defaults
+    for name in spec.stages():
+        # From the spec and not from stages(), which adds the defaults: their variables have locations of their own.
+        pods[name, "pod"] = getattr(spec, name).pod
     for path, pod in pods.items():
-        for number, variable in enumerate(pod.env if pod else ()):
+        if pod is None:
+            continue
+        for number, variable in enumerate(pod.env):
             if variable.value is not None:
-                yield LiteralVariable(
-                    (*path, "env", number, "value"), variable.name, variable.value
-                )
+                location = (*path, "env", number, "value")
+                yield LiteralVariable(location, variable.name, variable.value)
 
 
 def workload(spec: PipelineSpec) -> Workload:
@@ -206,36 +242,47 @@ def workload(spec: PipelineSpec) -> Workload:
 
 def without_effect(spec: PipelineSpec) -> list[str]:
     """Return the paths of the fields that the manifest sets and that only a cluster uses."""
-    found = ["spec.deadline"] if spec.deadline else []
-    found += _cluster_only("spec.podDefaults", spec.pod_defaults)
+    paths = []
+    if spec.deadline:
+        paths.append("spec.deadline")
+    paths += _cluster_only("spec.podDefaults", spec.pod_defaults)
     for name in spec.stages():
-        stage: StageSpec = getattr(spec, name)  # as in the manifest, without the defaults
-        counted = frozenset(
-            {"resources"} if stage.pod.resources.accelerators > 1 and stage is spec.train else ()
-        )
-        found += _cluster_only(
-            f"spec.{name}.pod", stage.pod, counted
-        )  # each accelerator is a process here, too
-        found += [f"spec.{name}.placement"] if "placement" in stage.model_fields_set else []
-    return found
+        # As in the manifest, without the defaults.
+        stage: StageSpec = getattr(spec, name)
+        used: frozenset[str] = frozenset()
+        if stage is spec.train and stage.pod.resources.accelerators > 1:
+            # Each accelerator is a process here, too.
+            used = frozenset({"resources"})
+        paths += _cluster_only(f"spec.{name}.pod", stage.pod, used)
+        if "placement" in stage.model_fields_set:
+            paths.append(f"spec.{name}.placement")
+    return paths
 
 
 def _cluster_only(
     path: str, pod: PodDefaults | None, used: frozenset[str] = frozenset()
 ) -> Iterator[str]:
-    if pod:
-        for name, field in type(pod).model_fields.items():
-            if name in pod.model_fields_set - LOCAL_POD_FIELDS - used:
-                yield f"{path}.{field.alias}"
+    if pod is None:
+        return
+    unused = pod.model_fields_set - LOCAL_POD_FIELDS - used
+    for name, field in type(pod).model_fields.items():
+        if name in unused:
+            yield f"{path}.{field.alias}"
 
 
 def gate_lines(status: PipelineStatus) -> list[str]:
     """Return for every gate with a score whether it is open, with the reason."""
-    return [f"gate {'open' if gate.passed else 'closed'}: {gate.message}" for gate in status.gates]
+    lines = []
+    for gate in status.gates:
+        state = "closed"
+        if gate.passed:
+            state = "open"
+        lines.append(f"gate {state}: {gate.message}")
+    return lines
 
 
 def score_of(status: Mapping[str, Any]) -> str:
-    """Return the score of the gate, or the first one that was measured; empty before it is known.
+    """Return the score of the gate, or the first score that was measured; empty before it is known.
 
     `status` is the status as JSON, which another version of the operator may have written.
     """
@@ -243,11 +290,16 @@ def score_of(status: Mapping[str, Any]) -> str:
         if gate.get("score") is not None:
             return f"{gate.get('metric')} {gate['score']:.4g}"
     stages = {stage.get("name"): stage for stage in status.get("stages") or ()}
-    evaluated = (stages.get("evaluate") or {}).get("result") or {}
-    for metrics in (evaluated.get("scores") or {}).values():
+    evaluate = stages.get("evaluate") or {}
+    result = evaluate.get("result") or {}
+    for metrics in (result.get("scores") or {}).values():
         for metric, score in metrics.items():
-            value = score.get("value")
-            return (
-                f"{metric} {value:.4g}" if isinstance(value, int | float) else f"{metric} {value}"
-            )
+            return f"{metric} {_number(score.get('value'))}"
     return ""
+
+
+def _number(value: Any) -> str:
+    # JSON has no NaN: the status holds such a score as a string.
+    if isinstance(value, int | float):
+        return f"{value:.4g}"
+    return str(value)

@@ -1,6 +1,6 @@
 """Forecast: the planned action of each stage and its reason, before anything runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -9,7 +9,7 @@ from finetune_cli.exit_codes import BELOW_GATE
 from finetune_cli.fields import PATHS_OF_CONFIG_FIELDS
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import StageSpec
-from finetune_operator.api.status import Outcome, StageState
+from finetune_operator.api.status import StageState
 from finetune_operator.core.assess import PipelineAssessment, StageAssessment, assess
 from finetune_operator.core.durations import format_duration
 from finetune_operator.core.identity import EXECUTION_FIELDS, PROGRAM_FIELDS
@@ -19,6 +19,9 @@ from finetune_trainer.contract import TrainConfig
 
 PlannedAction = Literal["reuse", "run", "resume", "skip", "blocked"]
 """`blocked`: the stage neither has a result nor starts; it has failed, is suspended or waits for such a stage."""
+Plan = tuple[PlannedAction, str]
+"""Action and reason."""
+# A reason is one line of a terminal.
 MAX_CHANGES = 3
 """So many changed fields are named; the rest is counted."""
 
@@ -30,6 +33,7 @@ class Forecast:
     stage: str
     action: PlannedAction
     why: str
+    """The reason; the field has its name in JSON."""
     identity: str = ""
 
 
@@ -42,7 +46,7 @@ class KeptWork:
 
 
 FindKeptWork = Callable[[str, StageAssessment], KeptWork | None]
-"""Returns the kept work of a stage, given its name and assessment; None where there is none."""
+"""Returns the kept work of a stage, given its name and assessment; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +59,24 @@ class PipelineForecast:
 
     @property
     def notes(self) -> list[str]:
-        """What the actions alone do not show: a gate that closes after what depends on it is done."""
+        """Facts that the actions alone do not show: a gate that closes after what depends on it is done."""
         closed = [gate.message for gate in self.assessment.gates if not gate.passed]
-        done = [one.stage for one in self.stages if one.action == "reuse"]
-        depends = [
-            name
-            for name in done
-            if getattr(self.assessment.stages[name].spec, "when", "") == "GatesPassed"
-        ]
         if not closed:
             return []
-        kept = f"; done under an earlier gate: {', '.join(depends)}" if depends else ""
-        return [f"a gate is closed, so the exit code is {BELOW_GATE}: {'; '.join(closed)}{kept}"]
+        note = f"a gate is closed, so the exit code is {BELOW_GATE}: {'; '.join(closed)}"
+        # A result under an earlier gate is kept: closing a gate undoes no published model.
+        kept = [
+            forecast.stage
+            for forecast in self.stages
+            if forecast.action == "reuse" and self._depends_on_gates(forecast.stage)
+        ]
+        if kept:
+            note += f"; done under an earlier gate: {', '.join(kept)}"
+        return [note]
+
+    def _depends_on_gates(self, stage: str) -> bool:
+        spec = self.assessment.stages[stage].spec
+        return getattr(spec, "when", "") == "GatesPassed"
 
 
 def forecast(
@@ -78,50 +88,59 @@ def forecast(
 ) -> PipelineForecast:
     """Return the planned action of every stage if `after` replaced `before`."""
     assessment = assess(after, observed, now)
-    old = assess(before, observed, now).stages if before else {}
+    old: Mapping[str, StageAssessment] = {}
+    if before:
+        old = assess(before, observed, now).stages
     forecasts: list[Forecast] = []
-    for name in assessment.stages:
-        action, why = _plan_stage(
+    for name, stage in assessment.stages.items():
+        action, reason = _plan_stage(
             name,
-            assessment,
+            stage,
             old.get(name),
             forecasts,
             suspended=after.spec.suspend,
             find_kept_work=find_kept_work,
         )
-        forecasts.append(Forecast(name, action, why, assessment.stages[name].status.identity))
+        forecasts.append(Forecast(name, action, reason, stage.status.identity))
     return PipelineForecast(forecasts, assessment)
 
 
 def _plan_stage(
     name: str,
-    assessment: PipelineAssessment,
+    stage: StageAssessment,
     old: StageAssessment | None,
     earlier: Sequence[Forecast],
     *,
     suspended: bool,
     find_kept_work: FindKeptWork,
-) -> tuple[PlannedAction, str]:
+) -> Plan:
     """Return action and reason of one stage; `earlier` holds the forecasts of the stages before it."""
-    stage = assessment.stages[name]
-    if settled := _settled(stage):
+    settled = _settled(stage)
+    if settled:
         return settled
-    needs = stage.spec.needs if stage.spec else ()
-    blocked = [need for need in needs if need in _stages_with(earlier, "blocked")]
-    if why := "spec.suspend is true" if suspended else f"waits for {blocked[0]}" if blocked else "":
-        return "blocked", why
-    if running := _running(stage):
+    if suspended:
+        return "blocked", "spec.suspend is true"
+    needs: tuple[str, ...] = ()
+    if stage.spec:
+        needs = stage.spec.needs
+    blocked = _stages_with(earlier, "blocked")
+    for need in needs:
+        if need in blocked:
+            return "blocked", f"waits for {need}"
+    running = _running(stage)
+    if running:
         return "run", running
-    rerun = [need for need in needs if need in _stages_with(earlier, "run", "resume")]
+    started = _stages_with(earlier, "run", "resume")
+    rerun = [need for need in needs if need in started]
     return _start(name, stage, old, rerun, find_kept_work(name, stage))
 
 
 def _stages_with(forecasts: Sequence[Forecast], *actions: PlannedAction) -> set[str]:
-    return {one.stage for one in forecasts if one.action in actions}
+    return {forecast.stage for forecast in forecasts if forecast.action in actions}
 
 
-def _settled(now: StageAssessment) -> tuple[PlannedAction, str] | None:
-    """Return action and reason of a stage that will not start a process; None for the others."""
+def _settled(now: StageAssessment) -> Plan | None:
+    """Return action and reason of a stage that will not start a process; None for other stages."""
     match now.status.state:
         case StageState.SUCCEEDED:
             return "reuse", f"already done{_duration(now.status.active_seconds)}"
@@ -134,14 +153,21 @@ def _settled(now: StageAssessment) -> tuple[PlannedAction, str] | None:
 
 
 def _running(now: StageAssessment) -> str:
-    """Return the reason for a stage whose current attempt already runs the new spec; empty for the others."""
-    last = now.status.last_attempt
-    if last is None or last.outcome is not Outcome.RUNNING or last.stopping:
+    """Return the reason for a stage whose current attempt already runs the new spec; empty for other stages."""
+    status = now.status
+    attempt = status.running_attempt
+    if attempt is None or attempt.stopping:
         return ""
-    if (last.identity, last.execution) != (now.status.identity, now.status.execution):
+    # Another identity or execution: the operator stops this attempt and starts a new one.
+    if attempt.identity != status.identity or attempt.execution != status.execution:
         return ""
-    detail = now.status.message and f": {now.status.message}"
-    return f"attempt {last.number} is {'running' if now.status.state is StageState.RUNNING else 'waiting'}{detail}"
+    state = "waiting"
+    if status.state is StageState.RUNNING:
+        state = "running"
+    reason = f"attempt {attempt.number} is {state}"
+    if status.message:
+        reason += f": {status.message}"
+    return reason
 
 
 def _start(
@@ -150,15 +176,19 @@ def _start(
     old: StageAssessment | None,
     rerun: list[str],
     kept: KeptWork | None,
-) -> tuple[PlannedAction, str]:
-    why = _start_reason(name, now, old, rerun)
+) -> Plan:
+    if kept is not None and kept.action == "reuse":
+        return "reuse", kept.reason
+    reason = _start_reason(name, now, old, rerun)
     if kept is None:
-        return "run", why
-    return kept.action, kept.reason if kept.action == "reuse" else f"{why}; {kept.reason}"
+        return "run", reason
+    return kept.action, f"{reason}; {kept.reason}"
 
 
 def _duration(seconds: float) -> str:
-    return f", took {format_duration(seconds)}" if seconds else ""
+    if not seconds:
+        return ""
+    return f", took {format_duration(seconds)}"
 
 
 def _start_reason(
@@ -169,39 +199,61 @@ def _start_reason(
     A field that changes neither the result nor how the stage runs, such as the threshold of a gate, is no reason.
     """
     if old is None or old.config is None or not old.status.identity:
-        return f"after {rerun[-1]}" if rerun else "not run yet"
-    other_result = _has_other_identity(now, old)
-    causes = list(_result_changes(name, now, old) if other_result else ())
-    if not (rerun or other_result) or (now.spec and now.spec.runs_server):
-        causes += _execution_changes(name, now.spec, old.spec)
-    shown = list(dict.fromkeys(causes))
-    if len(shown) > MAX_CHANGES:
-        shown[MAX_CHANGES:] = [f"{len(shown) - MAX_CHANGES} more"]
+        # Without an earlier config there is nothing to compare.
+        if rerun:
+            return f"after {rerun[-1]}"
+        return "not run yet"
+    has_other_result = now.status.identity != old.status.identity
+    reasons = _changed_fields(name, now, old, rerun, has_other_result=has_other_result)
     if rerun:
         has_run = old.status.attempts or old.status.result
-        shown.append(f"{rerun[-1]} runs again" if has_run else f"after {rerun[-1]}")
-    if shown:
-        return ", ".join(shown)
-    return (
-        "a source has changed"
-        if other_result
-        else "not finished yet"
-        if old.status.attempts
-        else "not run yet"
-    )
+        if has_run:
+            reasons.append(f"{rerun[-1]} runs again")
+        else:
+            reasons.append(f"after {rerun[-1]}")
+    if reasons:
+        return ", ".join(reasons)
+    # The identity covers the digests of sources, which are no fields.
+    if has_other_result:
+        return "a source has changed"
+    if old.status.attempts:
+        return "not finished yet"
+    return "not run yet"
 
 
-def _has_other_identity(now: StageAssessment, old: StageAssessment) -> bool:
-    return now.status.identity != old.status.identity
+def _changed_fields(
+    name: str,
+    now: StageAssessment,
+    old: StageAssessment,
+    rerun: list[str],
+    *,
+    has_other_result: bool,
+) -> list[str]:
+    """Return the changes that are a reason to start, MAX_CHANGES of them and the number of the others."""
+    changes: list[str] = []
+    if has_other_result:
+        changes += _result_changes(name, now, old)
+    starts_anyway = bool(rerun) or has_other_result
+    runs_server = now.spec is not None and now.spec.runs_server
+    # A changed image or node does not rerun a stage that has a result. It is the reason only for a stage that starts
+    # without another one, and for a server, which is replaced.
+    if runs_server or not starts_anyway:
+        changes += _execution_changes(name, now.spec, old.spec)
+    shown = list(dict.fromkeys(changes))
+    if len(shown) > MAX_CHANGES:
+        shown[MAX_CHANGES:] = [f"{len(shown) - MAX_CHANGES} more"]
+    return shown
 
 
 def _result_changes(name: str, now: StageAssessment, old: StageAssessment) -> Iterator[str]:
     """Yield the changes of fields that determine the stage's result, by their paths in the manifest."""
-    new_config, old_config = _result_fields(now), _result_fields(old)
+    new_config = _result_fields(now)
+    old_config = _result_fields(old)
     for key in sorted({*new_config, *old_config}):
-        path = (
-            f"spec.{name}" if key == "recipe" else PATHS_OF_CONFIG_FIELDS.get(key, f"{name}.{key}")
-        )
+        path = PATHS_OF_CONFIG_FIELDS.get(key, f"{name}.{key}")
+        if key == "recipe":
+            # The fields of a recipe are the fields of the stage itself.
+            path = f"spec.{name}"
         yield from _changes(path, new_config.get(key), old_config.get(key))
     if now.spec and old.spec and (now.spec.pod.command or old.spec.pod.command):
         yield from _changes(f"spec.{name}.pod", _program(now.spec), _program(old.spec))
@@ -212,70 +264,73 @@ def _program(spec: StageSpec) -> dict[str, Any]:
 
 
 def _result_fields(stage: StageAssessment) -> dict[str, Any]:
-    """Return the config without its identity, and without those of the stages before, which are no fields."""
-    if stage.config is None:
-        return {}
-    excluded = {
-        "identity",
-        "stage",
-        *(kind.name for kind in STAGES),
-        *stage.config.non_identity_fields,
-    }
-    excluded |= {
-        "model_digest",
-        "model_pin",
-        "start_digest",
-        "start_pin",
-    }  # known when prepare is done
-    if stage.spec and stage.spec.runs_server:
-        excluded |= {
-            "model",
-            "location",
-            "digest",
-        }  # of the published model: push names its own changes
+    """Return the config without its identity, and without the results of earlier stages, which are no fields."""
     config = stage.config
-    if isinstance(config, TrainConfig):  # an absent block is that of the defaults
-        lora = config.recipe.lora if config.recipe.start_from else config.recipe.adapter
-        blocks = {"lora": lora, "dpo": config.recipe.preference}
-        config = config.model_copy(update={"recipe": config.recipe.model_copy(update=blocks)})
+    if config is None:
+        return {}
+    excluded = {"identity", "stage", *config.non_identity_fields}
+    excluded |= {kind.name for kind in STAGES}
+    # Known when prepare is done.
+    excluded |= {"model_digest", "model_pin", "start_digest", "start_pin"}
+    if stage.spec and stage.spec.runs_server:
+        # Fields of the published model: push names its own changes.
+        excluded |= {"model", "location", "digest"}
+    if isinstance(config, TrainConfig):
+        config = _with_default_blocks(config)
     return config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=excluded)
+
+
+def _with_default_blocks(config: TrainConfig) -> TrainConfig:
+    """Return the config with the defaults of absent blocks, so that writing a default is no change."""
+    recipe = config.recipe
+    blocks: dict[str, Any] = {"lora": recipe.adapter, "dpo": recipe.preference}
+    if recipe.start_from:
+        # The adapter that training starts from decides its own settings.
+        blocks["lora"] = recipe.lora
+    return config.model_copy(update={"recipe": recipe.model_copy(update=blocks)})
 
 
 def _execution_changes(name: str, now: StageSpec | None, old: StageSpec | None) -> Iterator[str]:
     """Yield the changes of fields that determine how the stage runs: nodes, resources, image, environment."""
-    fields = {*EXECUTION_FIELDS, *(now.non_identity_fields if now else ())}
+    fields = {*EXECUTION_FIELDS}
+    if now:
+        fields |= {*now.non_identity_fields}
     yield from _changes(f"spec.{name}", _set_fields(now, fields), _set_fields(old, fields))
 
 
 def _set_fields(spec: StageSpec | None, fields: set[str]) -> dict[str, Any]:
-    return (
-        spec.model_dump(mode="json", by_alias=True, exclude_none=True, include=fields)
-        if spec
-        else {}
-    )
+    if spec is None:
+        return {}
+    return spec.model_dump(mode="json", by_alias=True, exclude_none=True, include=fields)
 
 
 def _changes(path: str, new: Any, old: Any) -> Iterator[str]:
     if new == old:
         return
-    inner, before = _children(new), _children(old)
-    found: list[str] = []
+    inner_changes: list[str] = []
     if type(new) is type(old):
-        for part in sorted({*inner, *before}):
-            found += _changes(f"{path}{part}", inner.get(part), before.get(part))
-    yield from found or [
-        f"{path}: {_format(old)} → {_format(new)}"
-    ]  # also entries that only changed places
+        after = _children(new)
+        before = _children(old)
+        for part in sorted({*after, *before}):
+            inner_changes += _changes(f"{path}{part}", after.get(part), before.get(part))
+    if inner_changes:
+        yield from inner_changes
+    else:
+        # A plain value, or a list whose entries only changed places.
+        yield f"{path}: {_format(old)} → {_format(new)}"
 
 
 def _children(value: Any) -> dict[str, Any]:
-    """Return what an object or a list of objects contains, by its path in it; nothing for other values."""
+    """Return the contents of an object or a list of objects, by their paths in it; nothing for other values."""
     if isinstance(value, dict):
         return {f".{key}": inner for key, inner in value.items()}
     if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
+        # By name where entries have names: an inserted entry then changes no other entry.
         return {f"[{entry.get('name', number)}]": entry for number, entry in enumerate(value)}
     return {}
 
 
 def _format(value: Any) -> str:
-    return "absent" if value is None else str(value)
+    if value is None:
+        return "absent"
+    return str(value)

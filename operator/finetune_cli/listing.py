@@ -1,6 +1,6 @@
 """Lists of pipelines, one line each: on a cluster and on this machine with the same columns."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,31 +13,43 @@ COLUMNS = ("NAME", "PHASE", "STAGE", "PROGRESS", "SCORE", "DURATION", "AGE")
 def row(pipeline: Mapping[str, Any], now: datetime, *, working: bool = True) -> tuple[str, ...]:
     """Return the cells of one pipeline, which is an object as an API server returns it.
 
-    `working` is False where no process works on the pipeline: its duration then ends with its last attempt.
+    `working` is False if no process works on the pipeline: its duration then ends with its last attempt.
     """
-    meta, status = pipeline["metadata"], pipeline.get("status") or {}
-    phase = status.get("phase") or "Pending"
-    if not working and not status.get("finishedAt"):
-        phase = "Stopped"
+    # Plain objects and not models: another version of the operator may have written them.
+    meta = pipeline["metadata"]
+    status = pipeline.get("status") or {}
     started = _time(status.get("startedAt"))
+    finished = _time(status.get("finishedAt"))
     created = _time(meta.get("creationTimestamp")) or started
-    values = (phase, status.get("stage"), status.get("progress"), score_of(status))
-    end = _time(status.get("finishedAt")) or (now if working else _last_end(status))
+    phase = status.get("phase") or "Pending"
+    end: datetime | None = finished or now
+    if not working and finished is None:
+        phase = "Stopped"
+        end = _last_end(status)
     return (
         str(meta["name"]),
-        *(str(value or "") for value in values),
-        format_duration((end - started).total_seconds()) if started and end else "",
-        format_duration((now - created).total_seconds()) if created else "",
+        str(phase),
+        str(status.get("stage") or ""),
+        str(status.get("progress") or ""),
+        score_of(status),
+        _between(started, end),
+        _between(created, now),
     )
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> Iterable[str]:
-    """Return the rows as lines with columns of equal width."""
+def _between(start: datetime | None, end: datetime | None) -> str:
+    """Return the time between two moments; empty if either is not known."""
+    if start is None or end is None:
+        return ""
+    return format_duration((end - start).total_seconds())
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the rows as lines with columns of equal width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join(cells).rstrip()
 
 
 def _last_end(status: Mapping[str, Any]) -> datetime | None:
@@ -47,12 +59,16 @@ def _last_end(status: Mapping[str, Any]) -> datetime | None:
 def _ends(status: Mapping[str, Any]) -> Iterator[datetime]:
     for stage in status.get("stages") or ():
         for attempt in stage.get("attempts") or ():
-            if end := _time(attempt.get("finishedAt")):
+            end = _time(attempt.get("finishedAt"))
+            if end is not None:
                 yield end
 
 
 def _time(text: str | None) -> datetime | None:
     if not text:
         return None
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    time = datetime.fromisoformat(text)
+    if time.tzinfo is None:
+        # Kubernetes' times are UTC, and times with and without a zone cannot be compared.
+        return time.replace(tzinfo=UTC)
+    return time

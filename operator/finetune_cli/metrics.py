@@ -30,39 +30,59 @@ def rows_of_curve(curve: LossCurve) -> list[Cells]:
         step = curve.last_step(point)
         rows[step] = {"step": step, "loss": loss}
     for validation in curve.validations:
-        rows.setdefault(validation.step, {"step": validation.step})["validation_loss"] = (
-            validation.loss
-        )
+        row = rows.setdefault(validation.step, {"step": validation.step})
+        row["validation_loss"] = validation.loss
     return [rows[step] for step in sorted(rows)]
 
 
 def print_rows(rows: Sequence[Cells], output: str | None) -> None:
     """Print the rows as `json`, one object a line, or as a `table`; without a choice, as a table on a terminal."""
     if _is_json(output):
-        sys.stdout.writelines(f"{json.dumps(row)}\n" for row in rows)
+        for row in rows:
+            print(json.dumps(row))
         return
-    names = {name for row in rows for name in row} - {"time"}
-    columns = [*(name for name in COLUMNS if name in names), *sorted(names - {*COLUMNS})]
+    columns = _columns(rows)
+    heading = [name.upper() for name in columns]
+    # Rows differ in their columns: only some steps have a validation.
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
-    for line in aligned([[name.upper() for name in columns], *cells]):
+    for line in aligned([heading, *cells]):
         print(line)
+
+
+def _columns(rows: Sequence[Cells]) -> list[str]:
+    """Return the columns that any row has: first the known columns in their order, then the others."""
+    names: set[str] = set()
+    for row in rows:
+        names.update(row)
+    names.discard("time")
+    first = [name for name in COLUMNS if name in names]
+    others = names.difference(COLUMNS)
+    return [*first, *sorted(others)]
 
 
 def print_samples(rows: Sequence[SampleRow], output: str | None) -> None:
     """Print the rows as `json` or as a `table`, in which texts are in quotes."""
     if _is_json(output):
-        sys.stdout.writelines(f"{row.to_json()}\n" for row in rows)
+        for row in rows:
+            print(row.to_json())
         return
+    heading = ["STEP", "PROMPT", "TEXT"]
+    # In quotes: a text may hold line breaks, which would break the table.
     cells = [[str(row.step), quoted(row.prompt), quoted(row.text)] for row in rows]
-    for line in aligned([["STEP", "PROMPT", "TEXT"], *cells]):
+    for line in aligned([heading, *cells]):
         print(line)
 
 
 def _is_json(output: str | None) -> bool:
-    return (output or ("table" if sys.stdout.isatty() else "json")) == "json"
+    if output is None:
+        return not sys.stdout.isatty()
+    return output == "json"
 
 
 def _cell(value: float | None) -> str:
     if value is None:
         return ""
-    return str(value) if isinstance(value, int) else f"{value:.5g}"
+    # Steps and counts are whole and shown with all their digits.
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.5g}"

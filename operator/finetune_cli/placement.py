@@ -27,20 +27,20 @@ def read_placement(path: str) -> PlacementDefaults:
         content: Any = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UsageError(f"--placement {path}: cannot be read: {error}") from error
-    placement = content.get("placement", content) if isinstance(content, dict) else None
+    placement = None
+    if isinstance(content, dict):
+        placement = content.get("placement", content)
     if not isinstance(placement, dict):
         raise UsageError(
             f"--placement {path}: must be the values of the operator's chart, or their `placement`"
         )
-    found = {
-        key: value for key, value in placement.items() if key != "priceConfigMap"
-    }  # a file of the operator's pod
+    # priceConfigMap mounts a file into the operator's pod: it is a value of the chart only.
+    fields = {key: value for key, value in placement.items() if key != "priceConfigMap"}
     try:
-        return PlacementDefaults.model_validate(found)
+        return PlacementDefaults.model_validate(fields)
     except ValidationError as error:
-        raise UsageError(
-            f"--placement {path}: placement.{describe_first_error(error, observed=True)}"
-        ) from error
+        problem = describe_first_error(error, observed=True)
+        raise UsageError(f"--placement {path}: placement.{problem}") from error
 
 
 def placement_lines(
@@ -50,52 +50,61 @@ def placement_lines(
 
     Without the operator's placement, yield what the operator has written into the status.
     """
-    stages = planned.assessment.stages
-    starting = {
-        one.stage: stage
-        for one in planned.stages
-        if one.action in STARTING
-        if (stage := spec.stage(one.stage))
-    }
+    statuses = {name: stage.status for name, stage in planned.assessment.stages.items()}
+    starting = [
+        forecast.stage
+        for forecast in planned.stages
+        if forecast.action in STARTING and spec.stage(forecast.stage)
+    ]
     if defaults is None:
-        found = ((name, stages[name].status.placement) for name in starting)
-        yield from (
-            f"{name}: {placement.message}"
-            for name, placement in found
-            if placement and placement.message
-        )
+        for name in starting:
+            written = statuses[name].placement
+            if written and written.message:
+                yield f"{name}: {written.message}"
         return
-    statuses = {name: stage.status for name, stage in stages.items()}
-    choices = {
-        name: CapacityChoice(spec, stage, statuses, defaults, now)
-        for name, stage in starting.items()
-    }
-    yield from (
-        f"{name}: {one.placement.message}" for name, one in choices.items() if one.placement.message
-    )
+    choices: dict[str, CapacityChoice] = {}
+    for name in starting:
+        stage = spec.stage(name)
+        if stage:
+            choices[name] = CapacityChoice(spec, stage, statuses, defaults, now)
+    for name, choice in choices.items():
+        if choice.placement.message:
+            yield f"{name}: {choice.placement.message}"
     yield from _total(choices, defaults.currency)
 
 
 def _total(choices: Mapping[str, CapacityChoice], currency: str) -> Iterator[str]:
-    """Yield the sum of the expected costs of those stages whose price and duration are known."""
-    expected = {
-        name: _expected(choice.decision) for name, choice in choices.items() if choice.duration
-    }
-    known = {name: costs for name, costs in expected.items() if costs}
-    if not known:
+    """Yield the sum of the expected costs of the stages whose price and duration are known."""
+    spent = Decimal()
+    on_demand = Decimal()
+    unknown = []
+    for name, choice in choices.items():
+        costs = None
+        if choice.duration:
+            costs = _expected(choice.decision)
+        if costs is None:
+            unknown.append(name)
+            continue
+        spent += costs[0]
+        on_demand += costs[1]
+    if len(unknown) == len(choices):
         return
-    spent = amount_text(sum((mine for mine, _ in known.values()), Decimal()), currency)
-    on_demand = amount_text(sum((other for _, other in known.values()), Decimal()), currency)
-    others = [name for name in choices if name not in known]
-    without = (
-        f"; without {', '.join(others)}, whose price or duration is not known" if others else ""
-    )
-    yield f"expected cost {spent}, against {on_demand} on OnDemand{without}"
+    line = f"expected cost {amount_text(spent, currency)}"
+    line += f", against {amount_text(on_demand, currency)} on OnDemand"
+    if unknown:
+        line += f"; without {', '.join(unknown)}, whose price or duration is not known"
+    yield line
 
 
 def _expected(decision: Decision) -> tuple[Decimal, Decimal] | None:
     """Return the expected cost of a stage, and its cost on on-demand nodes; None without prices."""
-    mine = decision.on_demand if decision.capacity == ON_DEMAND else decision.spot
-    if mine is None or not mine.cost.is_finite():
+    chosen = decision.spot
+    if decision.capacity == ON_DEMAND:
+        chosen = decision.on_demand
+    # The expected cost is infinite if the stage is interrupted so often that it would not finish.
+    if chosen is None or not chosen.cost.is_finite():
         return None
-    return mine.cost, decision.on_demand.cost if decision.on_demand else mine.cost
+    on_demand = chosen.cost
+    if decision.on_demand:
+        on_demand = decision.on_demand.cost
+    return chosen.cost, on_demand

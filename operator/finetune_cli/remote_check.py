@@ -8,24 +8,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_cli.fields import Source
+from finetune_cli.fields import UriField
 from finetune_cli.store_access import environment_of
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract.uris import ON_THIS_MACHINE, scheme_of, without_secrets
 from finetune_trainer.exit_codes import ExitCode
 
-# Not isolated (-I): the process must find the packages where this one finds them.
+# Not isolated (-I): the process must find the same packages as this process.
 COMMAND = (sys.executable, "-P", "-m", "finetune_trainer.stores.check")
+# The process ends by itself before that, unless the machine is overloaded.
 LONGEST_SECONDS = 60.0
-"""The process ends by itself before that, unless the machine is overloaded."""
+"""Longest time for a check of stores."""
+Variables = tuple[tuple[str, str], ...]
+"""Names and values of environment variables, in a form that is a key."""
 KINDS = {"model": "model", "adapter": "adapter", "data": "dataset", "target": "target"}
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a store says of a source or a target."""
+class StoreAnswer:
+    """A store's answer about a source or a target."""
 
-    source: Source
+    field: UriField
     exit_code: int | None
     """Exit code of the stage that would fail; None if it would not."""
     message: str = ""
@@ -36,24 +39,29 @@ def is_remote(uri: str) -> bool:
     return scheme_of(uri) not in ON_THIS_MACHINE
 
 
-def look_at(found: Iterable[Source], spec: PipelineSpec) -> Iterator[Answer]:
-    """Yield what stores say of sources and targets. There is no answer if the trainer's packages are not installed."""
-    groups: dict[tuple[tuple[str, str], ...], list[Source]] = {}
-    for source in found:
-        variables = spec.stages()[source.stage].pod.literal_env()
-        groups.setdefault(tuple(sorted(variables.items())), []).append(source)
-    with ThreadPoolExecutor(max_workers=max(1, len(groups))) as pool:
-        for answers in pool.map(lambda group: _ask(group[1], dict(group[0])), groups.items()):
+def look_at(fields: Iterable[UriField], spec: PipelineSpec) -> Iterator[StoreAnswer]:
+    """Yield the stores' answers about sources and targets; none if the trainer's packages are not installed."""
+    # A process for each set of variables: a library reads them when it is imported, and often only then.
+    groups: dict[Variables, list[UriField]] = {}
+    for field in fields:
+        pod = spec.stages()[field.stage].pod
+        variables = tuple(sorted(pod.literal_env().items()))
+        group = groups.setdefault(variables, [])
+        group.append(field)
+    # At least one worker: a pool of none is an error.
+    workers = max(1, len(groups))
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        for answers in pool.map(_ask, groups.values(), groups.keys()):
             yield from answers
 
 
-def _ask(found: list[Source], variables: Mapping[str, str]) -> list[Answer]:
-    """Return an answer for each source that the process answers."""
-    environment, withheld = environment_of(variables)
+def _ask(fields: list[UriField], variables: Variables) -> list[StoreAnswer]:
+    """Return an answer for each field about which the process reports."""
+    environment, withheld = environment_of(dict(variables))
     try:
         process = subprocess.run(
             COMMAND,
-            input=json.dumps([_item(source) for source in found]),
+            input=json.dumps([_item(field) for field in fields]),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -62,32 +70,40 @@ def _ask(found: list[Source], variables: Mapping[str, str]) -> list[Answer]:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
+        # No answer is no error: the stage itself reports what is wrong.
         return []
     problems = [json.loads(line)["problem"] for line in process.stdout.splitlines()]
-    answers = (_answer(source, problem) for source, problem in zip(found, problems, strict=False))
+    # Not strict: there are fewer lines than fields if the process was interrupted.
+    answers = [_answer(field, problem) for field, problem in zip(fields, problems, strict=False)]
     return [_without_credentials(answer, withheld) for answer in answers]
 
 
-def _item(source: Source) -> dict[str, str | None]:
-    selected = {"revision": source.revision, "config": source.config, "split": source.split}
-    return {"uri": source.uri, "kind": KINDS[source.kind], **selected}
+def _item(field: UriField) -> dict[str, str | None]:
+    return {
+        "uri": field.uri,
+        "kind": KINDS[field.kind],
+        "revision": field.revision,
+        "config": field.config,
+        "split": field.split,
+    }
 
 
-def _answer(source: Source, problem: dict[str, Any] | None) -> Answer:
+def _answer(field: UriField, problem: dict[str, Any] | None) -> StoreAnswer:
     if problem is None:
-        return Answer(source, None)
-    message = (
-        str(problem["message"])
-        .removeprefix("push.targets ")
-        .removeprefix(f"{without_secrets(source.uri)}: ")
-    )
-    return Answer(source, int(problem["exit_code"]), message)
+        return StoreAnswer(field, None)
+    message = str(problem["message"])
+    # A diagnostic has the field's path already.
+    message = message.removeprefix("push.targets ")
+    message = message.removeprefix(f"{without_secrets(field.uri)}: ")
+    return StoreAnswer(field, int(problem["exit_code"]), message)
 
 
-def _without_credentials(answer: Answer, withheld: Mapping[str, str]) -> Answer:
-    """Return that a store was not looked at, if it refuses access and this shell's credentials were not sent to it."""
-    name = withheld.get(scheme_of(answer.source.uri))
+def _without_credentials(answer: StoreAnswer, withheld: Mapping[str, str]) -> StoreAnswer:
+    """Return that a store was not checked, if it refuses access and this shell's credentials were not sent to it."""
+    name = withheld.get(scheme_of(answer.field.uri))
     if name is None or answer.exit_code != ExitCode.CREDENTIALS:
         return answer
-    why = f"the manifest sets {name}, so credentials of this shell are not sent; set {name} in the shell to send them"
-    return Answer(answer.source, ExitCode.BUG, f"not looked at: {why}: {answer.message}")
+    reason = f"the manifest sets {name}, so credentials of this shell are not sent"
+    fix = f"set {name} in the shell to send them"
+    message = f"not looked at: {reason}; {fix}: {answer.message}"
+    return StoreAnswer(answer.field, ExitCode.BUG, message)

@@ -11,17 +11,21 @@ MANIFEST = "manifest"
 
 
 def find_runs(folder: Path = RUNS) -> list[Path]:
-    """Return the folders of the runs in a folder, sorted by name: itself, if it is one, and those directly in it."""
-    return sorted(path.parent for path in (*folder.glob(FILE), *folder.glob(f"*/{FILE}")))
+    """Return the folders of runs, sorted by name: the given folder, if it holds a run, and those directly in it."""
+    files = [*folder.glob(FILE), *folder.glob(f"*/{FILE}")]
+    return sorted(file.parent for file in files)
 
 
 def run_named(name: str) -> Path | None:
     """Return the folder of the run of this name in RUNS, or None."""
-    return next((run for run in find_runs() if run.name == name), None)
+    for run in find_runs():
+        if run.name == name:
+            return run
+    return None
 
 
 def manifest_of(run: Path) -> Path | None:
-    """Return the manifest that a run was started with last, or None where no path was recorded."""
+    """Return the manifest that a run was started with last, or None if no path was recorded."""
     try:
         return Path((run / MANIFEST).read_text("utf-8"))
     except (OSError, ValueError):

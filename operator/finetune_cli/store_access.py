@@ -1,6 +1,6 @@
-"""Environment variables with which stores are looked at: this shell's, and what a manifest may add to them.
+"""Environment variables for a check of stores: this shell's, and those that a manifest may add.
 
-A manifest may be another user's. It must not run code here, read files of this user, or get their credentials.
+A manifest may be another user's. It must not run code here, read this user's files, or get this user's credentials.
 """
 
 import os
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from finetune_trainer.contract.environment import INSECURE_REGISTRIES
 
 PLAIN = re.compile(r"[\w-]*")
-"""Values of settings: the libraries make host names of some."""
+"""Values of settings: the libraries make host names of some settings, such as the region."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """The environment variables of one store that a manifest may set. None of them names a file or a program."""
+    """The environment variables of a store that a manifest may set. None of them names a file or a program."""
 
     endpoints: tuple[str, ...]
-    """Those that decide who gets the credentials, and whether by TLS."""
+    """Variables that decide who gets the credentials, and whether by TLS."""
     credentials: tuple[str, ...]
-    """The first one is needed."""
+    """Variables with credentials. The first is needed."""
     settings: tuple[str, ...]
     own: str
     """Pattern of the names with which a shell has credentials, or leads to some."""
@@ -57,7 +57,8 @@ STORES = {
         anonymous={"AZURE_SKIP_SIGNATURE": "true"},
     ),
     "gs": Access(
-        endpoints=("STORAGE_EMULATOR_HOST",),  # which is asked without credentials
+        # The library sends no credentials to an emulator.
+        endpoints=("STORAGE_EMULATOR_HOST",),
         credentials=("GOOGLE_SERVICE_ACCOUNT_KEY",),
         settings=(),
         own="GOOGLE_.*",
@@ -75,29 +76,29 @@ STORES = {
 
 
 def environment_of(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables for a look at stores: this shell's, and what the variables of a stage may add to them.
+    """Return the variables for a check of stores: this shell's, and those that a stage's variables may add.
 
-    Return also the schemes of the stores that get no credentials, each with the variable of the stage that is why: it
-    names another server than this shell's, and the stage has no credentials for it.
+    Return also the schemes of the stores that get no credentials, each with the variable of the stage that is the
+    reason: it names another server than this shell's, and the stage has no credentials for it.
     """
-    found, withheld = dict(os.environ), dict[str, str]()
+    environment = dict(os.environ)
+    withheld: dict[str, str] = {}
     for scheme, access in STORES.items():
-        if changed := [
+        new_endpoints = [
             name
             for name in access.endpoints
-            if name in variables and _is_new(name, variables[name])
-        ]:
-            found = {
-                name: value for name, value in found.items() if not re.fullmatch(access.own, name)
+            if name in variables and os.environ.get(name) != variables[name]
+        ]
+        if new_endpoints:
+            # A manifest of another user may name a server of that user, which must not get this user's credentials.
+            own = re.compile(access.own)
+            environment = {
+                name: value for name, value in environment.items() if not own.fullmatch(name)
             }
             if not variables.get(access.credentials[0]):
-                found |= access.anonymous
-                withheld[scheme] = changed[0]
-        taken = {name for name in access.settings if PLAIN.fullmatch(variables.get(name, ""))}
-        taken |= {*access.endpoints, *access.credentials}
-        found |= {name: value for name, value in variables.items() if name in taken}
-    return found, withheld
-
-
-def _is_new(name: str, value: str) -> bool:
-    return os.environ.get(name) != value
+                environment |= access.anonymous
+                withheld[scheme] = new_endpoints[0]
+        allowed = {name for name in access.settings if PLAIN.fullmatch(variables.get(name, ""))}
+        allowed |= {*access.endpoints, *access.credentials}
+        environment |= {name: value for name, value in variables.items() if name in allowed}
+    return environment, withheld

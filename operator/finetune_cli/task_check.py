@@ -1,5 +1,6 @@
 """Looks at the tasks of evaluate before anything starts: does lm-eval have them, and do they measure the metrics."""
 
+import contextlib
 import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,48 +20,46 @@ MAX_NAMES = 3
 def task_errors(manifest: Manifest, environment: Environment) -> Iterator[Diagnostic]:
     """Yield an error for each task that lm-eval does not have, and for each gate whose task measures another metric.
 
-    Nothing is said of the tasks of lm-eval itself where it is not installed.
+    Tasks of lm-eval itself are not checked if it is not installed.
     """
-    named = list(built_in_tasks(manifest.spec))
-    built_in = read_built_in_tasks() if named else None
+    files: dict[str, Path] = {}
+    tasks = list(built_in_tasks(manifest.spec))
+    built_in = None
+    if tasks:
+        # Reading the files of lm-eval takes a second, so only for a manifest that needs them.
+        built_in = read_built_in_tasks()
     if built_in:
-        for location, name in named:
-            if message := _unknown_task(name, built_in):
+        for location, name in tasks:
+            message = _unknown_task(name, built_in)
+            if message:
                 yield manifest.diagnostic(location, message)
-    files = (
-        {name: built_in.files[name] for _, name in named if name in built_in.files}
-        if built_in
-        else {}
-    )
+            else:
+                files[name] = built_in.files[name]
     files |= _files_of_the_manifest(manifest.spec, environment)
     for location, message in _unknown_metrics(manifest.spec, files):
         yield manifest.diagnostic(location, message)
 
 
 def _unknown_task(name: str, built_in: BuiltInTasks) -> str | None:
-    """Return why evaluate refuses a task of lm-eval; None where it does not."""
+    """Return why evaluate refuses a task of lm-eval; None if it accepts the task."""
     if name in built_in.files:
         return None
     if name in built_in.tags:
         return f"{name} is a tag for several lm-eval tasks and has no score; name the tasks instead"
+    hint = "set file: to use a task of your own"
     nearest = difflib.get_close_matches(name, built_in.files, MAX_NAMES)
-    hint = (
-        f"did you mean {' or '.join(nearest)}?"
-        if nearest
-        else "set file: to use a task of your own"
-    )
+    if nearest:
+        hint = f"did you mean {' or '.join(nearest)}?"
     return f"lm-eval has no task {name}; {hint}"
 
 
 def _files_of_the_manifest(spec: PipelineSpec, environment: Environment) -> dict[str, Path]:
-    """Return task -> its file, without those that cannot be located: each is reported already."""
-    found = {}
+    """Return task -> its file, without files that cannot be located: each is reported already."""
+    files = {}
     for name, uri in task_files(spec).items():
-        try:
-            found[name] = environment.locate(uri)
-        except InvalidLocation:
-            continue
-    return found
+        with contextlib.suppress(InvalidLocation):
+            files[name] = environment.locate(uri)
+    return files
 
 
 def _unknown_metrics(
@@ -68,11 +67,17 @@ def _unknown_metrics(
 ) -> Iterator[tuple[Location, str]]:
     """Yield location and message for each gate with a metric that its task's file does not list."""
     for gate in gate_metrics(spec):
-        metrics = task_metrics(files[gate.task]) if gate.task in files else None
-        wanted = gate.metric.partition(",")[0]
-        if metrics and wanted not in metrics:
-            match = closest_match(wanted, metrics)
-            hint = f"; did you mean {match}?" if match else ""
-            name = files[gate.task].name
-            message = f"{wanted} is not measured by the task {gate.task}: {name} lists {', '.join(metrics)}{hint}"
-            yield gate.location, message
+        file = files.get(gate.task)
+        if file is None:
+            continue
+        metrics = task_metrics(file)
+        # lm-eval names a metric with its filter, as in exact_match,strict-match; the file lists it without.
+        metric = gate.metric.partition(",")[0]
+        if not metrics or metric in metrics:
+            continue
+        message = f"{metric} is not measured by the task {gate.task}"
+        message += f": {file.name} lists {', '.join(metrics)}"
+        match = closest_match(metric, metrics)
+        if match:
+            message += f"; did you mean {match}?"
+        yield gate.location, message

@@ -12,6 +12,7 @@ DEFAULT_METRICS = {
     "generate_until": ["exact_match"],
 }
 """Type of output -> the metrics of a task without a metric_list: DEFAULT_METRIC_REGISTRY of lm_eval.api.registry."""
+# A file may include itself, directly or through others.
 MAX_INCLUDES = 8
 
 
@@ -23,10 +24,9 @@ _Loader.add_multi_constructor("!", lambda *_: None)
 
 
 def task_metrics(path: Path) -> list[str] | None:
-    """Return the metrics that a task measures, or None where its file alone does not tell.
+    """Return the metrics that a task measures, or None if its file alone does not name them.
 
-    That is the case for metrics that are functions, for a group that aggregates none, and for a file that cannot be
-    read.
+    This is so for metrics that are functions, for a group that aggregates none, and for a file that cannot be read.
     """
     task = _with_includes(path, MAX_INCLUDES)
     if task is None or has_own_results(task):
@@ -34,35 +34,43 @@ def task_metrics(path: Path) -> list[str] | None:
     if "group" in task or isinstance(task.get("task"), list):
         return _names(task.get("aggregate_metric_list"))
     if task.get("metric_list") is None:
+        # generate_until is lm-eval's own default.
         return DEFAULT_METRICS.get(str(task.get("output_type", "generate_until")))
     return _names(task["metric_list"])
 
 
-def _names(listed: Any) -> list[str] | None:
-    """Return the names of listed metrics; None if there are none, or one of them is no name."""
-    if not isinstance(listed, list):
+def _names(entries: Any) -> list[str] | None:
+    """Return the names of metrics in a list; None if it has none, or if one of them has no name."""
+    if not isinstance(entries, list) or not entries:
         return None
-    names = [entry.get("metric") if isinstance(entry, dict) else None for entry in listed]
-    return (
-        [str(name) for name in names]
-        if names and all(isinstance(name, str) for name in names)
-        else None
-    )
+    names = []
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("metric"), str):
+            return None
+        names.append(entry["metric"])
+    return names
 
 
 def has_own_results(task: dict[str, Any]) -> bool:
-    """Return whether functions of the task compute its scores: their names are then those that the functions return."""
+    """Return whether functions of the task compute its scores: the functions then decide their names."""
     return "process_results" in task or "class" in task
 
 
 def _with_includes(path: Path, depth: int) -> dict[str, Any] | None:
     try:
-        task = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506  a SafeLoader
+        # The loader is a SafeLoader.
+        task = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506
     except (OSError, ValueError, yaml.YAMLError):
         return None
     if not isinstance(task, dict):
         return None
-    if not (include := task.get("include")):
+    include = task.get("include")
+    if not include:
         return task
-    included = _with_includes(path.parent / str(include), depth - 1) if depth else None
-    return None if included is None else included | task
+    # A file may include itself.
+    if depth == 0:
+        return None
+    included = _with_includes(path.parent / str(include), depth - 1)
+    if included is None:
+        return None
+    return included | task

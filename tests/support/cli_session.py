@@ -28,7 +28,9 @@ class CliSession:
     """A command line in an empty folder, with a kubeconfig of the fake API server."""
 
     def __init__(self, api: FakeApiServer, folder, capsys):
-        self.api, self.folder, self.capsys = api, folder, capsys
+        self.api = api
+        self.folder = folder
+        self.capsys = capsys
 
     def run(self, *arguments: str) -> CommandResult:
         """Run a command in this process."""

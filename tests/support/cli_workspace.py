@@ -56,7 +56,7 @@ class CliWorkspace:
     def set_env(self, stage: str, **changes: str) -> None:
         """Set environment variables of a stage in the manifest."""
         pod = self.manifest["spec"][stage]["pod"]
-        before = {one["name"]: one["value"] for one in pod["env"]}
+        before = {variable["name"]: variable["value"] for variable in pod["env"]}
         self.manifest["spec"][stage]["pod"] = {**pod, "env": variables(**before | changes)}
 
     def command(self, verb: str, *arguments: str) -> list[str]:

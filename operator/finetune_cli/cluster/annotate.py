@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 from finetune_cli.cluster.session import Object, connect
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.pipeline_status import DONE
+from finetune_cli.exit_codes import DONE
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.kubernetes import paths
 
 Patch = tuple[Object | None, str]
-"""The merge patch, None where it would change nothing, and the message to print."""
+"""The merge patch, None if it would change nothing, and the message to print."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,7 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _run(arguments: argparse.Namespace) -> int:
     async with connect(arguments) as session:
-        patch, message = VERBS[arguments.command](await session.get_object())
+        pipeline = await session.get_object()
+        patch, message = VERBS[arguments.command](pipeline)
         if patch:
             await session.api.patch(paths.pipeline(session.key), patch)
         print(f"{session.key}: {message}")
@@ -37,17 +38,18 @@ def _retry(pipeline: Object) -> Patch:
     phase = _phase(pipeline)
     if phase in DONE:
         return None, f"has finished ({phase}) without a failure: there is nothing to start again"
-    finished = phase in {"Failed", "Cancelled"}
-    effect = f"starts again at {pipeline['status'].get('stage')}" if finished else "continues"
+    effect = "continues"
+    if phase in {"Failed", "Cancelled"}:
+        effect = f"starts again at {pipeline['status'].get('stage')}"
     return _annotation_patch(RETRY_ANNOTATION), f"{effect}, with fresh budgets"
 
 
 def _cancel(pipeline: Object) -> Patch:
-    if (pipeline.get("status") or {}).get("finishedAt"):
+    status = pipeline.get("status") or {}
+    if status.get("finishedAt"):
         return None, f"has already finished ({_phase(pipeline)})"
-    return _annotation_patch(
-        CANCEL_ANNOTATION
-    ), "is being cancelled; `finetune retry` starts it again"
+    message = "is being cancelled; `finetune retry` starts it again"
+    return _annotation_patch(CANCEL_ANNOTATION), message
 
 
 def _suspend(pipeline: Object) -> Patch:
@@ -71,9 +73,12 @@ VERBS: dict[str, Callable[[Object], Patch]] = {
 
 
 def _phase(pipeline: Object) -> str:
-    return str((pipeline.get("status") or {}).get("phase") or "Pending")
+    # Before the first reconcile, a pipeline has no status.
+    status = pipeline.get("status") or {}
+    return str(status.get("phase") or "Pending")
 
 
 def _annotation_patch(annotation: str) -> Object:
+    # A time, so that a second request differs from the first and is not lost.
     now = datetime.now(UTC)  # noqa: TID251  an edge
     return {"metadata": {"annotations": {annotation: now.isoformat()}}}

@@ -3,7 +3,7 @@
 import re
 from http import HTTPStatus
 
-from finetune_cli.cluster.kubeconfig import Context
+from finetune_cli.cluster.kubeconfig import KubeContext
 from finetune_cli.diagnostics import UsageError
 from finetune_operator.api.group import PLURAL
 from finetune_operator.errors import ClusterError
@@ -17,12 +17,15 @@ FORBIDDEN = re.compile(
 WRITE_VERBS = frozenset({"create", "patch", "update", "delete"})
 
 
-def describe_api_error(error: ApiError, context: Context) -> Exception:
-    """Return a UsageError for what other arguments or another manifest fix, and a ClusterError for the rest."""
-    cluster = f"context {context.name}" if context.name else "this cluster"
+def describe_api_error(error: ApiError, context: KubeContext) -> Exception:
+    """Return a UsageError for what other arguments or another manifest fix, and a ClusterError for other errors."""
+    cluster = "this cluster"
+    if context.name:
+        cluster = f"context {context.name}"
     message = " ".join(str(error).split())
     match error.status:
-        case 0:  # no response
+        # There was no response.
+        case 0:
             return ClusterError(f"{cluster}: {message}")
         case HTTPStatus.UNAUTHORIZED:
             return ClusterError(
@@ -30,9 +33,8 @@ def describe_api_error(error: ApiError, context: Context) -> Exception:
             )
         case HTTPStatus.FORBIDDEN:
             return ClusterError(_describe_forbidden(message))
-        case HTTPStatus.NOT_FOUND if (
-            not error.reason
-        ):  # a 404 without a Status object: the CRD is not installed
+        # A 404 without a Status object: the CRD is not installed.
+        case HTTPStatus.NOT_FOUND if not error.reason:
             return ClusterError(
                 f"{cluster}: the operator is not installed; install it with: {INSTALL}"
             )
@@ -43,14 +45,25 @@ def describe_api_error(error: ApiError, context: Context) -> Exception:
 
 
 def _describe_forbidden(message: str) -> str:
-    found = FORBIDDEN.search(message)
-    if not found:
+    match = FORBIDDEN.search(message)
+    # An admission webhook refuses with a message of its own.
+    if match is None:
         return message
-    user, verb, resource, namespace = found.groups()
-    scope = f"in the namespace {namespace}" if namespace else "in all namespaces"
-    return f"{user} may not {verb} {resource} {scope}; a binding to the ClusterRole {_role(verb, resource)} allows it"
+    user, verb, resource, namespace = match.groups()
+    role = _role(verb, resource)
+    fix = f"a binding to the ClusterRole {role} allows it"
+    return f"{user} may not {verb} {resource} {scope_of(namespace)}; {fix}"
+
+
+def scope_of(namespace: str | None) -> str:
+    """Return where a right is missing; without a namespace, the request was for all of them."""
+    if namespace is None:
+        return "in all namespaces"
+    return f"in the namespace {namespace}"
 
 
 def _role(verb: str, resource: str) -> str:
     """Return the default ClusterRole with this permission; the chart adds pipelines to `view` and `edit`."""
-    return "edit" if verb in WRITE_VERBS and resource.startswith(PLURAL) else "view"
+    if verb in WRITE_VERBS and resource.startswith(PLURAL):
+        return "edit"
+    return "view"

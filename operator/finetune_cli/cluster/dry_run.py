@@ -7,6 +7,7 @@ from finetune_cli.cluster.session import ClusterSession, Object
 from finetune_cli.manifest.manifest import Manifest
 from finetune_operator.kubernetes import paths
 
+# Strict: a misspelled field must be an error here, too, and not only in `finetune validate`.
 DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """Annotation with the manifest of the last `kubectl apply`.
@@ -22,35 +23,49 @@ async def dry_run(session: ClusterSession, manifest: Manifest, live: Object | No
     Raises ApiError with the message of admission.
     """
     path = paths.pipeline(session.key)
-    meta = {
-        name: value
-        for name, value in manifest.body["metadata"].items()
-        if name in {"labels", "annotations"}
-    }
+    in_manifest = manifest.body["metadata"]
+    # Other fields of metadata are the API server's own: a manifest from `kubectl get` has them.
+    meta = {name: in_manifest[name] for name in ("labels", "annotations") if name in in_manifest}
     meta |= {"name": session.name, "namespace": session.context.namespace}
     body = {**manifest.body, "metadata": meta}
-    last = (live or {"metadata": {}})["metadata"].get("annotations", {}).get(LAST_APPLIED)
-    if last:
-        spec = _three_way_patch(json.loads(last).get("spec") or {}, body["spec"])
-        return await session.api.patch(
-            path, {**body, "spec": spec}, fieldManager=KUBECTL, **DRY_RUN
-        )
-    return await session.api.apply(path, body, _field_manager(live), **DRY_RUN)
+    last_applied = _annotations(live).get(LAST_APPLIED)
+    if not last_applied:
+        return await session.api.apply(path, body, _field_manager(live), **DRY_RUN)
+    last = json.loads(last_applied)
+    spec = _three_way_patch(last.get("spec") or {}, body["spec"])
+    patch = {**body, "spec": spec}
+    return await session.api.patch(path, patch, fieldManager=KUBECTL, **DRY_RUN)
+
+
+def _annotations(live: Object | None) -> dict[str, str]:
+    if live is None:
+        return {}
+    annotations: dict[str, str] = live["metadata"].get("annotations", {})
+    return annotations
 
 
 def _three_way_patch(last: Any, new: Any) -> Any:
-    """Return the merge patch of `kubectl apply`: the new fields, and null for those that only `last` has."""
+    """Return the merge patch of `kubectl apply`: the new fields, and null for the fields that only `last` has."""
     if not isinstance(last, dict) or not isinstance(new, dict):
         return new
-    removed = {key: None for key in last if key not in new}
-    return removed | {key: _three_way_patch(last.get(key, {}), value) for key, value in new.items()}
+    # A merge patch deletes the fields that are null in it.
+    patch: dict[str, Any] = {key: None for key in last if key not in new}
+    for key, value in new.items():
+        patch[key] = _three_way_patch(last.get(key, {}), value)
+    return patch
 
 
 def _field_manager(live: Object | None) -> str:
     """Return the manager of the last server-side apply: only that manager's apply removes the fields it has set."""
-    managers = live["metadata"].get("managedFields", []) if live else []
+    if live is None:
+        return KUBECTL
+    # The subresource is the status, which the operator applies.
     applied = [
-        one for one in managers if one.get("operation") == "Apply" and not one.get("subresource")
+        manager
+        for manager in live["metadata"].get("managedFields", [])
+        if manager.get("operation") == "Apply" and not manager.get("subresource")
     ]
-    last = max(applied, key=lambda one: str(one.get("time", "")), default={"manager": KUBECTL})
+    if not applied:
+        return KUBECTL
+    last = max(applied, key=lambda manager: str(manager.get("time", "")))
     return str(last["manager"])

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
@@ -23,10 +23,11 @@ from finetune_cli.cluster.session import (
 )
 from finetune_cli.costs import cost_lines
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.display import interruptions_line, live_table
+from finetune_cli.exit_codes import exit_code, has_finished, ready_message
 from finetune_cli.fields import gate_lines
 from finetune_cli.listing import COLUMNS, aligned, row
-from finetune_cli.pipeline_status import exit_code, has_finished, ready_message
+from finetune_cli.status_text import interruptions_line
+from finetune_cli.status_tree import live_table
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import AttemptStatus
@@ -48,6 +49,7 @@ async def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("-A lists all pipelines; to show one, give its namespace with -n instead")
     if arguments.watch and (arguments.json or not arguments.name):
         raise UsageError("-w watches one pipeline: give its name, and leave out --json")
+    # Without wrapping, a line stays one line for grep and in a narrow terminal's scrollback.
     console = Console(highlight=False, soft_wrap=True)
     async with connect(arguments) as session:
         if not session.name:
@@ -55,10 +57,13 @@ async def _run(arguments: argparse.Namespace) -> int:
         if arguments.watch:
             return await _watch(session, console)
         if arguments.json:
-            print(json.dumps(_without_managed_fields(await session.get_object()), indent=1))
-        else:
-            pipeline = await session.get_pipeline()
-            console.print(_tree(pipeline, await list_pods(session), _now()))
+            live = await session.get_object()
+            shown = _without_managed_fields(live)
+            print(json.dumps(shown, indent=1))
+            return 0
+        pipeline = await session.get_pipeline()
+        pods = await list_pods(session)
+        console.print(_tree(pipeline, pods, _now()))
     return 0
 
 
@@ -68,49 +73,59 @@ def _without_managed_fields(pipeline: Object) -> Object:
 
 
 async def _list(session: ClusterSession, arguments: argparse.Namespace, console: Console) -> int:
-    namespace = None if arguments.all_namespaces else session.context.namespace
-    pipelines = [
-        _without_managed_fields(one) async for one in session.api.list(paths.pipelines(namespace))
-    ]
+    namespace: str | None = session.context.namespace
+    if arguments.all_namespaces:
+        namespace = None
+    path = paths.pipelines(namespace)
+    pipelines = [_without_managed_fields(item) async for item in session.api.list(path)]
     if arguments.json:
-        print(
-            json.dumps(
-                {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": pipelines}, indent=1
-            )
-        )
+        listed = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": pipelines}
+        print(json.dumps(listed, indent=1))
         return 0
     if not pipelines:
-        console.print(
-            f"no pipelines in {f'the namespace {namespace}' if namespace else 'any namespace'}"
-        )
+        scope = "any namespace"
+        if namespace:
+            scope = f"the namespace {namespace}"
+        console.print(f"no pipelines in {scope}")
         return 0
-    first = () if namespace else ("NAMESPACE",)
     now = _now()
-    cells = ((one["metadata"]["namespace"],)[: len(first)] + _row(one, now) for one in pipelines)
-    for line in aligned([(*first, *COLUMNS, "REASON"), *cells]):
+    rows = [(*COLUMNS, "REASON"), *(_row(pipeline, now) for pipeline in pipelines)]
+    if namespace is None:
+        namespaces = [pipeline["metadata"]["namespace"] for pipeline in pipelines]
+        first_column = ["NAMESPACE", *namespaces]
+        rows = [(first, *row) for first, row in zip(first_column, rows, strict=True)]
+    for line in aligned(rows):
         console.print(line, markup=False)
     return 0
 
 
 def _row(pipeline: Object, now: datetime) -> tuple[str, ...]:
-    conditions = (pipeline.get("status") or {}).get("conditions") or []
-    reason = next((one["reason"] for one in conditions if one["type"] == READY), "")
-    return (*row(pipeline, now), str(reason or ""))
+    status = pipeline.get("status") or {}
+    reason = ""
+    for condition in status.get("conditions") or []:
+        if condition["type"] == READY:
+            reason = str(condition["reason"] or "")
+    return (*row(pipeline, now), reason)
 
 
 async def _watch(session: ClusterSession, console: Console) -> int:
     """Show the pipeline until it has finished: redrawn in place on a terminal, else printed again on every change."""
-    pipeline, printed = await session.get_pipeline(), ""
-    terminal = Live(console=console, auto_refresh=False, vertical_overflow="visible")
-    with terminal if console.is_terminal else nullcontext() as live:
+    pipeline = await session.get_pipeline()
+    printed = ""
+    screen: AbstractContextManager[Live | None] = nullcontext()
+    if console.is_terminal:
+        screen = Live(console=console, auto_refresh=False, vertical_overflow="visible")
+    with screen as live:
         while True:
-            # Without a terminal, the time that runs would print the same tree every second.
-            now = _now() if live else None
-            tree = _tree(pipeline, await with_retries(lambda: list_pods(session)), now)
+            pods = await with_retries(lambda: list_pods(session))
             if live:
-                live.update(tree, refresh=True)
-            elif (text := _to_text(tree)) != printed:
-                print(printed := text, flush=True)
+                live.update(_tree(pipeline, pods, _now()), refresh=True)
+            else:
+                # Without the time: it would print the same tree every second.
+                text = _to_text(_tree(pipeline, pods, None))
+                if text != printed:
+                    print(text, flush=True)
+                printed = text
             if has_finished(pipeline):
                 return exit_code(pipeline.status)
             await asyncio.sleep(POLL_SECONDS)
@@ -135,7 +150,8 @@ def _tree(pipeline: Pipeline, running: Mapping[str, Pod], now: datetime | None) 
         pod = running.get(attempt.job)
         if pod is None:
             return (f"job {attempt.job}: no pod",)
-        return (f"pod {pod.name} on {pod.node or 'no node yet'}: {pod.phase}",)
+        node = pod.node or "no node yet"
+        return (f"pod {pod.name} on {node}: {pod.phase}",)
 
     lines = [Text(line) for line in _summary(pipeline)]
     return Group(live_table(str(pipeline.key), pipeline.status, pods, now=now), *lines)
@@ -149,13 +165,15 @@ def _summary(pipeline: Pipeline) -> Iterable[str]:
     yield from gate_lines(status)
     if status.model:
         yield f"model {status.model.uri}  {status.model.digest}"
-        if status.model.endpoint:
-            yield f"endpoint {status.model.endpoint} inside the cluster; from this machine: {_port_forward(pipeline)}"
+        endpoint = status.model.endpoint
+        if endpoint:
+            command = _port_forward(pipeline, endpoint)
+            yield f"endpoint {endpoint} inside the cluster; from this machine: {command}"
     yield ready_message(status) or "not yet reconciled by the operator"
 
 
-def _port_forward(pipeline: Pipeline) -> str:
+def _port_forward(pipeline: Pipeline, endpoint: str) -> str:
     """Return the command that makes the Service of the model server available on port 8000 of this machine."""
-    port = urlsplit(pipeline.status.model.endpoint or "").port if pipeline.status.model else None
+    port = urlsplit(endpoint).port or HTTP_PORT
     service = service_name(pipeline.key.name)
-    return f"kubectl port-forward -n {pipeline.key.namespace} service/{service} 8000:{port or HTTP_PORT}"
+    return f"kubectl port-forward -n {pipeline.key.namespace} service/{service} 8000:{port}"

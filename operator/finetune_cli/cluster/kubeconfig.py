@@ -16,7 +16,7 @@ OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 @dataclass(frozen=True)
-class Context:
+class KubeContext:
     """A kubeconfig context and a namespace of its cluster."""
 
     name: str | None
@@ -24,20 +24,22 @@ class Context:
     namespace: str
 
 
-def read_context(context: str | None) -> Context:
-    """Return the named context, else the current one, else that of the pod; raises UsageError where there is none."""
+def read_context(context: str | None) -> KubeContext:
+    """Return the named context, else the current context, else the pod's; raises UsageError if there is none."""
     files = kube_config.KUBE_CONFIG_DEFAULT_LOCATION
     contexts, current = _contexts(files)
     if context and context not in contexts:
         raise UsageError(f"there is no context {context} in {files}{_hint(context, contexts)}")
-    if chosen := context or current:
-        return Context(chosen, (contexts.get(chosen) or {}).get("namespace") or "default")
+    chosen = context or current
+    if chosen:
+        namespace = (contexts.get(chosen) or {}).get("namespace")
+        return KubeContext(chosen, namespace or "default")
+    # A kubeconfig comes first, as for kubectl inside a pod.
     if OWN_NAMESPACE.is_file():
-        return Context(None, OWN_NAMESPACE.read_text().strip())
+        return KubeContext(None, OWN_NAMESPACE.read_text().strip())
     if contexts:
-        raise UsageError(
-            f"{files} has no current context; choose one with --context: {', '.join(sorted(contexts))}"
-        )
+        names = ", ".join(sorted(contexts))
+        raise UsageError(f"{files} has no current context; choose one with --context: {names}")
     raise UsageError(f"no kubeconfig at {files}: set KUBECONFIG; {local_runs_hint()}")
 
 
@@ -45,23 +47,24 @@ def _hint(context: str, contexts: Mapping[str, Any]) -> str:
     if not contexts:
         return ": set KUBECONFIG"
     match = closest_match(context, contexts)
-    return (
-        f"; did you mean {match}?" if match else f"; its contexts are {', '.join(sorted(contexts))}"
-    )
+    if match:
+        return f"; did you mean {match}?"
+    return f"; its contexts are {', '.join(sorted(contexts))}"
 
 
 def _contexts(files: str) -> tuple[dict[str, Mapping[str, Any]], str | None]:
-    """Return the contexts by name, and the name of the current one."""
-    if not any(Path(file).expanduser().exists() for file in files.split(":") if file):
+    """Return the contexts by name, and the name of the current context."""
+    existing = [file for file in files.split(":") if file and Path(file).expanduser().exists()]
+    # The client's loader raises for missing files; without any, the pod's own cluster may be meant.
+    if not existing:
         return {}, None
     merger: Any = kube_config.KubeConfigMerger
     try:
         config = merger(files).config
-        contexts = {
-            node.value["name"]: node.value.get("context") or {}
-            for node in config.safe_get("contexts") or []
-        }
+        nodes = config.safe_get("contexts") or []
+        contexts = {node.value["name"]: node.value.get("context") or {} for node in nodes}
         return contexts, config.safe_get("current-context")
+    # A kubeconfig of another form makes the loader fail in many ways.
     except (
         ConfigException,
         yaml.YAMLError,
@@ -70,6 +73,5 @@ def _contexts(files: str) -> tuple[dict[str, Mapping[str, Any]], str | None]:
         TypeError,
         ValueError,
     ) as error:
-        raise UsageError(
-            f"{files} is not a valid kubeconfig: {' '.join(str(error).split())[:200]}"
-        ) from error
+        problem = " ".join(str(error).split())[:200]
+        raise UsageError(f"{files} is not a valid kubeconfig: {problem}") from error

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import re
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from finetune_cli.cluster.pods import pod_of
@@ -15,10 +16,9 @@ from finetune_cli.cluster.session import (
     with_retries,
 )
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.display import attempt_line, no_attempt, print_attempt, stage_summary
-from finetune_cli.exit_codes import FAILED
+from finetune_cli.exit_codes import FAILED, has_finished, is_up_to_date
 from finetune_cli.metrics import TRAIN, print_rows, print_samples, rows_of_curve
-from finetune_cli.pipeline_status import has_finished, is_up_to_date
+from finetune_cli.status_text import attempt_line, no_attempt, print_attempt, stage_summary
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
 from finetune_operator.core.metadata import STAGE_CONTAINER, workspace_name
 from finetune_operator.core.pipeline import Pipeline
@@ -34,7 +34,7 @@ TIMESTAMPED_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ?(.*)", re.DOTALL)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a log; return FAILED where there is none."""
+    """Print a log; return FAILED if there is none."""
     return asyncio.run(_run(arguments))
 
 
@@ -50,53 +50,48 @@ async def _run(arguments: argparse.Namespace) -> int:
         reader = _Reader(session, arguments.stage, arguments.attempt)
         if arguments.follow:
             return await reader.follow(pipeline)
-        chosen = _select(_stage(pipeline, arguments.stage), arguments.attempt)
+        stage = _stage(pipeline, arguments.stage)
+        chosen = _select(stage, arguments.attempt)
         if not chosen:
-            raise no_attempt(
-                arguments.stage, arguments.attempt, _stage(pipeline, arguments.stage).attempts
-            )
-        return 0 if await reader.print_newest(chosen[-1], pipeline) else FAILED
+            raise no_attempt(arguments.stage, arguments.attempt, stage.attempts)
+        if await reader.print_newest(chosen[-1], pipeline):
+            return 0
+        return FAILED
 
 
 def _print_metrics(pipeline: Pipeline, output: str | None) -> int:
-    """Print the points of the curve in the status; return FAILED where there is none."""
+    """Print the points of the curve in the status; return FAILED if there is none."""
     stage = _stage(pipeline, TRAIN)
     if not stage.attempts:
         raise no_attempt(TRAIN, None, ())
     curve = stage.loss_curve
     if curve is None:
-        print(
-            f"train has reported no loss curve; its status: {stage_summary(stage)}", file=sys.stderr
-        )
+        summary = stage_summary(stage)
+        print(f"train has reported no loss curve; its status: {summary}", file=sys.stderr)
         return FAILED
+    points = f"{len(curve.losses)} points up to step {curve.step}"
+    if curve.every_steps > 1:
+        points += f", each the mean of {curve.every_steps} steps"
     claim = pipeline.spec.workspace.existing_claim or workspace_name(pipeline.key.name)
-    mean = f", each the mean of {curve.every_steps} steps" if curve.every_steps > 1 else ""
-    print(
-        f"{len(curve.losses)} points up to step {curve.step}{mean}; "
-        f"every step is in {TRAIN}/{stage.identity}/{METRICS} on the claim {claim}",
-        file=sys.stderr,
-    )
+    file = f"{TRAIN}/{stage.identity}/{METRICS}"
+    # On stderr: stdout holds rows alone, for another program.
+    print(f"{points}; every step is in {file} on the claim {claim}", file=sys.stderr)
     print_rows(rows_of_curve(curve), output)
     return 0
 
 
 async def _print_samples(session: ClusterSession, pipeline: Pipeline, output: str | None) -> int:
-    """Print the samples in the logs of all attempts whose pods exist; return FAILED where there is none."""
-    stage, lines = _stage(pipeline, TRAIN), list[str]()
+    """Print the samples in the logs of all attempts whose pods exist; return FAILED if there is none."""
+    stage = _stage(pipeline, TRAIN)
     if not stage.attempts:
         raise no_attempt(TRAIN, None, ())
+    lines: list[str] = []
     for attempt in stage.attempts:
         pod = await pod_of(session, attempt)
         if pod is None or not pod.started_at:
             print(_no_log_message(attempt, pod, stage), file=sys.stderr)
-            continue
-        path = paths.pod_log(session.context.namespace, pod.name)
-        async for line in session.api.stream_lines(
-            path, container=STAGE_CONTAINER, timestamps="true"
-        ):
-            found = TIMESTAMPED_LINE.fullmatch(line)
-            if found and found[2].startswith(LOG_PREFIX):
-                lines.append(found[2].removeprefix(LOG_PREFIX))
+        else:
+            lines += [line async for line in _sample_lines(session, pod)]
     rows = parse_samples(lines)
     if not rows:
         print(
@@ -106,6 +101,15 @@ async def _print_samples(session: ClusterSession, pipeline: Pipeline, output: st
         return FAILED
     print_samples(rows, output)
     return 0
+
+
+async def _sample_lines(session: ClusterSession, pod: Pod) -> AsyncIterator[str]:
+    path = paths.pod_log(session.context.namespace, pod.name)
+    lines = session.api.stream_lines(path, container=STAGE_CONTAINER, timestamps="true")
+    async for line in lines:
+        match = TIMESTAMPED_LINE.fullmatch(line)
+        if match and match[2].startswith(LOG_PREFIX):
+            yield match[2].removeprefix(LOG_PREFIX)
 
 
 def _stage(pipeline: Pipeline, name: str) -> StageStatus:
@@ -131,7 +135,7 @@ class _Reader:
     """Pod -> the timestamp of its last printed line."""
 
     async def print_newest(self, attempt: AttemptStatus, pipeline: Pipeline) -> bool:
-        """Print the current log of an attempt; False where there is none."""
+        """Print the current log of an attempt; return False if there is none."""
         pod = await pod_of(self.session, attempt)
         if pod is None or not pod.started_at:
             self._report(_no_log_message(attempt, pod, _stage(pipeline, self.stage)))
@@ -141,16 +145,13 @@ class _Reader:
         return True
 
     async def follow(self, pipeline: Pipeline) -> int:
-        """Print the newest attempt and all later ones, until the stage has ended."""
+        """Print the newest attempt and all later attempts, until the stage has ended."""
         older = _select(_stage(pipeline, self.stage), self.number)[:-1]
         self.printed = {attempt.number for attempt in older}
         while True:
             stage = _stage(pipeline, self.stage)
-            new = [
-                attempt
-                for attempt in _select(stage, self.number)
-                if attempt.number not in self.printed
-            ]
+            selected = _select(stage, self.number)
+            new = [attempt for attempt in selected if attempt.number not in self.printed]
             if new and await self._print_completely(new[0], stage):
                 self.printed.add(new[0].number)
             elif not new and self._has_ended(pipeline):
@@ -160,16 +161,19 @@ class _Reader:
             pipeline = await refresh(self.session)
 
     def _has_ended(self, pipeline: Pipeline) -> bool:
-        """Whether no further attempt can start; raises UsageError where the selected attempt does not exist."""
+        """Return whether no further attempt can start; raises UsageError if the selected attempt does not exist."""
         stage = _stage(pipeline, self.stage)
         if self.number is not None:
             if self.number not in self.printed:
                 raise no_attempt(self.stage, self.number, stage.attempts)
             return True
-        return has_finished(pipeline) or (stage.state in ENDED_STATES and is_up_to_date(pipeline))
+        if has_finished(pipeline):
+            return True
+        # A retry that the operator has not seen yet starts an ended stage again.
+        return stage.state in ENDED_STATES and is_up_to_date(pipeline)
 
     async def _print_completely(self, attempt: AttemptStatus, stage: StageStatus) -> bool:
-        """Print the log until the pod ends; False where the attempt may still start."""
+        """Print the log until the pod ends; return False if the attempt may still start."""
         pod = await with_retries(lambda: pod_of(self.session, attempt))
         if pod is None or not pod.started_at:
             self._report(_no_log_message(attempt, pod, stage))
@@ -193,22 +197,24 @@ class _Reader:
     async def _print(self, pod: Pod, *, follow: bool) -> None:
         """Print the lines that are not printed yet."""
         last = self.last_timestamps.get(pod.name, "")
-        query = {"container": STAGE_CONTAINER, "timestamps": "true"} | (
-            {"follow": "true"} if follow else {}
-        )
-        query |= {"sinceTime": last} if last else {}
+        query = {"container": STAGE_CONTAINER, "timestamps": "true"}
+        if follow:
+            query["follow"] = "true"
+        if last:
+            query["sinceTime"] = last
         path = paths.pod_log(self.session.context.namespace, pod.name)
         async for line in self.session.api.stream_lines(path, **query):
-            found = TIMESTAMPED_LINE.fullmatch(line)
-            if (
-                found is None
-            ):  # the kubelet's own words, such as "unable to retrieve container logs"
+            match = TIMESTAMPED_LINE.fullmatch(line)
+            if match is None:
+                # The kubelet's own words, such as "unable to retrieve container logs".
                 self._report(line)
                 continue
-            timestamp, text = found.groups()
+            timestamp, text = match.groups()
             if timestamp <= last:
-                continue  # sinceTime has a resolution of one second, so printed lines may come again
-            self.last_timestamps[pod.name] = last = timestamp
+                # sinceTime has a resolution of one second, so printed lines may come again.
+                continue
+            last = timestamp
+            self.last_timestamps[pod.name] = timestamp
             print(text, flush=follow)
 
     def _report(self, message: str) -> None:
@@ -220,9 +226,11 @@ class _Reader:
 
 def _no_log_message(attempt: AttemptStatus, pod: Pod | None, stage: StageStatus) -> str:
     if attempt.outcome is Outcome.RUNNING:
-        reason = (
-            f"{stage.reason}: {stage.message}" if stage.message else "its pod is not running yet"
-        )
+        reason = "its pod is not running yet"
+        if stage.message:
+            reason = f"{stage.reason}: {stage.message}"
         return f"attempt {attempt.number} has not started: {reason}"
-    problem = "never started" if pod else "no longer exists, and its log is lost"
+    problem = "no longer exists, and its log is lost"
+    if pod:
+        problem = "never started"
     return f"the pod of attempt {attempt.number} {problem}; its status: {attempt_line(attempt)}"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from finetune_cli.arguments import is_manifest
 from finetune_cli.cluster.api_errors import describe_api_error
-from finetune_cli.cluster.kubeconfig import Context, read_context
+from finetune_cli.cluster.kubeconfig import KubeContext, read_context
 from finetune_cli.diagnostics import UsageError, closest_match
 from finetune_cli.manifest.manifest import Manifest, read
 from finetune_cli.manifest.messages import DNS_LABEL, DNS_SUBDOMAIN, PATTERNS
@@ -24,7 +24,9 @@ from finetune_operator.kubernetes.cluster import parse_pipeline
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 Object = dict[str, Any]
+"""An object of the API server as JSON."""
 T = TypeVar("T")
+# An API server restarts within this time, and a command that waits for hours must survive that.
 API_RETRY_SECONDS = 60.0
 """How long requests that fail are retried while a command waits for or follows a pipeline."""
 POLL_SECONDS = 1.0
@@ -33,13 +35,13 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class ClusterSession:
-    """A connection to a cluster, with the selected pipeline; `name` is empty where none is selected."""
+    """A connection to a cluster, with the selected pipeline; `name` is empty if none is selected."""
 
     api: KubernetesClient
-    context: Context
+    context: KubeContext
     name: str = ""
     manifest: Manifest | None = None
-    """Set where the argument is a manifest file."""
+    """Set if the argument is a manifest file."""
 
     @property
     def key(self) -> Key:
@@ -47,44 +49,47 @@ class ClusterSession:
         return Key(self.context.namespace, self.name)
 
     async def get_object(self) -> Object:
-        """Return the object from the API server; raises UsageError where it does not exist."""
-        found = await self.api.get(paths.pipeline(self.key))
-        if found is None:
+        """Return the object from the API server; raises UsageError if it does not exist."""
+        pipeline = await self.api.get(paths.pipeline(self.key))
+        if pipeline is None:
             raise UsageError(await self._not_found_message())
-        return found
+        return pipeline
 
     async def get_pipeline(self) -> Pipeline:
-        """Return the parsed object; raises UsageError where it does not exist."""
+        """Return the parsed object; raises UsageError if it does not exist."""
         return parse_pipeline(await self.get_object())
 
     async def _not_found_message(self) -> str:
         namespace = self.context.namespace
-        names = [one["metadata"]["name"] async for one in self.api.list(paths.pipelines(namespace))]
+        path = paths.pipelines(namespace)
+        names = [pipeline["metadata"]["name"] async for pipeline in self.api.list(path)]
         message = f"there is no pipeline {self.name} in the namespace {namespace}"
         if not names:
             return f"{message}, which has no pipelines; choose another with -n, or list all with `finetune get -A`"
         match = closest_match(self.name, names)
-        hint = (
-            f"did you mean {match}?"
-            if match
-            else f"its pipelines are {', '.join(sorted(names)[:10])}"
-        )
-        return f"{message}; {hint}"
+        if match:
+            return f"{message}; did you mean {match}?"
+        # A namespace may have hundreds.
+        return f"{message}; its pipelines are {', '.join(sorted(names)[:10])}"
 
 
 @asynccontextmanager
 async def connect(arguments: argparse.Namespace) -> AsyncIterator[ClusterSession]:
     """Connect to the cluster that the arguments select; its errors are raised as UsageError or ClusterError."""
-    manifest = (
-        read(Path(arguments.name)) if arguments.name and is_manifest(arguments.name) else None
-    )
-    name = manifest.name if manifest else arguments.name or ""
+    name = arguments.name or ""
+    manifest = None
+    if name and is_manifest(name):
+        manifest = read(Path(name))
+        name = manifest.name
+    # Checked here, because the name becomes a part of the API's paths.
     if name and not re.fullmatch(DNS_SUBDOMAIN, name):
         raise UsageError(
             f"{name!r} is neither a file nor a pipeline's name: a name {PATTERNS[DNS_SUBDOMAIN]}"
         )
     context = read_context(arguments.context)
-    context = Context(context.name, _namespace(arguments.namespace, manifest) or context.namespace)
+    namespace = _namespace(arguments.namespace, manifest)
+    if namespace:
+        context = KubeContext(context.name, namespace)
     try:
         async with open_client(await load_configuration(context.name)) as api:
             yield ClusterSession(api, context, name, manifest)
@@ -93,14 +98,16 @@ async def connect(arguments: argparse.Namespace) -> AsyncIterator[ClusterSession
 
 
 def _namespace(given: str | None, manifest: Manifest | None) -> str | None:
-    """Return the namespace of -n or of the manifest; raises UsageError where they differ."""
+    """Return the namespace of -n or of the manifest; raises UsageError if they differ."""
     if given and not re.fullmatch(DNS_LABEL, given):
         raise UsageError(f"--namespace {given!r}: {PATTERNS[DNS_LABEL]}")
-    in_manifest = manifest.body["metadata"].get("namespace") if manifest else None
+    if manifest is None:
+        return given
+    # From the body: the parsed manifest has a default, which must not replace the context's namespace.
+    in_manifest: str | None = manifest.body["metadata"].get("namespace")
     if given and in_manifest and given != in_manifest:
-        path = manifest.path if manifest else ""
         raise UsageError(
-            f"-n {given} contradicts metadata.namespace {in_manifest} in {path}; remove or change one"
+            f"-n {given} contradicts metadata.namespace {in_manifest} in {manifest.path}; remove or change one"
         )
     return given or in_manifest
 
@@ -113,20 +120,23 @@ async def with_retries(request: Callable[[], Awaitable[T]]) -> T:
         try:
             return await request()
         except ApiError as error:
-            overloaded = (
-                error.status == HTTPStatus.TOO_MANY_REQUESTS
-                or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-            )
-            if not (error.status == 0 or overloaded) or loop.time() > deadline:
+            if not _is_temporary(error) or loop.time() > deadline:
                 raise
         await asyncio.sleep(POLL_SECONDS)
 
 
+def _is_temporary(error: ApiError) -> bool:
+    # Status 0: there was no response.
+    if error.status in {0, HTTPStatus.TOO_MANY_REQUESTS}:
+        return True
+    return error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+
 async def refresh(session: ClusterSession) -> Pipeline:
-    """Read a known pipeline again; raises ClusterError where it was deleted."""
-    found = await with_retries(lambda: session.api.get(paths.pipeline(session.key)))
-    if found is None:
+    """Read a known pipeline again; raises ClusterError if it was deleted."""
+    pipeline = await with_retries(lambda: session.api.get(paths.pipeline(session.key)))
+    if pipeline is None:
         raise ClusterError(
             f"{session.name} no longer exists: a user or spec.whenExpired: Delete may have deleted it"
         )
-    return parse_pipeline(found)
+    return parse_pipeline(pipeline)

@@ -37,7 +37,7 @@ compdef _finetune finetune kubectl-finetune
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH}
 TAKES_RUN = frozenset({"plan", "run", "get", "logs", "retry", "drill"})
-"""Commands whose NAME may be that of a run on this machine."""
+"""Commands whose NAME may be a run on this machine."""
 
 
 def register(commands: Commands) -> None:
@@ -60,28 +60,39 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def completions(words: list[str]) -> list[str]:
-    """Return the words that may stand in place of the last one, given those between `finetune` and it."""
+    """Return the words that may stand in place of the last word, given the words between `finetune` and it."""
     *before, last = words or [""]
     return sorted({word for word in _candidates(before, last) if word.startswith(last)})
 
 
 def _candidates(before: list[str], last: str) -> Iterator[str]:
-    main = importlib.import_module("finetune_cli.__main__")  # it imports this module
+    # Here and not above: it imports this module.
+    main = importlib.import_module("finetune_cli.__main__")
     if not before:
         yield from (*main.COMMANDS, "--version", "--help")
         return
-    actions = main.arguments_of(before[0])
-    expected = _option_of(actions, before[-1])
-    if expected is not None:
-        yield from expected.choices or ()
-    elif last.startswith("-"):
-        yield from (option for action in actions for option in action.option_strings)
-    else:
-        positional = (action for action in actions if not action.option_strings)
-        yield from (str(choice) for action in positional for choice in action.choices or ())
-        yield from (run.name for run in find_runs() if before[0] in TAKES_RUN)
+    command = before[0]
+    actions = main.arguments_of(command)
+    option = _option_of(actions, before[-1])
+    if option is not None:
+        yield from option.choices or ()
+        return
+    if last.startswith("-"):
+        for action in actions:
+            yield from action.option_strings
+        return
+    for action in actions:
+        is_positional = not action.option_strings
+        if is_positional and action.choices:
+            yield from (str(choice) for choice in action.choices)
+    if command in TAKES_RUN:
+        yield from (run.name for run in find_runs())
 
 
 def _option_of(actions: list[argparse.Action], word: str) -> argparse.Action | None:
     """Return the option that expects a value after this word, or None."""
-    return next((one for one in actions if word in one.option_strings and one.nargs != 0), None)
+    for action in actions:
+        # nargs is 0 for a flag, which takes no value.
+        if word in action.option_strings and action.nargs != 0:
+            return action
+    return None

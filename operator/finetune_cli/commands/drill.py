@@ -10,16 +10,16 @@ from finetune_cli.arguments import (
     targets_cluster,
 )
 from finetune_cli.commands import Commands
-from finetune_cli.local import drill as local
+from finetune_cli.local import process_eviction as local
 from finetune_operator.api.spec import STAGES
 
 DESCRIPTION = """\
-Evict the running stage on purpose, wait, and report what it cost: the time until its work was durable, until the next
-attempt's Job and until the next step, the steps lost, and the money where a price is known. On a cluster its pod is
+Evict the running stage on purpose, wait, and report its cost: the time until its work was durable, until the next
+attempt's Job and until the next step, the steps lost, and the money if a price is known. On a cluster, its pod is
 evicted through the Eviction API, which needs the right to create pods/eviction (--kill: to delete pods). On this
-machine the process of a run is evicted that another `finetune run` works on. The eviction counts against
-maxInterruptions. Ctrl-C ends only the watching. Exit code: 0 the stage went on, 1 refused, failed or timed out, 2 wrong
-arguments, 130 interrupted.
+machine, the evicted process is part of a run in another terminal. The eviction counts against maxInterruptions. Ctrl-C
+ends only the watching. Exit code: 0 the stage went on, 1 refused, failed or timed out, 2 wrong arguments, 130
+interrupted.
 """
 
 
@@ -36,7 +36,7 @@ def register(commands: Commands) -> None:
     help_kill = (
         "SIGKILL at once; on a cluster, delete the pod without grace, which leaves it about 2 s"
     )
-    # Not `kill`, which is a flag of local runs: `arguments.targets_cluster` would refuse it with -n.
+    # Not stored as `kill`, a flag of local runs: `arguments.targets_cluster` would refuse it with -n.
     parser.add_argument("--kill", action="store_true", dest="without_grace", help=help_kill)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask before the eviction")
     help_timeout = "longest wait, as 90s, 30m or 1h30m (default: 15m)"
@@ -49,8 +49,6 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evict, watch and return the exit code."""
-    return (
-        run_on_cluster("drill", arguments)
-        if targets_cluster(arguments.name, arguments)
-        else local.run(arguments)
-    )
+    if targets_cluster(arguments.name, arguments):
+        return run_on_cluster("pod_eviction", arguments)
+    return local.run(arguments)

@@ -11,10 +11,10 @@ from finetune_cli.arguments import add_run_arguments, find_workdir, run_on_clust
 from finetune_cli.commands import Commands
 from finetune_cli.commands.list import print_runs
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.display import live_table
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.local.summary import run_argument, summary_lines
 from finetune_cli.runs import find_runs
+from finetune_cli.status_tree import live_table
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.local.job_folder import is_locked
 from finetune_operator.local.pipeline_file import PipelineFile, to_object
@@ -23,14 +23,14 @@ DESCRIPTION = """\
 Show a pipeline: its stages and attempts, the lost steps, and the reason why a stage waits. NAME is a run on this
 machine (see `finetune list`), or a pipeline on a cluster, shown with its pods. FILE is the manifest of a run on this
 machine. Without either, show the only run in .finetune, or list several; if there is none, list the pipelines of the
-namespace. With -w, the exit code is that of `finetune wait`.
+namespace. With -w, the exit codes are the same as for `finetune wait`.
 """
 
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser(
-        "get", help="show a pipeline, or list those of a namespace", description=DESCRIPTION
+        "get", help="show a pipeline, or list the pipelines of a namespace", description=DESCRIPTION
     )
     add_run_arguments(parser)
     parser.add_argument(
@@ -47,16 +47,18 @@ def register(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show a pipeline; return FAILED where the work folder holds none."""
+    """Show a pipeline; return FAILED if the work folder holds none."""
     if targets_cluster(arguments.name, arguments):
         return run_on_cluster("get", arguments)
     if arguments.watch:
         raise UsageError(
             "-w works on clusters only: `finetune run` shows the progress of a run on this machine"
         )
-    if not (arguments.name or arguments.workdir) and len(runs := find_runs()) > 1:
-        print_runs(runs, as_json=arguments.json)
-        return 0
+    if not arguments.name and not arguments.workdir:
+        runs = find_runs()
+        if len(runs) > 1:
+            print_runs(runs, as_json=arguments.json)
+            return 0
     workdir = find_workdir(arguments.name, arguments.workdir)
     pipeline = PipelineFile(workdir).read()
     if pipeline is None:
@@ -69,12 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(pipeline: Pipeline, workdir: Path, console: Console) -> None:
-    working, now = is_locked(workdir), datetime.now(UTC)  # noqa: TID251  an edge
-    console.print(live_table(pipeline.key.name, pipeline.status, now=now if working else None))
+    working = is_locked(workdir)
+    # Without a process that works on the run, nothing runs, and the time since the start says nothing.
+    now = None
+    if working:
+        now = datetime.now(UTC)  # noqa: TID251  an edge
+    console.print(live_table(pipeline.key.name, pipeline.status, now=now))
     for line in summary_lines(pipeline.status, workdir):
         console.print(line, markup=False)
     if not working and not pipeline.status.finished_at:
-        console.print(
-            f"no `finetune run` works on it; to continue: finetune run {run_argument(workdir)}",
-            markup=False,
-        )
+        command = f"finetune run {run_argument(workdir)}"
+        console.print(f"no `finetune run` works on it; to continue: {command}", markup=False)

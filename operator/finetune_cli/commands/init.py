@@ -16,7 +16,7 @@ import yaml
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import INVALID
-from finetune_cli.fields import Source, sources, targets
+from finetune_cli.fields import UriField, sources, targets
 from finetune_cli.manifest import yaml_reader
 from finetune_cli.manifest.manifest import read_text
 from finetune_cli.manifest.messages import DNS_SUBDOMAIN, PATTERNS
@@ -25,17 +25,15 @@ from finetune_operator.api.datasets import REPOSITORY
 from finetune_operator.api.spec import PipelineSpec
 
 DESCRIPTION = """\
-Write a valid manifest with comments. On a terminal, the base model and the training data are asked for where --model or
---data is not given; elsewhere the manifest then has the placeholders base-model and data.jsonl. ORG/NAME that is no
-path on this machine means the repository of the Hugging Face hub. With --cluster, every source must be one that a pod
-can read.
+Write a valid manifest with comments. On a terminal, the command asks for the base model and the training data if
+--model or --data is not given; elsewhere the manifest then has the placeholders base-model and data.jsonl. ORG/NAME
+that is no path on this machine means the repository of the Hugging Face hub. With --cluster, a pod must be able to read
+every source.
 """
-DEFAULT_NAME, DEFAULT_MODEL, DEFAULT_DATA, DEFAULT_TARGET = (
-    "my-pipeline",
-    "base-model",
-    "data.jsonl",
-    "published",
-)
+DEFAULT_NAME = "my-pipeline"
+DEFAULT_MODEL = "base-model"
+DEFAULT_DATA = "data.jsonl"
+DEFAULT_TARGET = "published"
 QUESTIONS = {
     "model": "Base model, a folder or hf://ORG/NAME",
     "data": "Training records, a file or hf://ORG/NAME/PATH",
@@ -77,7 +75,7 @@ def register(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the manifest; return INVALID where the file exists or cannot be written."""
+    """Write the manifest; return INVALID if the file exists or cannot be written."""
     file: Path = arguments.file
     if file.exists() and not arguments.force:
         print(f"{file}: already exists; --force overwrites it", file=sys.stderr)
@@ -88,10 +86,10 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         print(f"{file}: cannot be written: {error.strerror}", file=sys.stderr)
         return INVALID
-    for missing in (
-        _missing_on_cluster(read_text(file, text).manifests[0].spec) if arguments.cluster else ()
-    ):
-        print(f"{file}: may still need {missing}")
+    if arguments.cluster:
+        spec = read_text(file, text).manifests[0].spec
+        for missing in _missing_on_cluster(spec):
+            print(f"{file}: may still need {missing}")
     print(f"{file}: written; next: {_next_command(arguments)}")
     return 0
 
@@ -102,44 +100,58 @@ def manifest_text(arguments: argparse.Namespace) -> str:
         raise UsageError(f"--name {arguments.name!r}: {PATTERNS[DNS_SUBDOMAIN]}")
     model = _source(arguments, "model", DEFAULT_MODEL)
     data = _source(arguments, "data", DEFAULT_DATA)
-    if arguments.target:
-        target = _uri(arguments, "target", arguments.target)
-    else:
-        target = _target_on_cluster(arguments, model, data) if arguments.cluster else DEFAULT_TARGET
+    target = _target(arguments, model, data)
+    condition = ", once every path below is an hf:// or pvc:// URI"
+    if arguments.cluster:
+        condition = ""
     template = Template((files("finetune_cli") / "template.yaml").read_text("utf-8"))
     text = template.substitute(
         name=_scalar(arguments.name),
         model=_scalar(model),
         data=_scalar(data),
-        target=f"{_scalar(target):<24}",  # keeps the column of comments
-        on_cluster="" if arguments.cluster else ", once every path below is an hf:// or pvc:// URI",
+        # Padded, so that the comments behind it stay in one column.
+        target=f"{_scalar(target):<24}",
+        on_cluster=condition,
     )
-    if found := read_text(arguments.file, text).diagnostics:
-        raise UsageError("; ".join(f"{one.path}: {one.message}" for one in found))
+    # The same check as of any manifest: the schema knows best which values are wrong.
+    diagnostics = read_text(arguments.file, text).diagnostics
+    if diagnostics:
+        errors = [f"{diagnostic.path}: {diagnostic.message}" for diagnostic in diagnostics]
+        raise UsageError("; ".join(errors))
     return text
 
 
+def _target(arguments: argparse.Namespace, model: str, data: str) -> str:
+    if arguments.target:
+        return _uri(arguments, "target", arguments.target)
+    if arguments.cluster:
+        return _target_on_cluster(arguments, model, data)
+    return DEFAULT_TARGET
+
+
 def _scalar(value: str) -> str:
-    """Return a string as YAML: in quotes where the manifest would otherwise hold something else."""
+    """Return a string as YAML: in quotes if the manifest would otherwise hold something else, such as a number."""
     documents = yaml_reader.parse(Path(), value.encode()).documents
-    if [one.data for one in documents] == [value]:
+    if [document.data for document in documents] == [value]:
         return value
     return str(yaml.safe_dump(value, default_style="'", allow_unicode=True)).strip()
 
 
 def _missing_on_cluster(spec: PipelineSpec) -> Iterator[str]:
-    """Yield what a manifest that a cluster accepts may still need to succeed there."""
-    found = [*sources(spec), *targets(spec)]
-    if any(source.uri.startswith("hf://") for source in found):
+    """Yield additions without which a manifest that a cluster accepts may fail there."""
+    uris = [*sources(spec), *targets(spec)]
+    if any(field.uri.startswith("hf://") for field in uris):
         yield "spec.podDefaults.envFrom, a Secret with HF_TOKEN: for what is not public on the hub, and to push there"
-    if any(source.kind == "data" and REPOSITORY.fullmatch(source.uri) for source in found):
+    if any(field.kind == "data" and REPOSITORY.fullmatch(field.uri) for field in uris):
         yield "split in spec.datasets: for a data set on the hub that has several"
     yield "spec.train.pod.resources.limits, and the same in evaluate and deploy: for a GPU"
 
 
 def _next_command(arguments: argparse.Namespace) -> str:
     file = shlex.quote(str(arguments.file))
-    return f"kubectl apply -f {file}" if arguments.cluster else f"finetune validate --check {file}"
+    if arguments.cluster:
+        return f"kubectl apply -f {file}"
+    return f"finetune validate --check {file}"
 
 
 def _source(arguments: argparse.Namespace, kind: Kind, default: str) -> str:
@@ -147,32 +159,34 @@ def _source(arguments: argparse.Namespace, kind: Kind, default: str) -> str:
     given = getattr(arguments, kind)
     if given is None and sys.stdin.isatty() and sys.stdout.isatty():
         given = _ask(kind, default)
-    if given is None:
-        if arguments.cluster:
-            raise UsageError(
-                f"--cluster needs --{kind}: hf://ORG/NAME, or pvc://CLAIM/PATH of a claim with its files"
-            )
-        return default
-    return _uri(arguments, kind, given)
+    if given is not None:
+        return _uri(arguments, kind, given)
+    if arguments.cluster:
+        raise UsageError(
+            f"--cluster needs --{kind}: hf://ORG/NAME, or pvc://CLAIM/PATH of a claim with its files"
+        )
+    return default
 
 
 def _ask(kind: str, default: str) -> str | None:
-    """Return the user's answer; None for the default. Raises UsageError where the input ends instead."""
+    """Return the user's answer; None for the default. Raises UsageError if the input ends instead."""
     try:
         return input(f"{QUESTIONS[kind]} [{default}]: ").strip() or None
     except EOFError:
+        # The error begins on a line of its own, not behind the question.
         print()
         raise UsageError("the input has ended without an answer; nothing was written") from None
 
 
 def _uri(arguments: argparse.Namespace, kind: Kind, given: str) -> str:
-    """Return a path or URI as the manifest needs it; raises UsageError where the manifest cannot have it."""
+    """Return a path or URI as the manifest needs it; raises UsageError if the manifest cannot have it."""
     uri = _as_uri(kind, given, arguments.file)
     if not re.fullmatch(r"\S+", uri):
         raise UsageError(
             f"--{kind} {given!r}: must be without spaces, as URIs in manifests are; use a link to it"
         )
-    if arguments.cluster and ("://" not in uri or uri.startswith("file://")):
+    is_path = "://" not in uri or uri.startswith("file://")
+    if arguments.cluster and is_path:
         raise UsageError(
             f"--{kind} {given}: a pod cannot read this machine; use hf://ORG/NAME or pvc://CLAIM/PATH"
         )
@@ -184,24 +198,26 @@ def _as_uri(kind: Kind, given: str, manifest: Path) -> str:
     if "://" in given:
         return given
     path = Path(given).expanduser()
-    if not path.exists() and resembles_repository(Source((), given, kind, "")):
+    if not path.exists() and resembles_repository(UriField((), given, kind, "")):
         return f"hf://{given}"
     if path.is_absolute():
         return f"file://{path}"
     relative = os.path.relpath(path, manifest.parent)
+    if relative.startswith("."):
+        return relative
     # Without ./ it is no path for the manifest: because of its first character, or as it could be on the hub.
-    needs_dot = not PATH_START.match(relative) or (not path.exists() and "/" in relative)
-    return f"./{relative}" if needs_dot and not relative.startswith(".") else relative
+    could_be_repository = not path.exists() and "/" in relative
+    if could_be_repository or not PATH_START.match(relative):
+        return f"./{relative}"
+    return relative
 
 
 def _target_on_cluster(arguments: argparse.Namespace, *uris: str) -> str:
-    """Return a folder on a claim that the manifest names already; raises UsageError where it names none."""
-    claim = next(
-        (uri.removeprefix("pvc://").partition("/")[0] for uri in uris if uri.startswith("pvc://")),
-        None,
+    """Return a folder on a claim that the manifest names already; raises UsageError if it names none."""
+    for uri in uris:
+        if uri.startswith("pvc://"):
+            claim = uri.removeprefix("pvc://").partition("/")[0]
+            return f"pvc://{claim}/published/{arguments.name}"
+    raise UsageError(
+        "--cluster needs --target pvc://CLAIM/PATH: no source is on a claim that could hold the model"
     )
-    if claim is None:
-        raise UsageError(
-            "--cluster needs --target pvc://CLAIM/PATH: no source is on a claim that could hold the model"
-        )
-    return f"pvc://{claim}/published/{arguments.name}"

@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the list."""
     if arguments.context or arguments.namespace or arguments.all_namespaces:
         return run_on_cluster("get", arguments)
-    runs = [found for folder in arguments.folders for found in find_runs(folder)]
+    runs = [run for folder in arguments.folders for run in find_runs(folder)]
+    # With --json, an empty list is an answer.
     if not runs and not arguments.json:
         folders = ", ".join(map(str, arguments.folders))
         print(f"no runs in {folders}; list the pipelines on a cluster with -n NAMESPACE or -A")
@@ -54,24 +55,29 @@ def run(arguments: argparse.Namespace) -> int:
 def print_runs(runs: list[Path], *, as_json: bool) -> None:
     """Print the runs in these folders; one that cannot be read is listed with the phase Unreadable."""
     if as_json:
-        items = [to_object(pipeline) for found in runs if (pipeline := PipelineFile(found).read())]
-        print(
-            json.dumps({"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": items}, indent=1)
-        )
+        pipelines = [PipelineFile(run).read() for run in runs]
+        items = [to_object(pipeline) for pipeline in pipelines if pipeline]
+        # As the API server lists pipelines: the same tools read both.
+        listed = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": items}
+        print(json.dumps(listed, indent=1))
         return
     now = datetime.now(UTC)  # noqa: TID251  an edge
-    for line in aligned([COLUMNS, *(_row(found, now) for found in runs)]):
+    rows = [_row(run, now) for run in runs]
+    for line in aligned([COLUMNS, *rows]):
         print(line)
 
 
 def _row(run: Path, now: datetime) -> tuple[str, ...]:
-    name = (
-        run.name if run.parent == RUNS else str(run)
-    )  # what selects the run: its name, or --workdir with its folder
+    # As the user selects the run: by its name, or by --workdir with its folder.
+    name = run.name
+    if run.parent != RUNS:
+        name = str(run)
     try:
         pipeline = PipelineFile(run).read()
     except ClusterError:
+        # One damaged file must not hide the other runs.
         pipeline = None
     if pipeline is None:
         return (name, "Unreadable", *[""] * (len(COLUMNS) - 2))
-    return (name, *row(to_object(pipeline), now, working=is_locked(run))[1:])
+    cells = row(to_object(pipeline), now, working=is_locked(run))
+    return (name, *cells[1:])

@@ -8,9 +8,9 @@ from pathlib import Path
 from finetune_cli.arguments import add_run_arguments, find_workdir, run_on_cluster, targets_cluster
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.display import no_attempt, print_attempt
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.metrics import TRAIN, print_rows, print_samples, rows_of_file
+from finetune_cli.status_text import no_attempt, print_attempt
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.local.cluster import Folders
@@ -70,18 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settle_arguments(arguments: argparse.Namespace) -> None:
-    """Set the stage where it is the only positional argument; raise UsageError for what does not go together."""
+    """Set the stage if it is the only positional argument; raise UsageError for arguments that do not go together."""
+    # The name may be left out, so argparse takes a single argument for it.
     if arguments.stage is None and arguments.name in STAGE_NAMES:
-        arguments.name, arguments.stage = None, arguments.name
-    if arguments.metrics or arguments.samples:
-        flag = "--metrics" if arguments.metrics else "--samples"
-        if arguments.stage not in {None, TRAIN}:
-            raise UsageError(f"{flag} prints the {flag[2:]} of train: leave out {arguments.stage}")
-        if arguments.follow or arguments.attempt is not None:
-            raise UsageError(
-                f"{flag} prints what all attempts have recorded so far: leave out -f and --attempt"
-            )
-        arguments.stage = TRAIN
+        arguments.stage = arguments.name
+        arguments.name = None
+    if arguments.metrics:
+        _require_train(arguments, "metrics")
+    elif arguments.samples:
+        _require_train(arguments, "samples")
     elif arguments.output:
         raise UsageError(
             "-o is the form of metrics and samples: add --metrics or --samples, or leave out -o"
@@ -90,32 +87,53 @@ def _settle_arguments(arguments: argparse.Namespace) -> None:
         raise UsageError(f"name the stage whose log is printed: {', '.join(STAGE_NAMES)}")
 
 
+def _require_train(arguments: argparse.Namespace, rows: str) -> None:
+    """Set the stage to train; raise UsageError for arguments that --metrics or --samples cannot have."""
+    if arguments.stage not in {None, TRAIN}:
+        raise UsageError(f"--{rows} prints the {rows} of train: leave out {arguments.stage}")
+    if arguments.follow or arguments.attempt is not None:
+        raise UsageError(
+            f"--{rows} prints what all attempts have recorded so far: leave out -f and --attempt"
+        )
+    arguments.stage = TRAIN
+
+
 def _print_rows(workdir: Path, output: str | None, *, samples: bool) -> int:
-    """Print a file of the train stage; return FAILED where it has no rows."""
+    """Print a file of the train stage; return FAILED if it has no rows."""
     pipeline = PipelineFile(workdir).read()
-    stage = pipeline.status.stages.get(TRAIN) if pipeline else None
+    stage = None
+    if pipeline:
+        stage = pipeline.status.stages.get(TRAIN)
     if pipeline is None or stage is None or not stage.attempts:
         raise no_attempt(TRAIN, None, ())
+    # The folder of the current identity: rows of a training with other settings are in another one.
     folder = Folders.under(workdir, workdir).workspace(pipeline) / TRAIN / stage.identity
-    if samples and (texts := read_samples(folder / SAMPLES)):
-        print_samples(texts, output)
-        return 0
-    if not samples and (rows := rows_of_file(folder / METRICS)):
-        print_rows(rows, output)
-        return 0
-    missing = (
-        f"{folder / SAMPLES} has no rows: train.samples may not be set, or no validation has run yet"
-        if samples
-        else f"{folder / METRICS} has no rows: training may not have finished a step yet"
-    )
-    print(missing, file=sys.stderr)
-    return FAILED
+    if samples:
+        return _print_samples(folder / SAMPLES, output)
+    rows = rows_of_file(folder / METRICS)
+    if not rows:
+        reason = "training may not have finished a step yet"
+        print(f"{folder / METRICS} has no rows: {reason}", file=sys.stderr)
+        return FAILED
+    print_rows(rows, output)
+    return 0
+
+
+def _print_samples(file: Path, output: str | None) -> int:
+    rows = read_samples(file)
+    if not rows:
+        reason = "train.samples may not be set, or no validation has run yet"
+        print(f"{file} has no rows: {reason}", file=sys.stderr)
+        return FAILED
+    print_samples(rows, output)
+    return 0
 
 
 def _attempts(workdir: Path, stage: str) -> tuple[AttemptStatus, ...]:
     pipeline = PipelineFile(workdir).read()
-    known = pipeline.status.stages.get(stage) if pipeline else None
-    return known.attempts if known else ()
+    if pipeline is None or stage not in pipeline.status.stages:
+        return ()
+    return pipeline.status.stages[stage].attempts
 
 
 def _print(folder: Path, attempt: AttemptStatus, *, follow: bool) -> None:

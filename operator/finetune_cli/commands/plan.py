@@ -20,9 +20,9 @@ from finetune_cli.arguments import (
 )
 from finetune_cli.commands import Commands
 from finetune_cli.counts import count_lines
-from finetune_cli.display import print_forecast, print_forecast_json
 from finetune_cli.fields import without_effect
 from finetune_cli.forecast import FindKeptWork, KeptWork, PipelineForecast, forecast
+from finetune_cli.forecast_lines import print_forecast, print_forecast_json
 from finetune_cli.local.run import LocalRun, with_spec
 from finetune_cli.manifest.manifest import read
 from finetune_cli.placement import placement_lines, read_placement
@@ -38,6 +38,7 @@ NAME of a run on this machine: what `finetune run` would do. FILE with -n or --c
 that cluster would do; the API server checks it in a dry run. NAME of a pipeline on a cluster: what remains to be done.
 """
 
+# Such files alone would make a forecast say "resume" although the attempt begins anew.
 NO_WORK = frozenset({"config.json", "server.log"})
 """Files that an attempt writes before it has done any work to resume from."""
 
@@ -59,9 +60,10 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the forecast."""
     if targets_cluster(arguments.name, arguments):
-        return run_on_cluster("plan", arguments)
+        return run_on_cluster("apply_forecast", arguments)
     manifest = read(manifest_path(arguments.name))
     workdir = workdir_for(manifest, arguments.workdir)
+    # The links to claims go to a folder outside the work folder: a plan writes nothing there.
     with tempfile.TemporaryDirectory() as links:
         local_run = LocalRun.read_only(manifest, workdir, Path(links))
         local_run.link_claims(claims(arguments.claim))
@@ -69,24 +71,28 @@ def run(arguments: argparse.Namespace) -> int:
         planned = asyncio.run(_forecast(local_run))
         prepared = _prepared(planned, local_run)
         counts = count_lines(manifest.spec, prepared, local_run.environment)
-    defaults = read_placement(arguments.placement) if arguments.placement else None
-    places = list(placement_lines(planned, manifest.spec, defaults, datetime.now(UTC)))  # noqa: TID251  an edge
+    defaults = None
+    if arguments.placement:
+        defaults = read_placement(arguments.placement)
+    now = datetime.now(UTC)  # noqa: TID251  an edge
+    places = list(placement_lines(planned, manifest.spec, defaults, now))
     unused = without_effect(manifest.spec)
     if arguments.json:
-        notes = {
-            "notes": planned.notes,
-            "counts": counts,
-            "notLookedAt": not_looked_at,
-            "placement": places,
-        }
-        print_forecast_json(planned.stages, **notes, withoutEffectHere=unused)
+        print_forecast_json(
+            planned.stages,
+            notes=planned.notes,
+            counts=counts,
+            notLookedAt=not_looked_at,
+            placement=places,
+            withoutEffectHere=unused,
+        )
         return 0
     console = Console(highlight=False, soft_wrap=True)
     print_forecast(planned.stages, console)
-    more = [*planned.notes, *places, *counts, *not_looked_at]
+    lines = [*planned.notes, *places, *counts, *not_looked_at]
     if unused:
-        more.append(f"without effect on this machine: {', '.join(unused)}")
-    for line in more:
+        lines.append(f"without effect on this machine: {', '.join(unused)}")
+    for line in lines:
         console.print(line, style="dim", markup=False)
     return 0
 
@@ -103,16 +109,14 @@ def _prepared(planned: PipelineForecast, local_run: LocalRun) -> PrepareResult |
 async def _forecast(local_run: LocalRun) -> PipelineForecast:
     manifest = local_run.manifest
     before = local_run.cluster.pipeline_file.read()
-    after = (
-        with_spec(before, manifest)
-        if before
-        else Pipeline(local_run.key, "0" * 8, 1, manifest.spec)
-    )
+    # The first run has no UID yet; the forecast shows none.
+    after = Pipeline(local_run.key, "0" * 8, 1, manifest.spec)
+    if before:
+        after = with_spec(before, manifest)
     observed = await local_run.cluster.observe(after)
     now = datetime.now(UTC)  # noqa: TID251  an edge
-    return forecast(
-        before, after, observed, now, _find_in_workspace(local_run.cluster.folders.workspace(after))
-    )
+    workspace = local_run.cluster.folders.workspace(after)
+    return forecast(before, after, observed, now, _find_in_workspace(workspace))
 
 
 def _find_in_workspace(workspace: Path) -> FindKeptWork:
@@ -120,19 +124,19 @@ def _find_in_workspace(workspace: Path) -> FindKeptWork:
         folder = workspace / name / stage.status.identity
         if (folder / "result.json").is_file():
             return KeptWork("reuse", "its result is in the workspace")
-        return (
-            KeptWork("resume", "resumes from the work of an earlier attempt")
-            if _has_work(folder)
-            else None
-        )
+        if _has_work(folder):
+            return KeptWork("resume", "resumes from the work of an earlier attempt")
+        return None
 
     return find
 
 
 def _has_work(folder: Path) -> bool:
-    """Whether the folder holds work of an earlier attempt; names that begin with a dot are unfinished files."""
-    files = (path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
-    return any(
-        parts[-1] not in NO_WORK and not any(part.startswith(".") for part in parts)
-        for parts in files
-    )
+    """Return whether the folder holds work of an earlier attempt."""
+    for path in folder.rglob("*"):
+        parts = path.relative_to(folder).parts
+        # Files and folders whose names begin with a dot are unfinished: the trainer renames them when they are whole.
+        is_unfinished = any(part.startswith(".") for part in parts)
+        if path.name not in NO_WORK and not is_unfinished and path.is_file():
+            return True
+    return False

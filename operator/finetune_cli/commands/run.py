@@ -12,14 +12,15 @@ from rich.console import Console
 
 from finetune_cli.arguments import add_local_arguments, claims, manifest_path, workdir_for
 from finetune_cli.commands import Commands
-from finetune_cli.display import Display, display_for, live_table
-from finetune_cli.exit_codes import FAILED, INTERRUPTED
+from finetune_cli.display import Display, display_for
+from finetune_cli.exit_codes import DONE, FAILED, INTERRUPTED, below_gate
+from finetune_cli.exit_codes import exit_code as finished_exit_code
 from finetune_cli.local.fault_injection import fault
 from finetune_cli.local.run import LocalRun, is_until_reached
 from finetune_cli.local.serving import keep_serving
 from finetune_cli.local.summary import run_argument, summary_lines
 from finetune_cli.manifest.manifest import read
-from finetune_cli.pipeline_status import DONE, below_gate
+from finetune_cli.status_tree import live_table
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.events import Event
@@ -44,19 +45,17 @@ def register(commands: Commands) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser, target: str = RUN_OR_FILE) -> None:
-    """Add the arguments that `run` and `retry` share; `target` describes the positional one."""
+    """Add the arguments that `run` and `retry` share; `target` describes the positional argument."""
     parser.add_argument("file", metavar="NAME|FILE", help=target)
     add_local_arguments(parser)
     stages = [stage.name for stage in STAGES]
     parser.add_argument("--until", choices=stages, help="stop after this stage")
-    help_evict = "evict the stage when it has reached this step: SIGTERM, then SIGKILL; may be given several times"
-    help_kill = (
-        "kill the stage at this step without notice (SIGKILL), as the loss of its node would"
-    )
-    for kind, text in (("evict", help_evict), ("kill", help_kill)):
-        parser.add_argument(
-            f"--{kind}", action="append", default=[], metavar="STAGE@STEP", help=text
-        )
+    faults = {
+        "--evict": "evict the stage when it has reached this step: SIGTERM, then SIGKILL; may be given several times",
+        "--kill": "kill the stage at this step without notice (SIGKILL), as the loss of its node would",
+    }
+    for flag, text in faults.items():
+        parser.add_argument(flag, action="append", default=[], metavar="STAGE@STEP", help=text)
     parser.add_argument(
         "--keep-serving",
         action="store_true",
@@ -68,29 +67,26 @@ def add_arguments(parser: argparse.ArgumentParser, target: str = RUN_OR_FILE) ->
 def run(arguments: argparse.Namespace) -> int:
     """Run the pipeline until it has finished or is stopped, and return the exit code."""
     manifest = read(manifest_path(arguments.file))
-    faults = [fault("evict")(text) for text in arguments.evict] + [
-        fault("kill")(text) for text in arguments.kill
-    ]
+    faults = [fault("evict")(text) for text in arguments.evict]
+    faults += [fault("kill")(text) for text in arguments.kill]
     workdir = workdir_for(manifest, arguments.workdir)
+    settings = Settings(until=arguments.until, placement_defaults=None)
     with display_for(manifest.name, to_stderr=arguments.json) as display:
-        local_run = LocalRun.create(manifest, workdir, display.event)
+        commit = _commit(manifest.path.parent)
+        local_run = LocalRun.create(manifest, workdir, display.event, commit)
         with local_run.locked():
             local_run.cluster.folders.link_claims(claims(arguments.claim))
+            # All checks come before the manifest is applied: an invalid one leaves the earlier run as it is.
             for text in local_run.check():
                 display.event(Event("Warning", "NotLookedAt", text))
-            if commit := commit_of(manifest.path.parent):
-                os.environ.setdefault(GIT_SHA, commit)
-            retry = _retry_request(local_run, display) if arguments.retry else None
+            retry = None
+            if arguments.retry:
+                retry = _retry_request(local_run, display)
             local_run.apply_manifest(retry)
-            status = asyncio.run(
-                local_run.run(
-                    Settings(until=arguments.until, placement_defaults=None), faults, display.update
-                )
-            )
+            status = asyncio.run(local_run.run(settings, faults, display.update))
     if arguments.json:
-        print(
-            json.dumps(status.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1)
-        )
+        values = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        print(json.dumps(values, indent=1))
     else:
         print_summary(local_run, status)
     if arguments.keep_serving and status.phase == "Succeeded" and not keep_serving(local_run):
@@ -102,30 +98,27 @@ def _retry_request(local_run: LocalRun, display: Display) -> str | None:
     """Return the value of the retry annotation; None after a run without a failure: a retry would erase its record."""
     before = local_run.status()
     if before.finished_at and before.phase in DONE:
-        display.event(
-            Event(
-                "Warning",
-                "NothingToRetry",
-                f"the run has finished ({before.phase}) without a failure",
-            )
-        )
+        text = f"the run has finished ({before.phase}) without a failure"
+        display.event(Event("Warning", "NothingToRetry", text))
         return None
     return datetime.now(UTC).isoformat()  # noqa: TID251  an edge
 
 
+def _commit(folder: Path) -> str | None:
+    """Return the commit of the manifest for the model card; None if the shell names it or there is none."""
+    # The user's own variable takes precedence: the stages inherit it.
+    if GIT_SHA in os.environ:
+        return None
+    return commit_of(folder)
+
+
 def commit_of(folder: Path) -> str | None:
     """Return the git commit of a folder, with the suffix -dirty for uncommitted changes; None outside a repository."""
-    command = (
-        "git",
-        "-C",
-        str(folder),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-        "--exclude=*",
-    )
+    # Tags are excluded, and the commit is never shortened: the model card needs the whole one.
+    options = ("--always", "--dirty", "--abbrev=40", "--exclude=*")
+    command = ("git", "-C", str(folder), "describe", *options)
     try:
+        # A repository on a network file system may take long; the commit is not worth waiting for.
         described = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
@@ -134,11 +127,9 @@ def commit_of(folder: Path) -> str | None:
 
 def exit_code(status: PipelineStatus, local_run: LocalRun, until: str | None) -> int:
     """Return the exit code: 0, FAILED, BELOW_GATE or INTERRUPTED."""
-    if status.finished_at and status.phase not in DONE:
-        return FAILED
-    if not status.finished_at and (
-        local_run.cluster.stopping or not is_until_reached(status, until)
-    ):
+    if status.finished_at:
+        return finished_exit_code(status)
+    if local_run.cluster.stopping or not is_until_reached(status, until):
         return INTERRUPTED
     return below_gate(status)
 
@@ -149,12 +140,20 @@ def print_summary(local_run: LocalRun, status: PipelineStatus) -> None:
     console.print(live_table(local_run.key.name, status))
     for line in summary_lines(status, local_run.workdir):
         console.print(line, markup=False)
+    hint = _next_command(local_run, status)
+    if hint:
+        console.print(hint, markup=False)
+
+
+def _next_command(local_run: LocalRun, status: PipelineStatus) -> str:
+    """Return how to go on from a run that has failed or stopped; empty for all other runs."""
     again = run_argument(local_run.workdir)
-    if status.finished_at and status.phase == "Failed":
-        console.print(f"After fixing the cause: finetune retry {again}", markup=False)
-    elif not status.finished_at and local_run.cluster.stopping:
-        console.print(f"Stopped. To continue: finetune run {again}", markup=False)
-    elif not status.finished_at and local_run.manifest.spec.suspend:
-        console.print("Nothing was started: spec.suspend is true")
-    elif not status.finished_at:
-        console.print(f"Stopped as --until asks. To continue: finetune run {again}", markup=False)
+    if status.finished_at:
+        if status.phase == "Failed":
+            return f"After fixing the cause: finetune retry {again}"
+        return ""
+    if local_run.cluster.stopping:
+        return f"Stopped. To continue: finetune run {again}"
+    if local_run.manifest.spec.suspend:
+        return "Nothing was started: spec.suspend is true"
+    return f"Stopped as --until asks. To continue: finetune run {again}"

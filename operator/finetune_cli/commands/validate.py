@@ -3,6 +3,7 @@
 import argparse
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from finetune_cli.source_check import check_manifest
 
 DESCRIPTION = """\
 Check manifests and print all errors, one a line: FILE:LINE: FIELD: the error and its fix. A file may hold several
-pipelines, separated by ---. What is valid and may be a mistake, such as a token in clear text, is a note. With
---check, the sources and targets that they name are looked at, too, also those in stores: whether they exist and can be
-read, and whether a task measures the metric of its gate. A store that does not answer is an error. What was not looked
-at is named. The errors go to standard output. Exit code: 0 all valid, 2 at least one invalid.
+pipelines, separated by ---. A value that is valid and may be a mistake, such as a token in clear text, is a note. With
+--check, the command also looks at the sources and targets of the manifest, including stores: whether they exist and can
+be read, and whether a task measures the metric of its gate. A store that does not answer is an error. Sources that were
+not looked at are listed. The errors go to standard output. Exit code: 0 all valid, 2 at least one invalid.
 """
 
 
@@ -39,38 +40,47 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check every file; return 0 if all are valid, else INVALID."""
-    given = claims(arguments.claim)
+    folders = claims(arguments.claim)
     results = {file: read_all(file) for file in arguments.files}
-    not_looked_at = {
-        file: _check_sources(result, arguments.workdir, given) if arguments.check else []
-        for file, result in results.items()
-    }
+    not_looked_at: dict[Path, list[str]] = {file: [] for file in results}
+    if arguments.check:
+        for file, result in results.items():
+            not_looked_at[file] = _check_sources(result, arguments.workdir, folders)
     if arguments.json:
-        more = {
-            file: {"notLookedAt": texts} if arguments.check else {}
-            for file, texts in not_looked_at.items()
-        }
-        files = [_as_json(file, result) | more[file] for file, result in results.items()]
+        files = []
+        for file, result in results.items():
+            entry = _as_json(file, result)
+            if arguments.check:
+                entry["notLookedAt"] = not_looked_at[file]
+            files.append(entry)
         print(json.dumps({"files": files}, indent=2))
     else:
         for file, result in results.items():
             _print(file, result, not_looked_at[file])
-    return INVALID if any(result.diagnostics for result in results.values()) else 0
+    if any(result.diagnostics for result in results.values()):
+        return INVALID
+    return 0
 
 
-def _check_sources(result: ReadResult, workdir: Path | None, given: dict[str, Path]) -> list[str]:
-    """Add the errors of a look at the sources to the result, and return what was not looked at."""
-    found: list[str] = []
+def _check_sources(
+    result: ReadResult, workdir: Path | None, folders: Mapping[str, Path]
+) -> list[str]:
+    """Add the errors in sources and targets to the result, and return a line for each that was not looked at.
+
+    `folders` replace claims, by their names.
+    """
+    lines: list[str] = []
     for manifest in result.manifests:
         with tempfile.TemporaryDirectory() as links:
             local_run = LocalRun.read_only(manifest, workdir_for(manifest, workdir), Path(links))
-            local_run.link_claims(given)
+            local_run.link_claims(folders)
             errors, not_looked_at = check_manifest(manifest, local_run.environment, validating=True)
+        # A field with an error has one already, and the second may only follow from the first.
         known = {diagnostic.path for diagnostic in result.diagnostics}
-        more = [error for error in errors if error.path not in known]
-        result.diagnostics = sort_diagnostics([*result.diagnostics, *more])
-        found += not_looked_at
-    return found
+        new = [error for error in errors if error.path not in known]
+        result.diagnostics = sort_diagnostics([*result.diagnostics, *new])
+        lines += not_looked_at
+    return lines
 
 
 def _print(file: Path, result: ReadResult, not_looked_at: list[str]) -> None:
@@ -80,9 +90,13 @@ def _print(file: Path, result: ReadResult, not_looked_at: list[str]) -> None:
         print(f"{warning} (note)")
     for diagnostic in result.diagnostics:
         print(diagnostic)
-    if not result.diagnostics:
-        count = f", {len(result.manifests)} pipelines" if len(result.manifests) > 1 else ""
-        print(f"{file}: valid{count}")
+    if result.diagnostics:
+        return
+    count = len(result.manifests)
+    if count > 1:
+        print(f"{file}: valid, {count} pipelines")
+    else:
+        print(f"{file}: valid")
 
 
 def _as_json(file: Path, result: ReadResult) -> dict[str, Any]:

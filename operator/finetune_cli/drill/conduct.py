@@ -8,17 +8,25 @@ from collections.abc import Awaitable, Callable
 
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.drill.cost import cost_line
-from finetune_cli.drill.drill import Drill, Look
+from finetune_cli.drill.record import Drill, Look
 from finetune_cli.exit_codes import FAILED, INTERRUPTED
 from finetune_cli.listing import aligned
+from finetune_operator.api.status import AttemptStatus
 from finetune_operator.errors import ClusterError
 
-POLL_SECONDS, MAX_POLL_SECONDS, POLL_FRACTION = 0.2, 1.0, 0.03
-"""Between two looks: a fraction of the time since the eviction, within these bounds. So exact are the times."""
+# The pause between two looks limits how exact the reported times are. It grows with the time since the eviction,
+# so that a drill of minutes does not load the API server as one of seconds may.
+POLL_FRACTION = 0.03
+"""Pause between two looks, as a fraction of the time since the eviction."""
+POLL_SECONDS = 0.2
+"""Shortest pause."""
+MAX_POLL_SECONDS = 1.0
+"""Longest pause."""
 
 
 def confirm(announcement: str, *, yes: bool) -> bool:
     """Print what will happen and return whether the user agrees; raises UsageError without a terminal to ask on."""
+    # All on stderr: stdout holds the report alone, which may be JSON.
     print(announcement, file=sys.stderr, flush=True)
     if yes:
         return True
@@ -28,9 +36,10 @@ def confirm(announcement: str, *, yes: bool) -> bool:
         )
     print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
     try:
-        agreed = input().strip().lower() in {"y", "yes"}
+        answer = input().strip().lower()
     except EOFError:
-        agreed = False
+        answer = ""
+    agreed = answer in {"y", "yes"}
     if not agreed:
         print("nothing was evicted", file=sys.stderr)
     return agreed
@@ -40,20 +49,21 @@ async def watch(
     drill: Drill, look: Callable[[], Awaitable[Look]], timeout_seconds: float | None
 ) -> None:
     """Look until the drill is over; a timeout and a ClusterError end it with what was seen so far."""
-    told: set[str] = set()
+    printed: set[str] = set()
     loop = asyncio.get_running_loop()
     started = loop.time()
     try:
         async with asyncio.timeout(timeout_seconds):
             while not drill.record(await look()):
-                _print_new(drill, told)
+                _print_new(drill, printed)
                 pause = (loop.time() - started) * POLL_FRACTION
                 await asyncio.sleep(min(max(pause, POLL_SECONDS), MAX_POLL_SECONDS))
     except TimeoutError:
         drill.problem = f"not over {timeout_seconds:g} s after the eviction (--timeout)"
     except ClusterError as error:
+        # The eviction stands, so the report with what was seen is worth more than the error alone.
         drill.problem = f"cannot watch any longer: {error}"
-    _print_new(drill, told)
+    _print_new(drill, printed)
 
 
 def conclude(
@@ -64,6 +74,7 @@ def conclude(
     try:
         evict_and_watch()
     except KeyboardInterrupt:
+        # Before the eviction there is nothing to report.
         if not drill.evicted:
             raise
         code = INTERRUPTED
@@ -74,50 +85,72 @@ def conclude(
         print(json.dumps(drill.as_json(), indent=1))
     else:
         print("\n".join(report(drill)))
-    return code or (FAILED if drill.problem else 0)
+    if code == 0 and drill.problem:
+        return FAILED
+    return code
 
 
 def report(drill: Drill) -> list[str]:
-    """Return what a drill cost as lines of text."""
-    target, at = drill.target, "" if drill.step is None else f" at step {drill.step}"
-    done = "killed" if target.kill else "evicted"
-    lines = [f"{target.pipeline}: attempt {target.attempt.number} of {target.stage} was {done}{at}"]
+    """Return the costs of a drill as lines of text."""
+    target = drill.target
+    verb = "evicted"
+    if target.kill:
+        verb = "killed"
+    heading = f"{target.pipeline}: attempt {target.attempt.number} of {target.stage} was {verb}"
+    if drill.step is not None:
+        heading += f" at step {drill.step}"
     rows = [
         (_title(drill, name), f"{seconds:.1f}s", _detail(drill, name))
         for name, seconds in drill.seconds.items()
     ]
     if drill.lost_steps is not None:
         rows.append(("steps lost", str(drill.lost_steps), ""))
-    money = [f"money: {cost_line(drill.cost)}"] if drill.cost else []
-    return [
-        *lines,
-        *(aligned(rows) if rows else ()),
-        *money,
-        *([drill.problem] if drill.problem else []),
-    ]
+    lines = [heading]
+    if rows:
+        lines += aligned(rows)
+    if drill.cost:
+        lines.append(f"money: {cost_line(drill.cost)}")
+    if drill.problem:
+        lines.append(drill.problem)
+    return lines
 
 
 def _title(drill: Drill, name: str) -> str:
-    ended = "attempt ended" if drill.target.kill else "work durable, attempt ended"
-    return {"durable": ended, "nextJob": "next attempt's Job", "nextStep": "next step"}[name]
+    titles = {
+        "durable": "work durable, attempt ended",
+        "nextJob": "next attempt's Job",
+        "nextStep": "next step",
+    }
+    if drill.target.kill:
+        # A killed process saves nothing when it ends.
+        titles["durable"] = "attempt ended"
+    return titles[name]
 
 
 def _detail(drill: Drill, name: str) -> str:
-    ended, later = drill.attempt or drill.target.attempt, drill.following
     match name:
         case "durable":
-            saved = "" if ended.saved_step is None else f"saved at step {ended.saved_step}"
-            code = "" if ended.exit_code is None else f"exit code {ended.exit_code}"
-            return ", ".join(filter(None, (saved, code)))
+            return _ending(drill.attempt or drill.target.attempt)
         case "nextJob":
-            return f"attempt {later.number}" if later else ""
+            if drill.following is None:
+                return ""
+            return f"attempt {drill.following.number}"
         case _:
             return f"step {drill.next_step}, resumed at {drill.resumed_at}"
 
 
-def _print_new(drill: Drill, told: set[str]) -> None:
+def _ending(attempt: AttemptStatus) -> str:
+    parts = []
+    if attempt.saved_step is not None:
+        parts.append(f"saved at step {attempt.saved_step}")
+    if attempt.exit_code is not None:
+        parts.append(f"exit code {attempt.exit_code}")
+    return ", ".join(parts)
+
+
+def _print_new(drill: Drill, printed: set[str]) -> None:
     """Print the moments that were not printed before to standard error: a drill may take minutes."""
     for name, seconds in drill.seconds.items():
-        if name not in told:
+        if name not in printed:
             print(f"after {seconds:.1f}s: {_title(drill, name)}", file=sys.stderr, flush=True)
-            told.add(name)
+            printed.add(name)

@@ -1,4 +1,4 @@
-"""What an attempt cost in money, as its status tells it: nothing while there is no price."""
+"""The money that an attempt cost, by its status: nothing while there is no price."""
 
 from finetune_operator.api.status import AttemptStatus, PipelineStatus
 
@@ -8,17 +8,22 @@ AMOUNTS = ("price", "cost", "lostCost")
 
 def cost_of(status: PipelineStatus, attempt: AttemptStatus) -> dict[str, str]:
     """Return the known amounts by their names in JSON, and the currency; empty without a price."""
-    fields = attempt.model_dump(by_alias=True)  # also those of another version of the operator
+    # By names in JSON: the dump also has the fields of another version of the operator.
+    fields = attempt.model_dump(by_alias=True)
     known = {name: str(fields[name]) for name in AMOUNTS if fields.get(name) is not None}
     if "price" not in known:
         return {}
-    return {**known, **({"currency": status.costs.currency} if status.costs else {})}
+    if status.costs:
+        known["currency"] = status.costs.currency
+    return known
 
 
 def cost_line(cost: dict[str, str]) -> str:
-    """Return the amounts in words; empty where none is known."""
-    currency = f" {cost['currency']}" if "currency" in cost else ""
-    words = {"lostCost": "lost", "cost": "for the attempt", "price": "an hour"}
+    """Return the amounts in words; empty if none is known."""
+    currency = ""
+    if "currency" in cost:
+        currency = f" {cost['currency']}"
+    meanings = {"lostCost": "lost", "cost": "for the attempt", "price": "an hour"}
     return ", ".join(
-        f"{cost[name]}{currency} {text}" for name, text in words.items() if name in cost
+        f"{cost[name]}{currency} {meaning}" for name, meaning in meanings.items() if name in cost
     )

@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from finetune_cli.diagnostics import UsageError
 from finetune_operator.api.spec import STAGES
-from finetune_operator.api.status import Outcome
 from finetune_operator.core.events import Event
 from finetune_operator.core.observation import JobState
 from finetune_operator.errors import ClusterError
@@ -61,43 +60,45 @@ class FaultInjector:
     async def watch(self) -> None:
         """Poll the progress of the stages until no fault is pending."""
         while self.pending:
-            with contextlib.suppress(
-                ClusterError
-            ):  # the reconcile loop gets the same error and reports it
+            # The reconcile loop gets the same error and reports it.
+            with contextlib.suppress(ClusterError):
                 self._inject_if_due()
             await asyncio.sleep(POLL_SECONDS)
 
     def report_missed(self) -> None:
-        """Emit a warning for each fault that was not injected: the run does not prove that it survives that fault."""
+        """Emit a warning for each fault that was not injected: the run does not prove that it survives the fault."""
         for fault in self.pending:
-            message = f"{fault} was not injected: the stage was not observed running at that step or a later one"
+            message = f"{fault} was not injected: the stage was not observed running at that step or a later step"
             self.cluster.on_event(Event("Warning", "FaultNotInjected", message))
 
     def _inject_if_due(self) -> None:
         pipeline = self.cluster.pipeline_file.read()
-        for name, stage in pipeline.status.stages.items() if pipeline else ():
-            attempt = stage.last_attempt
-            due = next((fault for fault in self.pending if fault.stage == name), None)
-            if (
-                due is None
-                or attempt is None
-                or attempt.outcome is not Outcome.RUNNING
-                or attempt.job in self.injected
-            ):
+        if pipeline is None:
+            return
+        for name, attempt in pipeline.status.running_attempts().items():
+            if attempt.job in self.injected:
                 continue
-            job = self.cluster.job(attempt.job)
-            if (
-                job
-                and job.state is JobState.RUNNING
-                and job.progress
-                and job.progress.step >= due.step
-            ):
-                self._inject(due, attempt.job)
+            fault = self._next_fault(name)
+            if fault and self._has_reached(attempt.job, fault.step):
+                self._inject(fault, attempt.job)
 
-    def _inject(self, due: Fault, job: str) -> None:
-        self.pending.remove(due)
+    def _next_fault(self, stage: str) -> Fault | None:
+        for fault in self.pending:
+            if fault.stage == stage:
+                return fault
+        return None
+
+    def _has_reached(self, job: str, step: int) -> bool:
+        # From the files of the process: the status is older by up to half a second.
+        observed = self.cluster.job(job)
+        if observed is None or observed.state is not JobState.RUNNING:
+            return False
+        return observed.progress is not None and observed.progress.step >= step
+
+    def _inject(self, fault: Fault, job: str) -> None:
+        self.pending.remove(fault)
         self.injected.add(job)
-        match due.kind:
+        match fault.kind:
             case "evict":
                 self.cluster.evict(job, EVICTED)
             case "kill":

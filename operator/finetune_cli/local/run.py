@@ -16,7 +16,7 @@ from finetune_cli.runs import MANIFEST
 from finetune_cli.source_check import check_manifest
 from finetune_operator.api.group import RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES, PipelineSpec
-from finetune_operator.api.status import Outcome, PipelineStatus, StageState
+from finetune_operator.api.status import PipelineStatus, StageState
 from finetune_operator.core.assess import assess
 from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import referenced_claims
@@ -28,10 +28,11 @@ from finetune_operator.local.cluster import Folders, LocalCluster
 from finetune_operator.local.runner import LOCK
 from finetune_operator.reconcile import reconcile
 from finetune_trainer.contract import Environment
-from finetune_trainer.contract.environment import InvalidLocation
+from finetune_trainer.contract.environment import GIT_SHA, InvalidLocation
 
 REFRESH_SECONDS = 0.5
 """Longest time between two reconciles, and so between two updates of the display."""
+# A full disk or a lost mount may be repaired while the stage goes on.
 WORKDIR_RETRY_SECONDS = 60.0
 """How long reads and writes of the work folder may fail before the run is given up."""
 
@@ -47,12 +48,18 @@ class LocalRun:
 
     @classmethod
     def create(
-        cls, manifest: Manifest, workdir: Path, on_event: Callable[[Event], None] = lambda _: None
+        cls,
+        manifest: Manifest,
+        workdir: Path,
+        on_event: Callable[[Event], None] = lambda _: None,
+        commit: str | None = None,
     ) -> "LocalRun":
-        """Create a run in a work folder; writes nothing yet."""
-        return cls(
-            manifest, LocalCluster(Folders.under(workdir, manifest.path.parent.resolve()), on_event)
-        )
+        """Create a run in a work folder; writes nothing yet. `commit` is the manifest's, for the model card."""
+        folders = Folders.under(workdir, manifest.path.parent.resolve())
+        variables = {}
+        if commit:
+            variables[GIT_SHA] = commit
+        return cls(manifest, LocalCluster(folders, on_event, variables=variables))
 
     @classmethod
     def read_only(cls, manifest: Manifest, workdir: Path, claims: Path) -> "LocalRun":
@@ -77,22 +84,19 @@ class LocalRun:
 
     def link_claims(self, given: Mapping[str, Path]) -> None:
         """Link the claims of earlier runs in the work folder, and those given now, which take precedence."""
-        earlier = {
-            link.name: link.resolve()
-            for link in (self.workdir / "claims").glob("*")
-            if link.is_dir()
-        }
+        links = (self.workdir / "claims").glob("*")
+        earlier = {link.name: link.resolve() for link in links if link.is_dir()}
         self.cluster.folders.link_claims({**earlier, **given})
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the work folder; raise UsageError if another run holds the lock."""
         self.workdir.parent.mkdir(parents=True, exist_ok=True)
-        self.workdir.mkdir(
-            mode=0o700, exist_ok=True
-        )  # private: spec.env may hold a token, and job.json contains its values
+        # Private: spec.env may hold a token, and job.json contains its values.
+        self.workdir.mkdir(mode=0o700, exist_ok=True)
         with (self.workdir / LOCK).open("w") as lock:
             try:
+                # The kernel releases this lock if the process is killed.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(
@@ -105,7 +109,9 @@ class LocalRun:
 
         The path of the manifest is stored beside it, so that later commands need only the run's name.
         """
-        annotations = dict(self.manifest.annotations) | ({RETRY_ANNOTATION: retry} if retry else {})
+        annotations = dict(self.manifest.annotations)
+        if retry:
+            annotations[RETRY_ANNOTATION] = retry
         applied = self.cluster.pipeline_file.apply(self.key, self.manifest.spec, annotations)
         (self.workdir / MANIFEST).write_text(str(self.manifest.path.absolute()), "utf-8")
         return applied
@@ -124,51 +130,60 @@ class LocalRun:
 
     def check_claims(self) -> None:
         """Raise InvalidManifest with every claim that the manifest refers to and that has no folder."""
-        missing = sorted(
-            claim
-            for claim in self._referenced_claims()
-            if not (self.cluster.folders.claims / claim).is_dir()
-        )
-        if missing:
-            message = "claim {0} has no folder on this machine; add --claim {0}=FOLDER"
-            file = self.manifest.path
-            raise InvalidManifest(
-                [
-                    Diagnostic(file, self.manifest.line, "spec", message.format(name))
-                    for name in missing
-                ]
-            )
+        file = self.manifest.path
+        diagnostics = []
+        for claim in sorted(self._referenced_claims()):
+            if not (self.cluster.folders.claims / claim).is_dir():
+                message = f"claim {claim} has no folder on this machine; add --claim {claim}=FOLDER"
+                diagnostics.append(Diagnostic(file, self.manifest.line, "spec", message))
+        if diagnostics:
+            raise InvalidManifest(diagnostics)
 
     def check_written_folders(self) -> None:
         """Raise UsageError if the run would write into a folder that it reads: each write would change the digest."""
-        spec, environment = self.manifest.spec, self.environment
+        written = self._written_folders()
+        for uri in self.manifest.spec.source_uris():
+            try:
+                source = self.environment.locate(uri).resolve()
+            except InvalidLocation:
+                # check_manifest reports it.
+                continue
+            if not source.is_dir():
+                continue
+            for name, folder in written.items():
+                if folder.resolve().is_relative_to(source):
+                    raise UsageError(
+                        f"{uri} is a source, but contains {name}, {folder}; choose a folder outside it"
+                    )
+
+    def _written_folders(self) -> dict[str, Path]:
+        """Return the folders that the run writes to, by their names in messages."""
+        environment = self.environment
         written = {"the work folder": self.workdir, "the workspace": environment.workspace}
-        with contextlib.suppress(
-            InvalidLocation
-        ):  # the push stage reports what is wrong with its target
-            written |= {f"push.targets {uri}": environment.locate(uri) for uri in _targets(spec)}
-        for uri in spec.source_uris():
+        for uri in _targets(self.manifest.spec):
+            # check_manifest reports a target without a location.
             with contextlib.suppress(InvalidLocation):
-                source = environment.locate(uri).resolve()
-                for name, folder in written.items():
-                    if source.is_dir() and folder.resolve().is_relative_to(source):
-                        raise UsageError(
-                            f"{uri} is a source, but contains {name}, {folder}; choose a folder outside it"
-                        )
+                written[f"push.targets {uri}"] = environment.locate(uri)
+        return written
 
     def _referenced_claims(self) -> set[str]:
         pipeline = Pipeline(self.key, "", 1, self.manifest.spec)
-        stages = assess(pipeline, Observation(), datetime.now(UTC)).stages.values()  # noqa: TID251  an edge
-        named = {
-            claim for stage in stages if stage.config for claim in referenced_claims(stage.config)
-        }
+        stages = assess(pipeline, Observation(), datetime.now(UTC)).stages  # noqa: TID251  an edge
+        claims: set[str] = set()
+        for stage in stages.values():
+            if stage.config:
+                claims.update(referenced_claims(stage.config))
         existing = self.manifest.spec.workspace.existing_claim
-        return named | ({existing} if existing else set())
+        if existing:
+            claims.add(existing)
+        return claims
 
     def status(self) -> PipelineStatus:
         """Return the last status that was written; an empty status before the first."""
         pipeline = self.cluster.pipeline_file.read()
-        return pipeline.status if pipeline else PipelineStatus()
+        if pipeline is None:
+            return PipelineStatus()
+        return pipeline.status
 
     async def run(self, settings: Settings, faults: Sequence[Fault], show: Show) -> PipelineStatus:
         """Reconcile until the pipeline is finished, the stage `until` is done, or the user presses Ctrl-C."""
@@ -178,7 +193,8 @@ class LocalRun:
         try:
             while True:
                 delay = await self._reconcile_once(settings)
-                show(status := self.status())
+                status = self.status()
+                show(status)
                 if self._is_finished(status, settings):
                     injector.report_missed()
                     return status
@@ -189,36 +205,31 @@ class LocalRun:
     async def _reconcile_once(self, settings: Settings) -> float:
         """Reconcile once and return the seconds until the next time; retry for a while if the work folder fails."""
         loop = asyncio.get_running_loop()
-        deadline, reported = loop.time() + WORKDIR_RETRY_SECONDS, ""
+        deadline = loop.time() + WORKDIR_RETRY_SECONDS
+        reported = ""
         while True:
             try:
                 result = await reconcile(self.key, self.cluster, settings, datetime.now(UTC))  # noqa: TID251  an edge
             except ClusterError as error:
                 if loop.time() > deadline or self.cluster.stopping:
                     raise
-                if str(error) != reported:  # each error once, although it is retried twice a second
+                # Each error once, although it is retried twice a second.
+                if str(error) != reported:
                     reported = str(error)
                     self.cluster.on_event(Event("Warning", "WorkFolder", f"{reported}; retrying"))
                 await asyncio.sleep(REFRESH_SECONDS)
             else:
-                return min(
-                    REFRESH_SECONDS,
-                    result.requeue_after.total_seconds()
-                    if result.requeue_after is not None
-                    else REFRESH_SECONDS,
-                )
+                if result.requeue_after is None:
+                    return REFRESH_SECONDS
+                return min(REFRESH_SECONDS, result.requeue_after.total_seconds())
 
     def _is_finished(self, status: PipelineStatus, settings: Settings) -> bool:
-        running = any(
-            a.outcome is Outcome.RUNNING for s in status.stages.values() if (a := s.last_attempt)
-        )
-        if status.finished_at or running:
-            return not running
-        return (
-            self.cluster.stopping
-            or self.manifest.spec.suspend
-            or is_until_reached(status, settings.until)
-        )
+        # A process that still runs is waited for, also after Ctrl-C: it saves its work.
+        if status.running_attempts():
+            return False
+        if status.finished_at or self.cluster.stopping or self.manifest.spec.suspend:
+            return True
+        return is_until_reached(status, settings.until)
 
     def _handle_signals(self) -> None:
         """Stop as an eviction does at the first Ctrl-C, SIGTERM or SIGHUP; kill at the second."""
@@ -237,19 +248,28 @@ def is_until_reached(status: PipelineStatus, until: str | None) -> bool:
     """Return whether all stages up to this one have succeeded or were skipped; False without a stage."""
     if until is None:
         return False
-    names = [stage.name for stage in STAGES]
     done = {StageState.SUCCEEDED, StageState.SKIPPED}
-    included = names[: names.index(until) + 1]
-    return all(name in status.stages and status.stages[name].state in done for name in included)
+    for kind in STAGES:
+        stage = status.stages.get(kind.name)
+        if stage is None or stage.state not in done:
+            return False
+        if kind.name == until:
+            return True
+    return False
 
 
 def with_spec(pipeline: Pipeline, manifest: Manifest) -> Pipeline:
     """Return the pipeline as it would be if the manifest were applied now."""
-    generation = pipeline.generation + (pipeline.spec != manifest.spec)
+    generation = pipeline.generation
+    # As an API server: only a changed spec is a new generation.
+    if pipeline.spec != manifest.spec:
+        generation += 1
     return replace(
         pipeline, spec=manifest.spec, generation=generation, annotations=manifest.annotations
     )
 
 
 def _targets(spec: PipelineSpec) -> list[str]:
-    return [target.uri for target in spec.push.targets] if spec.push else []
+    if spec.push is None:
+        return []
+    return [target.uri for target in spec.push.targets]

@@ -25,10 +25,12 @@ def keep_serving(local_run: LocalRun) -> bool:
         )
         return False
     model = local_run.cluster.environment(pipeline).locate(uri)
+    # As Ctrl-C, so that the server is stopped before this process ends.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     server = subprocess.Popen(
         [sys.executable, "-P", "-m", "finetune_trainer.serving", str(model)],
+        # stdout may hold the status as JSON.
         stdout=sys.stderr,
         preexec_fn=die_with_parent,  # noqa: PLW1509  this process has no other threads
     )
@@ -42,6 +44,13 @@ def keep_serving(local_run: LocalRun) -> bool:
 
 def published_model(pipeline: Pipeline | None) -> str | None:
     """Return the URI of the merged model that push published, or None."""
-    push = pipeline.status.stages.get("push") if pipeline else None
-    merged = push.result.first("Merged") if push and isinstance(push.result, PushResult) else None
-    return merged.uri if merged else None
+    if pipeline is None:
+        return None
+    push = pipeline.status.stages.get("push")
+    if push is None or not isinstance(push.result, PushResult):
+        return None
+    # An adapter cannot be served without its base model.
+    merged = push.result.first("Merged")
+    if merged is None:
+        return None
+    return merged.uri

@@ -1,14 +1,14 @@
-"""What a run on this machine has come to: gates, the model and what answers where, and the command to run next."""
+"""The summary of a run on this machine: costs, gates, the model, and the command to run next."""
 
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from finetune_cli.costs import cost_lines
-from finetune_cli.display import interruptions_line
+from finetune_cli.exit_codes import ready_message
 from finetune_cli.fields import gate_lines
-from finetune_cli.pipeline_status import ready_message
 from finetune_cli.runs import RUNS, manifest_of
+from finetune_cli.status_text import interruptions_line
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL, link
 from finetune_operator.api.status import ModelStatus, PipelineStatus, StageState
 from finetune_trainer.contract import DeployResult
@@ -18,31 +18,28 @@ DIGEST_CHARACTERS = 19
 
 
 def summary_lines(status: PipelineStatus, run: Path) -> Iterator[str]:
-    """Yield the cost of interruptions, the gates, the model, who answers where, and the outcome.
+    """Yield the costs, the gates, the model, how to serve it, and the outcome.
 
-    `run` is the work folder, whose links show where a claim is on this machine.
+    `run` is the work folder: its links lead to the folders of claims on this machine.
     """
     if status.interruptions:
         yield interruptions_line(status)
     yield from cost_lines(status)
     yield from gate_lines(status)
     if status.model:
-        yield f"model: {_where(status.model, run)} ({status.model.digest[:DIGEST_CHARACTERS]}…)"
+        digest = status.model.digest[:DIGEST_CHARACTERS]
+        yield f"model: {_location(status.model, run)} ({digest}…)"
         yield from _serving_line(status, run)
     yield outcome_line(status)
 
 
 def outcome_line(status: PipelineStatus) -> str:
     """Return how the pipeline ended, or what it does now; the error of a failed stage is shown with the stage."""
-    failed = next(
-        (name for name, one in status.stages.items() if one.state is StageState.FAILED), None
-    )
     if status.finished_at is None:
         return ready_message(status)
-    if failed:
-        return (
-            f"{status.phase} at {failed}{link(status.stages[failed].reason, TROUBLESHOOTING_URL)}"
-        )
+    for name, stage in status.stages.items():
+        if stage.state is StageState.FAILED:
+            return f"{status.phase} at {name}{link(stage.reason, TROUBLESHOOTING_URL)}"
     return f"{status.phase}: {ready_message(status)}"
 
 
@@ -50,24 +47,30 @@ def run_argument(run: Path) -> str:
     """Return the arguments of a command that mean this run: its name, or its manifest with --workdir."""
     if run.absolute().parent == RUNS.absolute():
         return shlex.quote(run.name)
+    # A placeholder for a run of an earlier version, which recorded no manifest.
+    file = "FILE"
     manifest = manifest_of(run)
-    return shlex.join([_relative(manifest) if manifest else "FILE", "--workdir", str(run)])
+    if manifest:
+        file = _relative(manifest)
+    return shlex.join([file, "--workdir", str(run)])
 
 
 def _relative(path: Path) -> str:
-    """Return a path relative to the current folder, where it is below it."""
+    """Return a path relative to the current folder, if it is below it."""
     here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    if path.is_relative_to(here):
+        return str(path.relative_to(here))
+    return str(path)
 
 
-def _where(model: ModelStatus, run: Path) -> str:
-    """Return the URI of a model, with its folder on this machine where the URI names a claim."""
+def _location(model: ModelStatus, run: Path) -> str:
+    """Return the URI of a model, with its folder on this machine if the URI names a claim."""
     scheme, _, rest = model.uri.partition("://")
     claim, _, path = rest.partition("/")
     link = run / "claims" / claim
-    return (
-        f"{model.uri} = {link.resolve() / path}" if scheme == "pvc" and link.is_dir() else model.uri
-    )
+    if scheme != "pvc" or not link.is_dir():
+        return model.uri
+    return f"{model.uri} = {link.resolve() / path}"
 
 
 def _serving_line(status: PipelineStatus, run: Path) -> Iterator[str]:

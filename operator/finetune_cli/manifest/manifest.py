@@ -37,7 +37,7 @@ KEY_STEP = "[key]"
 RULE_ERROR = "rule"
 """Pydantic's type of a broken rule.
 
-These errors are dropped: rules are checked separately, so that they are reported even where other fields are wrong.
+These errors are dropped: rules are checked separately, so that they are reported even if other fields are wrong.
 """
 
 
@@ -94,12 +94,14 @@ class Manifest:
     body: dict[str, Any]
     """The document as parsed from YAML, without its status."""
     document: YamlNode
-    """The same with the lines of the file."""
+    """The document with the lines of the file."""
 
     def diagnostic(self, location: Location, message: str) -> Diagnostic:
         """Return an error in the field at this location below `spec`; an absent field has its parent's line."""
-        line = self.document.follow(("spec", *location))[-1].line
-        return Diagnostic(self.path, line, format_path(self.document, ("spec", *location)), message)
+        full = ("spec", *location)
+        nearest = self.document.follow(full)[-1]
+        path = format_path(self.document, full)
+        return Diagnostic(self.path, nearest.line, path, message)
 
 
 @dataclass
@@ -128,7 +130,7 @@ def read_all(path: Path) -> ReadResult:
 
 
 def read_text(path: Path, text: str) -> ReadResult:
-    """Return the same of a text that is not in the file yet."""
+    """Return the manifests, errors and warnings of a text that is not in the file yet."""
     return _checked(path, yaml_reader.parse(path, text.encode()))
 
 
@@ -142,44 +144,46 @@ def _checked(path: Path, file: YamlFile) -> ReadResult:
 
 def _check(file: Path, document: YamlNode, result: ReadResult) -> None:
     if not isinstance(document.data, dict):
-        message = f"must be a mapping with apiVersion, kind, metadata and spec (got {quoted(document.plain())})"
+        got = quoted(document.plain())
+        message = f"must be a mapping with apiVersion, kind, metadata and spec (got {got})"
         result.diagnostics.append(Diagnostic(file, document.line, "", message))
         return
+    # A manifest from `kubectl get` has a status.
     status = document.data.pop("status", None)
     if status:
-        result.warnings.append(
-            Diagnostic(file, status.line, "status", "is ignored, as kubectl apply ignores it")
-        )
-    if wrong_kind := _wrong_kind(file, document):
+        message = "is ignored, as kubectl apply ignores it"
+        result.warnings.append(Diagnostic(file, status.line, "status", message))
+    wrong_kind = _wrong_kind(file, document)
+    if wrong_kind:
         result.diagnostics.append(wrong_kind)
         return
+    # First the keys: the check renames misspelled keys, so that the values below them are checked, too.
     checker = SchemaChecker(file, document)
     checker.check(Envelope, document)
     envelope, invalid = _parse(checker)
     diagnostics = [*checker.diagnostics, *invalid, *_broken_rules(checker)]
     result.diagnostics += diagnostics
-    if envelope and not diagnostics and not document.broken:
-        manifest = _manifest(file, document, envelope)
-        result.manifests.append(manifest)
-        result.diagnostics += [
-            manifest.diagnostic(*found) for found in value_check.errors(manifest.spec, file.parent)
-        ]
-        result.warnings += [
-            manifest.diagnostic(*found) for found in value_check.warnings(manifest.spec)
-        ]
+    if envelope is None or diagnostics or document.broken:
+        return
+    manifest = _manifest(file, document, envelope)
+    result.manifests.append(manifest)
+    for location, message in value_check.errors(manifest.spec, file.parent):
+        result.diagnostics.append(manifest.diagnostic(location, message))
+    for location, message in value_check.warnings(manifest.spec):
+        result.warnings.append(manifest.diagnostic(location, message))
 
 
 def _manifest(file: Path, document: YamlNode, envelope: Envelope) -> Manifest:
-    meta, spec = envelope.metadata, envelope.spec
+    meta = envelope.metadata
     return Manifest(
-        file,
-        document.line,
-        meta.name,
-        meta.namespace,
-        meta.annotations,
-        spec,
-        document.plain(),
-        document,
+        path=file,
+        line=document.line,
+        name=meta.name,
+        namespace=meta.namespace,
+        annotations=meta.annotations,
+        spec=envelope.spec,
+        body=document.plain(),
+        document=document,
     )
 
 
@@ -188,10 +192,13 @@ def _wrong_kind(file: Path, document: YamlNode) -> Diagnostic | None:
 
     A misspelled FineTunePipeline is not another kind.
     """
-    kind = document.follow(("kind",))[1:]
-    if not kind or not isinstance(kind[0].data, str) or closest_match(kind[0].data, [KIND]):
+    nodes = document.follow(("kind",))[1:]
+    if not nodes:
         return None
-    return Diagnostic(file, kind[0].line, "kind", f"must be {KIND} (got {quoted(kind[0].data)})")
+    [node] = nodes
+    if not isinstance(node.data, str) or closest_match(node.data, [KIND]):
+        return None
+    return Diagnostic(file, node.line, "kind", f"must be {KIND} (got {quoted(node.data)})")
 
 
 def _parse(checker: SchemaChecker) -> tuple[Envelope | None, list[Diagnostic]]:
@@ -206,12 +213,11 @@ def _parse(checker: SchemaChecker) -> tuple[Envelope | None, list[Diagnostic]]:
 def _diagnostics_of(checker: SchemaChecker, invalid: ValidationError) -> Iterator[Diagnostic]:
     for error in invalid.errors(include_url=False):
         location = tuple(step for step in error["loc"] if step != KEY_STEP)
-        if (
-            error["type"] == RULE_ERROR
-            or location in checker.reported
-            or _counts_valid_entries_only(error)
-        ):
+        if error["type"] == RULE_ERROR or location in checker.reported:
             continue
+        if _counts_valid_entries_only(error):
+            continue
+        # The value is there under another name, which is reported already.
         if error["type"] == "missing" and location in checker.replaced:
             continue
         value = checker.document.follow(location)[-1]
@@ -221,21 +227,28 @@ def _diagnostics_of(checker: SchemaChecker, invalid: ValidationError) -> Iterato
 
 def _counts_valid_entries_only(error: ErrorDetails) -> bool:
     """Return whether a list is too short only because pydantic does not count its invalid entries."""
-    return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
+    if error["type"] != "too_short":
+        return False
+    needed: int = error["ctx"]["min_length"]
+    return len(error["input"]) >= needed
 
 
 def _broken_rules(checker: SchemaChecker) -> Iterator[Diagnostic]:
     document = checker.document
+    renamed = {location[-1] for location in checker.replaced}
     for location, rule in broken_rules(Envelope, document.plain()):
-        if any(re.search(rf"[.]{replaced[-1]}\b", rule.cel) for replaced in checker.replaced):
-            continue  # it may hold, once the name of that field is corrected
-        field_location = (
-            location if _is_about(location, rule) else (*location, *rule.field.split("."))
-        )
-        line = document.follow(field_location)[-1].line
-        yield Diagnostic(checker.file, line, format_path(document, field_location), rule.message)
+        # The rule may hold, once the name of its field is corrected.
+        if any(re.search(rf"[.]{name}\b", rule.cel) for name in renamed):
+            continue
+        field_location = (*location, *rule.field.split("."))
+        if _is_about(location, rule):
+            field_location = location
+        nearest = document.follow(field_location)[-1]
+        path = format_path(document, field_location)
+        yield Diagnostic(checker.file, nearest.line, path, rule.message)
 
 
 def _is_about(location: Location, rule: Rule) -> bool:
     """Return whether the object at the location is itself the field of the rule: envFrom of an entry of envFrom."""
-    return [step for step in location if isinstance(step, str)][-1:] == [rule.field]
+    keys = [step for step in location if isinstance(step, str)]
+    return keys[-1:] == [rule.field]

@@ -47,27 +47,39 @@ NAMED_LISTS = frozenset({"env", "tasks", "imagePullSecrets"})
 
 
 def describe(error: ErrorDetails, value: YamlNode) -> str:
-    """Return the message for an error: the expected value and, where it helps, the observed one."""
-    kind, context = error["type"], error.get("ctx", {})
-    if kind == "missing":
-        return "is required"
-    if kind == "string_type":
-        return _string_expected(value)
-    if kind in {"literal_error", "enum"}:
-        return _one_of(re.findall(r"'([^']*)'", context["expected"]), error["input"])
-    if kind == "value_error":
-        return _validator_message(str(context["error"]), error["input"])
-    return f"{_expected(error)} (got {quoted(error['input'])})"
+    """Return the message for an error: the expected value and, if it helps, the observed value."""
+    context = error.get("ctx", {})
+    got = error["input"]
+    match error["type"]:
+        case "missing":
+            return "is required"
+        case "string_type":
+            return _string_expected(value)
+        case "literal_error" | "enum":
+            # Pydantic has the choices only in words: 'a', 'b' or 'c'.
+            return _choice_expected(re.findall(r"'([^']*)'", context["expected"]), got)
+        case "value_error":
+            return _validator_message(str(context["error"]), got)
+        case _:
+            return f"{_expected(error)} (got {quoted(got)})"
 
 
 def _expected(error: ErrorDetails) -> str:
-    kind, context, got = error["type"], error.get("ctx", {}), error["input"]
-    if kind == "string_pattern_mismatch" and (form := _form_of_uri(context["pattern"], str(got))):
-        return f"must be {form}, without spaces"
-    if kind == "tuple_type" and error["loc"][-1] in NAMED_LISTS and isinstance(got, dict) and got:
-        return f"must be a list, with - name: {next(iter(got))} in place of {next(iter(got))}:"
+    kind = error["type"]
+    context = error.get("ctx", {})
+    got = error["input"]
+    if kind == "string_pattern_mismatch":
+        form = _form_of_uri(context["pattern"], str(got))
+        if form:
+            return f"must be {form}, without spaces"
+    is_named_list = kind == "tuple_type" and error["loc"][-1] in NAMED_LISTS
+    if is_named_list and isinstance(got, dict) and got:
+        name = next(iter(got))
+        return f"must be a list, with - name: {name} in place of {name}:"
     format_message = _MESSAGES.get(kind)
-    return format_message(context) if format_message else error["msg"]
+    if format_message is None:
+        return error["msg"]
+    return format_message(context)
 
 
 _MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -85,10 +97,10 @@ _MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
     "tuple_type": lambda _: "must be a list",
     "list_type": lambda _: "must be a list",
     "string_too_short": lambda context: (
-        f"must have at least {_count(context['min_length'], 'character')}"
+        f"must have at least {_count(context['min_length'], 'character', 'characters')}"
     ),
     "string_too_long": lambda context: (
-        f"must have at most {_count(context['max_length'], 'character')}"
+        f"must have at most {_count(context['max_length'], 'character', 'characters')}"
     ),
     "too_short": lambda context: (
         f"must have at least {_count(context['min_length'], 'entry', 'entries')}"
@@ -103,22 +115,29 @@ _MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def _form_of_uri(pattern: str, got: str) -> str | None:
-    """Return how a URI with the scheme of this one is written, where the pattern accepts that scheme."""
+    """Return how a URI with the scheme of this one is written, if the pattern accepts that scheme."""
     scheme = got.partition("://")[0]
-    forms = (written for form, written in uris.FORMS.values() if form in pattern)
-    return next((written for written in forms if written.startswith(f"{scheme}://")), None)
+    for form, written in uris.FORMS.values():
+        if form in pattern and written.startswith(f"{scheme}://"):
+            return written
+    return None
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:g}"
 
 
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+def _count(number: int, singular: str, plural: str) -> str:
+    if number == 1:
+        return f"{number:,} {singular}"
+    return f"{number:,} {plural}"
 
 
 def _string_expected(value: YamlNode) -> str:
     match value.data:
+        # YAML 1.1 reads yes, no, on and off as booleans: few users know.
         case bool() if value.source.lower() not in {"true", "false"}:
             return f'must be a string, but unquoted {value.source} means {quoted(value.data)}; write "{value.source}"'
         case bool() | int() | float():
@@ -129,17 +148,21 @@ def _string_expected(value: YamlNode) -> str:
             return f"must be a string (got {quoted(value.plain())})"
 
 
-def _one_of(choices: list[str], got: Any) -> str:
-    expected = (
-        f"must be {choices[0]}" if len(choices) == 1 else f"must be one of {', '.join(choices)}"
-    )
-    match = closest_match(got, choices) if isinstance(got, str) else None
-    hint = f"; did you mean {match}?" if match and len(choices) > 1 else ""
-    return f"{expected} (got {quoted(got)}){hint}"
+def _choice_expected(choices: list[str], got: Any) -> str:
+    if len(choices) == 1:
+        return f"must be {choices[0]} (got {quoted(got)})"
+    message = f"must be one of {', '.join(choices)} (got {quoted(got)})"
+    match = None
+    if isinstance(got, str):
+        match = closest_match(got, choices)
+    if match:
+        message += f"; did you mean {match}?"
+    return message
 
 
 def _validator_message(message: str, got: Any) -> str:
     """Return the message of a validator of the API; `must be one of a, b` gains a did-you-mean."""
-    if message.startswith("must be one of "):
-        return _one_of(message.removeprefix("must be one of ").split(", "), got)
+    prefix = "must be one of "
+    if message.startswith(prefix):
+        return _choice_expected(message.removeprefix(prefix).split(", "), got)
     return f"{message} (got {quoted(got)})"

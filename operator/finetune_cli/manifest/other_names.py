@@ -1,4 +1,4 @@
-"""Names of settings in other tools, and in earlier versions of this API, with the name that they have here."""
+"""Names of settings in other tools, with the name that they have here."""
 
 import re
 from collections.abc import Mapping
@@ -24,22 +24,6 @@ POD_NAMES: dict[str, str] = {
 
 OTHER_NAMES: dict[str, str] = {
     **POD_NAMES,
-    # Earlier versions of this API.
-    "dataset": "spec.datasets: [{uri: …}]",
-    "model": "spec.model",
-    "evaluate.model": "weights",
-    "validationfraction": "spec.validation.fraction",
-    "maxinvalidfraction": "spec.prepare.maxInvalidFraction",
-    "gate": "gates: [{task: …, metric: …, operator: GreaterThan, value: …}]",
-    "threshold": "value",
-    "target": "targets: [{uri: …}]",
-    "retries": "maxFailures and maxInterruptions",
-    "timeoutseconds": "maxRuntimeSeconds",
-    "activedeadlineseconds": "maxRuntimeSeconds",
-    "gradientaccumulation": "spec.train.gradientAccumulationSteps",
-    "precision": "spec.train.dtype",
-    "validateeverysteps": "spec.train.evalSteps",
-    "schedule": "spec.train.optimizer.scheduler",
     # TRL, Transformers and PEFT.
     "r": "spec.train.lora.rank",
     "loraalpha": "spec.train.lora.alpha",
@@ -134,6 +118,7 @@ OTHER_NAMES: dict[str, str] = {
     "tasks.task": "name",
     "evaluate.limit": "tasks: [{limit: …}]",
     # Kubernetes.
+    "activedeadlineseconds": "maxRuntimeSeconds",
     "backofflimit": "maxFailures",
     "spec.backofflimit": "maxFailures, in each stage,",
     "storageclass": "spec.workspace.storageClassName",
@@ -163,12 +148,12 @@ NO_FIELD: dict[str, str] = {
     "precomputereflogprobs": "the log-probabilities of DPO's reference are always computed once, before the first step",
     "maxpromptlength": "spec.prepare.contextLength limits prompt and completion together",
     "chattemplate": "the chat template is that of the model's tokenizer",
-    "datasets.type": "the shape of records is found from their columns, or from columns where these have other names",
+    "datasets.type": "the shape of records is found from their columns, or from the field columns if it is set",
     "volumes": MOUNTS,
     "volumemounts": MOUNTS,
     "securitycontext": "all pods run without root and privileges",
 }
-"""A name as above of what cannot be set here -> the reason."""
+"""Name of a setting of another tool that cannot be set here, in the same form -> the reason."""
 
 
 def reason_for_no_field(key: str, location: Location) -> str | None:
@@ -177,28 +162,43 @@ def reason_for_no_field(key: str, location: Location) -> str | None:
 
 
 def _find(table: Mapping[str, str], key: str, location: Location) -> str | None:
+    # Tools separate words by _, - or capitals.
     word = key.replace("_", "").replace("-", "").lower()
-    above = [step for step in location if isinstance(step, str)]
-    return (table.get(f"{above[-1]}.{word}") if above else None) or table.get(word)
+    keys = _keys(location)
+    if keys:
+        # The entry for this place first: `name` in tasks means something else than in a stage.
+        entry = table.get(f"{keys[-1]}.{word}")
+        if entry:
+            return entry
+    return table.get(word)
+
+
+def _keys(location: Location) -> list[str]:
+    """Return the keys of a location, without the indexes of lists."""
+    return [step for step in location if isinstance(step, str)]
 
 
 def name_here(key: str, location: Location) -> str | None:
-    """Return what a setting of another tool or version is called here, as seen from its location, or None."""
-    above = [step for step in location if isinstance(step, str)]
+    """Return the name here of a setting of another tool, as seen from its location, or None."""
     name = _find(OTHER_NAMES, key, location)
     if name is None:
         return None
+    keys = _keys(location)
     if name.startswith("pod."):
-        in_stage = len(above) > 1 and above[1] in {kind.name for kind in STAGES}
-        name = (
-            f"spec.{above[1]}.{name}"
-            if in_stage
-            else f"spec.podDefaults.{name.removeprefix('pod.')}"
-        )
-    return name.removeprefix(".".join([*above, ""]))
+        stages = {kind.name for kind in STAGES}
+        # keys[0] is spec, and keys[1] the stage.
+        if len(keys) > 1 and keys[1] in stages:
+            name = f"spec.{keys[1]}.{name}"
+        else:
+            name = f"spec.podDefaults.{name.removeprefix('pod.')}"
+    # Relative to the place where the user has written it.
+    return name.removeprefix(".".join([*keys, ""]))
 
 
 def location_here(name: str, location: Location) -> Location:
-    """Return the location of a setting that is called this here, as seen from a location."""
+    """Return the location of a setting with this name, as seen from a location."""
+    # The name may be followed by its form, as in datasets: [{uri: …}].
     path = re.split(r"[^\w.]", name, maxsplit=1)[0].split(".")
-    return tuple(path) if path[0] == "spec" else (*location, *path)
+    if path[0] == "spec":
+        return tuple(path)
+    return (*location, *path)

@@ -7,6 +7,7 @@ from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic.alias_generators import to_camel
+from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from finetune_cli.diagnostics import Diagnostic, closest_match
@@ -15,6 +16,7 @@ from finetune_cli.manifest.yaml_reader import Location, YamlNode, join_path
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_trainer.contract import ContractModel
 
+# More places make a message longer, and rarely clearer.
 MAX_SUGGESTIONS = 3
 
 
@@ -32,7 +34,7 @@ class SchemaChecker:
     """Locations of empty or unreadable values; their errors are reported already."""
 
     replaced: set[Location] = field(default_factory=set)
-    """Locations of what is written under the name that it has elsewhere. It is not missing."""
+    """Locations of values that are written under the names of another tool. They are not missing."""
 
     def check(self, annotation: Any, value: YamlNode, location: Location = ()) -> None:
         """Check a value that should have the type of the annotation, and all values below it."""
@@ -61,75 +63,106 @@ class SchemaChecker:
         self, kind: type[ContractModel], data: dict[str, YamlNode], location: Location
     ) -> None:
         known = aliases(kind)
+        # A copy: unknown keys are taken out of the mapping.
         for key in [key for key in data if key not in known]:
-            match = closest_match(key, known)
-            elsewhere = list(_nested_paths(kind, to_camel(key) if "_" in key else key))[
-                :MAX_SUGGESTIONS
-            ]
-            same_word = _is_same_word(key, match)
-            here = None if same_word else name_here(key, location)
-            none_here = None if same_word else reason_for_no_field(key, location)
-            if none_here:
-                hint = f"there is no such field: {none_here}"
-            elif here:
-                replaced = location_here(here, location)
-                self.replaced |= {replaced[:length] for length in range(1, len(replaced) + 1)}
-                hint = f"it is called {here} here"
-            elif elsewhere:
-                hint = f"did you mean {', '.join(elsewhere)}?"
-            elif match:
-                hint = f"did you mean {match}?"
-            else:
-                hint = f"known keys are {', '.join(known)}"
+            hint, is_misspelled = self._hint(kind, key, location)
             self.report(data[key].line, (*location, key), f"unknown key; {hint}")
             value = data.pop(key)
-            if match and not (elsewhere or here or none_here) and match not in data:
+            match = closest_match(key, known)
+            # The value goes on under the right key, so that its errors are found in the same run.
+            if is_misspelled and match and match not in data:
                 data[match] = value
+
+    def _hint(self, kind: type[ContractModel], key: str, location: Location) -> tuple[str, bool]:
+        """Return the hint for an unknown key, and whether the key is a misspelled key of the model."""
+        known = aliases(kind)
+        match = closest_match(key, known)
+        # A known key in another spelling is no name of another tool, even if the tool has the same.
+        if not _is_same_word(key, match):
+            reason = reason_for_no_field(key, location)
+            if reason:
+                return f"there is no such field: {reason}", False
+            name = name_here(key, location)
+            if name:
+                self._mark_replaced(location_here(name, location))
+                return f"it is called {name} here", False
+        elsewhere = _places(kind, key)
+        if elsewhere:
+            return f"did you mean {', '.join(elsewhere)}?", False
+        if match:
+            return f"did you mean {match}?", True
+        return f"known keys are {', '.join(known)}", False
+
+    def _mark_replaced(self, location: Location) -> None:
+        """Mark a location and all above it: none of them is missing."""
+        for length in range(1, len(location) + 1):
+            self.replaced.add(location[:length])
 
 
 def _is_same_word(key: str, match: str | None) -> bool:
-    """Whether a key is a known one in another spelling: learning_rate, LearningRate."""
-    return match is not None and key.replace("_", "").replace("-", "").lower() == match.lower()
+    """Return whether a key is a known key in another spelling: learning_rate, LearningRate."""
+    if match is None:
+        return False
+    word = key.replace("_", "").replace("-", "")
+    return word.lower() == match.lower()
+
+
+def _places(kind: type[ContractModel], key: str) -> list[str]:
+    """Return the paths below a model at which a key is known, MAX_SUGGESTIONS at most."""
+    if "_" in key:
+        key = to_camel(key)
+    return list(_nested_paths(kind, key))[:MAX_SUGGESTIONS]
 
 
 def unwrap_optional(annotation: Any) -> Any:
     """Return X for X | None and for Annotated[X, …]; other annotations unchanged."""
+    arguments = get_args(annotation)
     if get_origin(annotation) is Annotated:
-        return unwrap_optional(get_args(annotation)[0])
-    others = [kind for kind in get_args(annotation) if kind is not NoneType]
-    if NoneType in get_args(annotation) and len(others) == 1:
+        return unwrap_optional(arguments[0])
+    others = [kind for kind in arguments if kind is not NoneType]
+    is_optional = NoneType in arguments
+    if is_optional and len(others) == 1:
         return unwrap_optional(others[0])
     return annotation
 
 
 def is_model(kind: Any) -> bool:
-    """Whether a type is a model, a mapping with fixed keys."""
+    """Return whether a type is a model, a mapping with fixed keys."""
     return isinstance(kind, type) and issubclass(kind, ContractModel)
 
 
 def aliases(kind: type[ContractModel]) -> dict[str, Any]:
     """Return the keys of a model as the manifest spells them, with the types of their values."""
-    return {found.alias or name: found.annotation for name, found in kind.model_fields.items()}
+    return {info.alias or name: info.annotation for name, info in kind.model_fields.items()}
 
 
 def format_path(document: YamlNode, location: Location) -> str:
     """Return a location as a path with the keys as the file spells them, misspelled or not."""
-    found = document.follow(location)
-    beyond = [f"[{step}]" if isinstance(step, int) else step for step in location[len(found) - 1 :]]
-    return join_path((*(value.key for value in found[1:]), *beyond))
+    nodes = document.follow(location)
+    keys = [node.key for node in nodes[1:]]
+    # The rest of the location is absent from the file, so it has the API's own names.
+    for step in location[len(keys) :]:
+        if isinstance(step, int):
+            keys.append(f"[{step}]")
+        else:
+            keys.append(step)
+    return join_path(tuple(keys))
 
 
 def broken_rules(
     annotation: Any, data: Any, location: Location = ()
 ) -> Iterator[tuple[Location, Rule]]:
-    """Return the rules between fields that plain data breaks, each with the location of its object.
+    """Yield the rules between fields that plain data breaks, each with the location of its object.
 
     The data may have other errors too: a rule that cannot be evaluated because of them is left out.
     """
     kind = unwrap_optional(annotation)
-    if is_model(kind) and issubclass(kind, WithRules) and isinstance(data, dict):
+    has_rules = is_model(kind) and issubclass(kind, WithRules)
+    if has_rules and isinstance(data, dict):
         completed = _with_defaults(kind, data)
-        yield from ((location, rule) for rule in kind.all_rules() if _breaks(completed, rule))
+        for rule in kind.all_rules():
+            if _breaks(completed, rule):
+                yield location, rule
     for step, inner, child in _children(kind, data):
         yield from broken_rules(inner, child, (*location, step))
 
@@ -137,33 +170,49 @@ def broken_rules(
 def _breaks(data: Mapping[str, Any], rule: Rule) -> bool:
     try:
         return not rule.is_valid(data)
+    # The rule reads a field that is absent or of another type, which has an error of its own.
     except (AttributeError, KeyError, TypeError, ValueError):
         return False
 
 
 def _with_defaults(kind: type[ContractModel], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data as an API server completes it: rules are written for objects with their defaults."""
     completed: dict[str, Any] = {}
-    for name, found in kind.model_fields.items():
-        key, inner = found.alias or name, unwrap_optional(found.annotation)
-        value = data.get(key)
-        if value is None and not found.is_required():
-            default = found.get_default(call_default_factory=True, validated_data={})
-            value = to_jsonable_python(default, by_alias=True, exclude_none=True)
-        elif is_model(inner) and isinstance(value, dict):
-            value = _with_defaults(inner, value)
+    for name, info in kind.model_fields.items():
+        key = info.alias or name
+        value = _completed_value(info, data.get(key))
         if value is not None:
             completed[key] = value
     return completed
 
 
+def _completed_value(info: FieldInfo, value: Any) -> Any:
+    """Return the value of a field, or its default if it is absent; None if it has neither."""
+    if value is None:
+        if info.is_required():
+            return None
+        default = info.get_default(call_default_factory=True, validated_data={})
+        return to_jsonable_python(default, by_alias=True, exclude_none=True)
+    kind = unwrap_optional(info.annotation)
+    if is_model(kind) and isinstance(value, dict):
+        return _with_defaults(kind, value)
+    return value
+
+
 def _children(kind: Any, data: Any) -> Iterator[tuple[str | int, Any, Any]]:
-    """Return the values directly below a value of this type, each as (key or index, type, value)."""
+    """Yield the values directly below a value of this type, each as (key or index, type, value)."""
     if isinstance(data, dict) and is_model(kind):
-        yield from ((key, inner, data[key]) for key, inner in aliases(kind).items() if key in data)
+        for key, inner in aliases(kind).items():
+            if key in data:
+                yield key, inner, data[key]
     elif isinstance(data, dict) and get_origin(kind) is dict:
-        yield from ((key, get_args(kind)[1], child) for key, child in data.items())
+        value_type = get_args(kind)[1]
+        for key, child in data.items():
+            yield key, value_type, child
     elif isinstance(data, list) and get_origin(kind) is tuple:
-        yield from ((index, get_args(kind)[0], child) for index, child in enumerate(data))
+        entry_type = get_args(kind)[0]
+        for index, child in enumerate(data):
+            yield index, entry_type, child
 
 
 def _nested_paths(kind: type[ContractModel], key: str, prefix: str = "") -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from finetune_cli.fields import (
     GateMetric,
     Location,
-    Source,
+    UriField,
     gate_metrics,
     literal_variables,
     sources,
@@ -34,63 +34,74 @@ REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def errors(spec: PipelineSpec, folder: Path) -> Iterator[Finding]:
-    """Yield values that cannot work; `folder` is that of the manifest."""
-    for source in (*sources(spec), *targets(spec)):
-        organisation = source.uri.partition("/")[0]
-        if resembles_repository(source) and not (folder / organisation).exists():
-            place = f"there is no folder {organisation} beside the manifest"
-            yield (
-                source.location,
-                f"{place}; for the hub write hf://{source.uri}, for a folder ./{source.uri}",
-            )
+    """Yield values that cannot work; `folder` is the folder of the manifest."""
+    for field in (*sources(spec), *targets(spec)):
+        organisation = field.uri.partition("/")[0]
+        if resembles_repository(field) and not (folder / organisation).exists():
+            problem = f"there is no folder {organisation} beside the manifest"
+            fix = f"for the hub write hf://{field.uri}, for a folder ./{field.uri}"
+            yield field.location, f"{problem}; {fix}"
     files = task_files(spec)
-    yield from (finding for gate, finding in _closed_gates(spec) if gate.task not in files)
+    for gate, finding in _closed_gates(spec):
+        if gate.task not in files:
+            yield finding
 
 
 def warnings(spec: PipelineSpec) -> Iterator[Finding]:
     """Yield values that may be meant, but have a risk."""
     for variable in literal_variables(spec):
-        if _is_secret(variable.name) and not NO_SECRET.fullmatch(variable.value):
-            fix = f"use envFrom: [{{secretRef: …}}], or valueFrom: {{secretKeyRef: …}} for {variable.name}"
-            yield variable.location, f"{variable.name} seems to be a secret in clear text; {fix}"
-    files = task_files(spec)  # their functions may compute a metric in percent
-    yield from (finding for gate, finding in _closed_gates(spec) if gate.task in files)
+        name = variable.name
+        if not _is_secret(name) or NO_SECRET.fullmatch(variable.value):
+            continue
+        problem = f"{name} seems to be a secret in clear text"
+        fix = f"use envFrom: [{{secretRef: …}}], or valueFrom: {{secretKeyRef: …}} for {name}"
+        yield variable.location, f"{problem}; {fix}"
+    files = task_files(spec)
+    for gate, finding in _closed_gates(spec):
+        # No error: the functions of a user's own task may compute the metric in percent.
+        if gate.task in files:
+            yield finding
 
 
-def resembles_repository(source: Source) -> bool:
+def resembles_repository(field: UriField) -> bool:
     """Return whether a relative path has the form of ORG/NAME on the hub, and is no file of records."""
-    return not _is_file(source) and REPOSITORY.fullmatch(source.uri) is not None
+    return not _is_file(field) and REPOSITORY.fullmatch(field.uri) is not None
 
 
-def is_one_name(source: Source) -> bool:
+def is_one_name(field: UriField) -> bool:
     """Return whether a path is one name that a repository on the hub may have, such as gpt2, and no file of records."""
-    return not _is_file(source) and REPOSITORY.fullmatch(f"org/{source.uri}") is not None
+    return not _is_file(field) and REPOSITORY.fullmatch(f"org/{field.uri}") is not None
 
 
-def _is_file(source: Source) -> bool:
-    return source.kind == "task" or (
-        source.kind == "data" and DATA_FILE.search(source.uri) is not None
-    )
+def _is_file(field: UriField) -> bool:
+    if field.kind == "task":
+        return True
+    return field.kind == "data" and DATA_FILE.search(field.uri) is not None
 
 
 def _is_secret(name: str) -> bool:
     words = name.upper().split("_")
-    return words[-1] not in PUBLIC_ENDINGS and any(
-        word == "KEY" or word.endswith(SECRET_ENDINGS) for word in words
-    )
+    if words[-1] in PUBLIC_ENDINGS:
+        return False
+    return any(word == "KEY" or word.endswith(SECRET_ENDINGS) for word in words)
 
 
 def _closed_gates(spec: PipelineSpec) -> Iterator[tuple[GateMetric, Finding]]:
     """Yield the gates on a fraction that no score between 0 and 1 passes."""
     for gate in gate_metrics(spec):
         metric = gate.metric.partition(",")[0]
-        lowest = -1.0 if gate.against_base else 0.0
-        if metric in FRACTIONS and not gate.can_pass(lowest, 1.0):
-            what = f"{metric} minus that of the base model" if gate.against_base else metric
-            percent = (
-                f"; for {gate.value:g} % write {gate.value / PERCENT:g}"
-                if 1 < gate.value <= PERCENT
-                else ""
-            )
-            message = f"no score is {gate.words} {gate.value:g}: {what} is between {lowest:g} and 1{percent}"
-            yield gate, (gate.value_location, message)
+        compared = metric
+        lowest = 0.0
+        if gate.against_base:
+            # The difference of two fractions may be negative.
+            compared = f"{metric} minus the base model's"
+            lowest = -1.0
+        if metric not in FRACTIONS or gate.can_pass(lowest, 1.0):
+            continue
+        problem = f"no score is {gate.words} {gate.value:g}"
+        message = f"{problem}: {compared} is between {lowest:g} and 1"
+        # The likeliest mistake: the value was meant in percent.
+        if 1 < gate.value <= PERCENT:
+            fraction = gate.value / PERCENT
+            message += f"; for {gate.value:g} % write {fraction:g}"
+        yield gate, (gate.value_location, message)

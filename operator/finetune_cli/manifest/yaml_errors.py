@@ -9,8 +9,8 @@ from yaml.reader import ReaderError
 
 from finetune_cli.diagnostics import Diagnostic
 
-# Pattern over PyYAML's "context: problem", the message for it, and whether to report the line where the construct
-# begins instead of the line where parsing failed. The first pattern that matches wins.
+# Pattern over PyYAML's "context: problem", the message for it, and whether to report the first line of the construct
+# instead of the line at which parsing failed. The first pattern that matches wins.
 _MESSAGES: tuple[tuple[str, str, bool], ...] = (
     (r"found character '\\t'", "a tab; YAML is indented with spaces only", False),
     (
@@ -59,17 +59,21 @@ def diagnostic(file: Path, text: str, error: yaml.YAMLError) -> Diagnostic:
     if not isinstance(error, yaml.MarkedYAMLError):
         return Diagnostic(file, None, "", f"is not YAML: {error}")
     detail = f"{error.context or ''}: {error.problem or ''}".removeprefix(": ")
+    mark = error.problem_mark
     for pattern, template, at_start in _MESSAGES:
-        if found := re.search(pattern, detail, re.DOTALL):
-            mark = (error.context_mark if at_start else None) or error.problem_mark
-            return Diagnostic(
-                file, _line_of_mark(text, mark), "", f"not YAML: {found.expand(template)}"
-            )
-    return Diagnostic(file, _line_of_mark(text, error.problem_mark), "", f"not YAML: {detail}")
+        match = re.search(pattern, detail, re.DOTALL)
+        if match:
+            if at_start and error.context_mark:
+                mark = error.context_mark
+            detail = match.expand(template)
+            break
+    return Diagnostic(file, _line_of_mark(text, mark), "", f"not YAML: {detail}")
 
 
 def _line_of_mark(text: str, mark: Mark | None) -> int:
-    return _line(text, mark.index) if mark else 1
+    if mark is None:
+        return 1
+    return _line(text, mark.index)
 
 
 def _line(text: str, index: int) -> int:

@@ -1,6 +1,6 @@
 """Reads YAML into a tree of values with their lines, as Kubernetes reads it.
 
-It follows the Go library behind kubectl where PyYAML differs. 2e-4 is a number; 1:30 and 2024-01-01 are strings.
+If PyYAML differs, it follows the Go library behind kubectl. 2e-4 is a number; 1:30 and 2024-01-01 are strings.
 Unquoted y and n are true and false, as are yes, no, on and off.
 """
 
@@ -21,11 +21,13 @@ from finetune_cli.manifest import yaml_errors
 
 MAX_FILE_BYTES = 256 * 1024
 """`kubectl apply` stores the manifest in an annotation, and Kubernetes limits annotations to this size."""
+# PyYAML and this reader are recursive: Python's stack must be deep enough.
 MAX_DEPTH = 64
 MAX_NODES = 50_000
 """Values in a document with its aliases written out; more is an alias bomb."""
 INTEGER_BITS = 64
-TRUE, FALSE = {"y", "yes", "on", "true"}, {"n", "no", "off", "false"}
+TRUE = {"y", "yes", "on", "true"}
+FALSE = {"n", "no", "off", "false"}
 
 TAG = "tag:yaml.org,2002:"
 MERGE = f"{TAG}merge"
@@ -58,17 +60,17 @@ class YamlNode:
                 return self.data
 
     def follow(self, path: tuple[str | int, ...]) -> "list[YamlNode]":
-        """Return the values along a path, as far as they exist, starting with this one."""
-        found = [self]
+        """Return the values along a path, as far as they exist, starting with this node."""
+        nodes = [self]
         for step in path:
-            match found[-1].data, step:
+            match nodes[-1].data, step:
                 case dict() as mapping, str() if step in mapping:
-                    found.append(mapping[step])
+                    nodes.append(mapping[step])
                 case list() as items, int() if step < len(items):
-                    found.append(items[step])
+                    nodes.append(items[step])
                 case _:
                     break
-        return found
+        return nodes
 
 
 @dataclass
@@ -117,37 +119,37 @@ def load(file: Path) -> YamlFile:
     """Read a file. Every error becomes a Diagnostic; none is raised."""
     try:
         with file.open("rb") as stream:
+            # One byte more than allowed: a larger file is refused without reading all of it.
             content = stream.read(MAX_FILE_BYTES + 1)
     except IsADirectoryError:
-        return YamlFile(
-            diagnostics=[Diagnostic(file, None, "", "is a folder; give the manifest file in it")]
-        )
+        return _unreadable(file, "is a folder; give the manifest file in it")
     except FileNotFoundError:
-        return YamlFile(
-            diagnostics=[
-                Diagnostic(file, None, "", "no such file; `finetune init` writes a manifest")
-            ]
-        )
+        return _unreadable(file, "no such file; `finetune init` writes a manifest")
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        return YamlFile(diagnostics=[Diagnostic(file, None, "", f"cannot be read: {why}")])
+        reason = getattr(error, "strerror", None) or str(error)
+        return _unreadable(file, f"cannot be read: {reason}")
     if len(content) > MAX_FILE_BYTES:
-        message = f"is larger than {MAX_FILE_BYTES // 1024} KiB, the limit of kubectl apply; a manifest has a few KiB"
-        return YamlFile(diagnostics=[Diagnostic(file, None, "", message)])
+        limit = f"{MAX_FILE_BYTES // 1024} KiB, the limit of kubectl apply"
+        return _unreadable(file, f"is larger than {limit}; a manifest has a few KiB")
     return parse(file, content)
+
+
+def _unreadable(file: Path, message: str) -> YamlFile:
+    return YamlFile(diagnostics=[Diagnostic(file, None, "", message)])
 
 
 def parse(file: Path, content: bytes) -> YamlFile:
     """Parse the bytes of a file into documents."""
     result = YamlFile()
     try:
+        # Editors on Windows may begin a file with a byte order mark.
         decoded = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         message = f"is not UTF-8: byte 0x{content[error.start]:02x}; save the file as UTF-8"
         result.diagnostics.append(Diagnostic(file, line, "", message))
         return result
-    newlines = [found.start() for found in re.finditer("\n", decoded)]
+    newlines = [match.start() for match in re.finditer("\n", decoded)]
     try:
         for node in _nodes(decoded):
             builder = _TreeBuilder(file, newlines)
@@ -157,11 +159,11 @@ def parse(file: Path, content: bytes) -> YamlFile:
             if document.data is not None and not builder.stopped:
                 result.documents.append(document)
     except yaml.YAMLError as error:
+        # The documents before the error are kept: their own errors are reported, too.
         result.diagnostics.append(yaml_errors.diagnostic(file, decoded, error))
     if not result.documents and not result.diagnostics:
-        result.diagnostics.append(
-            Diagnostic(file, 1, "", "is empty; `finetune init` writes a manifest to start from")
-        )
+        message = "is empty; `finetune init` writes a manifest to start from"
+        result.diagnostics.append(Diagnostic(file, 1, "", message))
     return result
 
 
@@ -207,17 +209,15 @@ class _TreeBuilder:
                 return self._scalar(node, key, line, path)
 
     def _stop(self, line: int, path: tuple[str, ...]) -> None:
+        # Only the first: an alias bomb would have thousands of errors.
         if self.stopped:
             return
-        self.stopped, self.nodes_left = True, 0
+        self.stopped = True
+        self.nodes_left = 0
+        message = f"has more than {MAX_NODES:,} values with its aliases written out"
         if len(path) > MAX_DEPTH:
-            self.report(
-                line, (), f"an alias contains itself or is nested more than {MAX_DEPTH} levels deep"
-            )
-        else:
-            self.report(
-                line, (), f"has more than {MAX_NODES:,} values with its aliases written out"
-            )
+            message = f"an alias contains itself or is nested more than {MAX_DEPTH} levels deep"
+        self.report(line, (), message)
 
     def _list(self, node: SequenceNode, path: tuple[str, ...]) -> list[YamlNode]:
         items = []
@@ -232,24 +232,25 @@ class _TreeBuilder:
         for key, content in node.value:
             line = self.line(key)
             if key.tag == MERGE:
+                # An earlier << takes precedence.
                 merged = self._merge(content, line, path) | merged
-            elif (name := self._key(key, line, path)) is None:
                 continue
-            elif name in own:
-                self.report(
-                    line, (*path, name), f"is given twice, first in line {own[name].line}; keep one"
-                )
+            name = self._key(key, line, path)
+            if name is None:
+                continue
+            if name in own:
+                message = f"is given twice, first in line {own[name].line}; keep one"
+                self.report(line, (*path, name), message)
             else:
                 own[name] = self.value(content, name, line, (*path, name))
         return merged | own
 
     def _key(self, key: Node, line: int, path: tuple[str, ...]) -> str | None:
+        """Return a key as a string; None with an error for any other key."""
         if not isinstance(key, ScalarNode):
-            self.report(
-                line,
-                path,
-                "a key must be a string; a list or the {{ }} of a template cannot be a key",
-            )
+            # Templates of Helm and Go are mappings to a YAML parser.
+            message = "a key must be a string; a list or the {{ }} of a template cannot be a key"
+            self.report(line, path, message)
             return None
         if key.tag == f"{TAG}str":
             return str(key.value)
@@ -258,24 +259,28 @@ class _TreeBuilder:
         return None
 
     def _merge(self, content: Node, line: int, path: tuple[str, ...]) -> dict[str, YamlNode]:
-        parts = content.value if isinstance(content, SequenceNode) else [content]
+        parts = [content]
+        if isinstance(content, SequenceNode):
+            parts = content.value
         merged: dict[str, YamlNode] = {}
         for part in parts:
             if not isinstance(part, MappingNode):
                 self.report(line, path, "<< needs an alias of a mapping, as in <<: *common")
                 continue
             value = self.value(part, "<<", line, (*path, "<<"))
-            merged = (value.data if isinstance(value.data, dict) else {}) | merged
+            # Not a mapping if it was too deep or too large.
+            if isinstance(value.data, dict):
+                merged = value.data | merged
         return merged
 
     def _scalar(self, node: Node, key: str, line: int, path: tuple[str, ...]) -> YamlNode:
+        read = _READERS.get(node.tag, _reject_tag)
         try:
-            return YamlNode(
-                line, key, _READERS.get(node.tag, _reject_tag)(node.value), source=node.value
-            )
+            data = read(node.value)
         except ValueError as error:
             self.report(line, path, f"{error} (got {quoted(node.value)})")
             return YamlNode(line, key, None, broken=True)
+        return YamlNode(line, key, data, source=node.value)
 
 
 def join_path(path: tuple[str, ...]) -> str:
@@ -285,9 +290,13 @@ def join_path(path: tuple[str, ...]) -> str:
         if step.startswith("["):
             text += step
         elif re.fullmatch(r"[A-Za-z0-9_-]+", step):
-            text += f".{step}" if text else step
+            if text:
+                text += "."
+            text += step
+        elif step.isprintable():
+            text += f"[{step}]"
         else:
-            text += f"[{step}]" if step.isprintable() else f"[{step!a}]"
+            text += f"[{step!a}]"
     return text
 
 
@@ -303,9 +312,15 @@ def _read_string(value: str) -> str:
 
 def _read_int(value: str) -> int:
     digits = value.replace("_", "").lower()
+    base = 0
+    # YAML 1.1 writes octal numbers as 010, YAML 1.2 as 0o10; the Go library reads both.
     octal = re.fullmatch(r"([-+]?)0o?([0-7]+)", digits)
+    if octal:
+        base = 8
+        digits = octal[1] + octal[2]
     try:
-        number = int(octal[1] + octal[2], 8) if octal else int(digits, 0)
+        # Base 0 reads the prefixes 0x and 0b.
+        number = int(digits, base)
     except ValueError:
         raise ValueError("must be an integer") from None
     if number.bit_length() >= INTEGER_BITS:

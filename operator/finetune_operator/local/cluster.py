@@ -85,9 +85,16 @@ class LocalCluster:
     """Runs one pipeline's Jobs as processes of this machine."""
 
     def __init__(
-        self, folders: Folders, on_event: Callable[[Event], None], *, save_digests: bool = True
+        self,
+        folders: Folders,
+        on_event: Callable[[Event], None],
+        *,
+        save_digests: bool = True,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.folders, self.on_event = folders, on_event
+        self.variables = variables or {}
+        """Environment variables of all stages; the manifest's variables of the same names take precedence."""
         self.pipeline_file = PipelineFile(folders.workdir)
         self.source_digests = SourceDigests(folders.workdir / "contents.json", save=save_digests)
         self.runners: dict[str, subprocess.Popen[bytes]] = {}
@@ -199,7 +206,12 @@ class LocalCluster:
         command = (sys.executable, *job.command[1:]) if job.command[0] == "python" else job.command
         job_file = {
             "command": command,
-            "env": {"PYTHONUNBUFFERED": "1", **job.env, **environment.variables()},
+            "env": {
+                "PYTHONUNBUFFERED": "1",
+                **self.variables,
+                **job.env,
+                **environment.variables(),
+            },
             "folder": str(self.folders.manifest_dir),
             "graceSeconds": job.grace.total_seconds(),
         }

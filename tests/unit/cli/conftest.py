@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import pytest
 from support.cli_session import CliSession
 from support.fake_api_server import kubeconfig, serving
 from support.scenario import Scenario
+
+from finetune_cli.manifest.manifest import read_all
 
 
 @pytest.fixture
@@ -22,3 +26,19 @@ def cli(tmp_path, monkeypatch, capsys):
 def scenario(cli):
     """The pipeline team/demo on the fake API server."""
     return cli.api.add(Scenario().reconcile_until_stable())
+
+
+@pytest.fixture
+def diagnose(tmp_path, monkeypatch):
+    """A function that returns the diagnostics of a manifest's text, without the file's name."""
+    monkeypatch.chdir(tmp_path)
+
+    def diagnose(text):
+        file = Path("pipeline.yaml")
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return [
+            str(diagnostic).removeprefix("pipeline.yaml:")
+            for diagnostic in read_all(file).diagnostics
+        ]
+
+    return diagnose

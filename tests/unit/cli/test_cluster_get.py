@@ -103,10 +103,12 @@ def test_get_without_a_name_lists_one_or_all_namespaces(cli, scenario):
 
 
 def test_get_json_prints_the_object(cli, scenario):
-    found = json.loads(cli.run("get", "demo", "--json").out)
-    assert found["spec"] == scenario.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    assert found["status"]["phase"] == scenario.status.phase
-    assert "managedFields" not in found["metadata"]
+    printed = json.loads(cli.run("get", "demo", "--json").out)
+    assert printed["spec"] == scenario.spec.model_dump(
+        mode="json", by_alias=True, exclude_none=True
+    )
+    assert printed["status"]["phase"] == scenario.status.phase
+    assert "managedFields" not in printed["metadata"]
 
 
 def test_get_watch_ends_with_the_pipelines_exit_code(cli, scenario):

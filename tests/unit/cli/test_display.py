@@ -8,7 +8,8 @@ from rich.console import Console
 from support.scenario import Scenario, a_pipeline
 
 from finetune_cli import display
-from finetune_cli.display import LineOutput, LiveTable, live_table
+from finetune_cli.display import LineOutput, LiveTable
+from finetune_cli.status_tree import live_table
 from finetune_operator.core.events import Event
 
 ERROR = "out of patience"
@@ -86,9 +87,7 @@ def test_error_is_an_event_where_no_status_follows():
 def test_terminal_shows_the_error_of_a_stage_in_its_table_only():
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     failing(LiveTable(console, "demo"), Scenario().status)
-    assert (
-        console.file.getvalue().count(ERROR) == 1
-    )  # that of the first attempt, while others follow
+    assert console.file.getvalue().count(ERROR) == 1  # the line of the first attempt
 
 
 def test_held_error_is_printed_when_the_run_ends():

@@ -108,7 +108,8 @@ def test_progress_comes_from_status_where_proxy_is_forbidden(cli, training):
 
 def test_missing_right_prints_the_rule_that_grants_it(cli, training):
     cli.api.forbidden = {("create", "pods/eviction"), ("delete", "pods")}
-    evict, kill = cli.run("drill", "demo", "--yes"), cli.run("drill", "demo", "--yes", "--kill")
+    evict = cli.run("drill", "demo", "--yes")
+    kill = cli.run("drill", "demo", "--yes", "--kill")
     assert (evict.code, kill.code) == (1, 1)
     assert (
         "bob may not create pods/eviction in the namespace team; a binding to the ClusterRole edit"
@@ -152,7 +153,8 @@ def test_exhausted_budget_is_refused_with_its_numbers(cli, training):
 def test_stage_that_does_not_run_is_refused_with_its_state(cli, scenario):
     scenario.hold(scenario.attempt("prepare").job, "0/3 nodes are available")
     scenario.reconcile_until_stable()
-    queued, later = cli.run("drill", "demo", "--yes"), cli.run("drill", "demo", "train", "--yes")
+    queued = cli.run("drill", "demo", "--yes")
+    later = cli.run("drill", "demo", "train", "--yes")
     assert (queued.code, later.code) == (1, 1)
     assert (
         "prepare is Queued: WaitingForCapacity: 0/3 nodes are available; only a stage" in queued.err
@@ -288,14 +290,16 @@ def test_price_in_the_status_is_reported(cli, training):
         training.complete("train")
 
     def priced(key):
-        found = unpriced(key)
-        found["status"]["costs"] = {"currency": "USD"}
-        for stage in found["status"]["stages"]:
+        pipeline = unpriced(key)
+        pipeline["status"]["costs"] = {"currency": "USD"}
+        for stage in pipeline["status"]["stages"]:
             for attempt in stage.get("attempts", ()):
                 attempt |= {"price": "0.80", "cost": "0.13", "lostCost": "0.01"}
-        return found
+        return pipeline
 
-    unpriced, cli.api.pipeline, cli.api.on_eviction = cli.api.pipeline, priced, end
+    unpriced = cli.api.pipeline
+    cli.api.pipeline = priced
+    cli.api.on_eviction = end
     result = cli.run("drill", "demo", "--yes")
     assert "money: 0.01 USD lost, 0.13 USD for the attempt, 0.80 USD an hour\n" in result.out
 

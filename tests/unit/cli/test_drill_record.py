@@ -7,8 +7,8 @@ import pytest
 
 from finetune_cli.drill.conduct import report
 from finetune_cli.drill.cost import cost_of
-from finetune_cli.drill.drill import SETTLE_SECONDS, Drill, Look
-from finetune_cli.drill.target import Target
+from finetune_cli.drill.record import SETTLE_SECONDS, Drill, Look
+from finetune_cli.drill.target import DrillTarget
 from finetune_operator.api.status import (
     AttemptStatus,
     Outcome,
@@ -41,7 +41,7 @@ INTERRUPTED = attempt(1, Outcome.INTERRUPTED, last_step=52, saved_step=52)
 
 @pytest.fixture
 def drill() -> Drill:
-    return Drill(Target("team/demo", "train", attempt(1), 0, 20, kill=False), step=50)
+    return Drill(DrillTarget("team/demo", "train", attempt(1), 0, 20, kill=False), step=50)
 
 
 def test_drill_waits_for_the_lost_steps_of_the_status(drill):

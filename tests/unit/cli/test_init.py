@@ -193,21 +193,21 @@ def test_cluster_manifest_is_told_what_it_may_still_need(tmp_path, monkeypatch, 
         )
         == 0
     )
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     needs = (
         "spec.podDefaults.envFrom, a Secret with HF_TOKEN",
         "split in spec.datasets",
         "spec.train.pod.resources",
     )
-    assert all(f"may still need {need}" in told.partition("next: ")[0] for need in needs)
+    assert all(f"may still need {need}" in printed.partition("next: ")[0] for need in needs)
     assert (
         main(["init", "--cluster", "--force", "--model", "pvc://team/b", "--data", "pvc://team/d"])
         == 0
     )
-    told = capsys.readouterr().out
-    assert "HF_TOKEN" not in told
-    assert "split" not in told
-    assert "for a GPU" in told
+    printed = capsys.readouterr().out
+    assert "HF_TOKEN" not in printed
+    assert "split" not in printed
+    assert "for a GPU" in printed
 
 
 def test_init_without_a_file_writes_pipeline_yaml(tmp_path, monkeypatch):

@@ -128,7 +128,7 @@ def test_run_by_name_needs_a_recorded_manifest(tmp_path, command):
     code, out = command("plan", "demo")
     assert (code, out) == (
         2,
-        "finetune: .finetune/demo does not tell its manifest; give the manifest FILE instead of demo\n",
+        "finetune: .finetune/demo has no recorded manifest; pass the manifest FILE instead of demo\n",
     )
 
 

@@ -161,7 +161,7 @@ def validate(tmp_path, monkeypatch, capsys):
         (
             a_gate("metric: acc_norm, against: Base, value: 2"),
             (
-                "spec.evaluate.gates[0].value: no score is above 2: acc_norm minus that of the base model is between -1"
+                "spec.evaluate.gates[0].value: no score is above 2: acc_norm minus the base model's is between -1"
                 " and 1; for 2 % write 0.02"
             ),
         ),

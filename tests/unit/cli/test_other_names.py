@@ -1,4 +1,4 @@
-"""A setting under the name of another tool or of an earlier version gets one message, with its name here."""
+"""A setting under the name of another tool gets one message, with its name here."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -13,14 +13,8 @@ LEAST = {"model": {"uri": "base"}, "datasets": [{"uri": "data.jsonl"}]}
 TASKS = {"tasks": [{"name": "exam"}]}
 
 # Where the user writes it -> what the message calls it. Dots separate keys; [] stands for the first entry of a list.
-EARLIER = [
-    ("dataset", "datasets: [{uri: …}]"),
-    ("prepare.validationFraction", "spec.validation.fraction"),
-    ("datasets[].validationFraction", "spec.validation.fraction"),
-    ("datasets[].maxInvalidFraction", "spec.prepare.maxInvalidFraction"),
+PODS = [
     ("activeDeadlineSeconds", "maxRuntimeSeconds"),
-    ("train.timeoutSeconds", "maxRuntimeSeconds"),
-    ("train.retries", "maxFailures and maxInterruptions"),
     ("train.secretRefs", "pod.envFrom: [{secretRef: {name: …}}]"),
     ("train.env", "pod.env: [{name: …, value: …}]"),
     ("train.nodeSelector", "pod.nodeSelector"),
@@ -32,15 +26,6 @@ EARLIER = [
     ("train.pod.resources.cpu", "requests: {cpu: …}"),
     ("train.pod.resources.memory", "requests: {memory: …}"),
     ("train.batchSize", "microBatchSize"),
-    ("train.gradientAccumulation", "gradientAccumulationSteps"),
-    ("train.precision", "dtype"),
-    ("train.validateEverySteps", "evalSteps"),
-    ("train.optimizer.schedule", "scheduler"),
-    ("evaluate.model", "weights"),
-    ("prepare.model", "spec.model"),
-    ("evaluate.gate", "gates: [{task: …, metric: …, operator: GreaterThan, value: …}]"),
-    ("evaluate.gates[].threshold", "value"),
-    ("push.target", "targets: [{uri: …}]"),
 ]
 TRAINING = [
     ("train.r", "lora.rank"),
@@ -175,7 +160,7 @@ KUBERNETES = [
     ("workspace.accessModes", "accessMode"),
     ("workspace.claimName", "existingClaim"),
 ]
-ANSWERED = [*EARLIER, *TRAINING, *KUBERNETES]
+ANSWERED = [*PODS, *TRAINING, *KUBERNETES]
 # These have the same name here, in another place or another spelling.
 ELSEWHERE = [
     ("train.resources", "pod.resources"),
@@ -235,11 +220,9 @@ def written_at(path, value):
 
 
 REPLACED = {
-    "dataset": "datasets",
     "dataset_name": "datasets",
     "base_model": "model",
     "model_name_or_path": "model",
-    "evaluate.gates[].threshold": "value",
 }
 
 
@@ -265,7 +248,10 @@ def diagnose(tmp_path, monkeypatch):
             "metadata": {"name": "demo"},
         }
         Path("p.yaml").write_text(yaml.safe_dump({**kind, "spec": spec}, sort_keys=False))
-        return [f"{one.path}: {one.message}" for one in read_all(Path("p.yaml")).diagnostics]
+        return [
+            f"{diagnostic.path}: {diagnostic.message}"
+            for diagnostic in read_all(Path("p.yaml")).diagnostics
+        ]
 
     return diagnose
 
@@ -309,18 +295,6 @@ def test_every_other_name_is_tried_where_it_is_written():
         path.rpartition(".")[2].replace("_", "").lower() for path, _ in [*ANSWERED, *WITHOUT_FIELD]
     }
     assert {name.rpartition(".")[2] for name in [*OTHER_NAMES, *NO_FIELD]} <= words
-
-
-def test_gate_under_its_earlier_name_counts_as_a_gate(diagnose):
-    spec = LEAST | {
-        "evaluate": {**TASKS, "gate": {"task": "exam"}},
-        "push": {"target": "x"},
-        "deploy": {},
-    }
-    assert [message.partition(": ")[0] for message in diagnose(spec)] == [
-        "spec.evaluate.gate",
-        "spec.push.target",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,10 @@ def write(path: Path, content: object) -> str:
 @pytest.mark.parametrize("key", ["placement", ""])
 def test_placement_is_read_from_values_or_alone(tmp_path, key):
     placement = {"nodeClasses": [SPOT], "currency": "EUR", "priceConfigMap": "prices"}
-    found = read_placement(write(tmp_path / "values.yaml", {key: placement} if key else placement))
-    assert (found.currency, found.node_classes[0].price) == ("EUR", Decimal("0.80"))
+    defaults = read_placement(
+        write(tmp_path / "values.yaml", {key: placement} if key else placement)
+    )
+    assert (defaults.currency, defaults.node_classes[0].price) == ("EUR", Decimal("0.80"))
 
 
 @pytest.mark.parametrize(
@@ -79,8 +81,7 @@ def test_missing_placement_file_is_refused_by_name(tmp_path):
 
 def test_costs_of_the_stages_with_a_duration_are_summed():
     defaults = PlacementDefaults.model_validate({"nodeClasses": [SPOT, ON_DEMAND]})
-    found = lines(defaults, prepare=expected(3600), train=expected(4 * 3600))
-    train, total = found
+    train, total = lines(defaults, prepare=expected(3600), train=expected(4 * 3600))
     assert train == (
         "train: Spot (spot): 0.80 against 3.10 USD an hour on OnDemand, 0.05 interruptions of Spot an hour cost 4m30s"
         " each: expected 3.21 USD against 12.40 USD"

@@ -250,11 +250,11 @@ def test_tasks_are_not_judged_without_lm_eval(check, monkeypatch):
 
 def test_names_of_installed_tasks_are_those_of_lm_eval():
     """A task, a group and a tag of each form in which the package writes them."""
-    found = read_built_in_tasks()
-    assert {"arc_easy", "mmlu", "gsm8k", "hellaswag"} <= set(found.files)
-    assert {"glue", "ai2_arc", "african_flores_tasks", "acp_gen_2shot"} <= found.tags
-    assert not found.tags & {"arc_easy", "mmlu"}
-    assert task_metrics(found.files["arc_easy"]) == ["acc", "acc_norm"]
+    tasks = read_built_in_tasks()
+    assert {"arc_easy", "mmlu", "gsm8k", "hellaswag"} <= set(tasks.files)
+    assert {"glue", "ai2_arc", "african_flores_tasks", "acp_gen_2shot"} <= tasks.tags
+    assert not tasks.tags & {"arc_easy", "mmlu"}
+    assert task_metrics(tasks.files["arc_easy"]) == ["acc", "acc_norm"]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_plan_counts_records_and_steps_that_are_known(check):
 
 
 def test_plan_says_how_many_processes_start_here(check):
-    """A run on this machine starts those of all nodes, and its pod's resources say how many."""
+    """A run on this machine starts the processes of all nodes, and its pod's resources say how many."""
     train = {
         "maxSteps": 7,
         "microBatchSize": 2,
@@ -304,12 +304,12 @@ def test_plan_says_how_many_processes_start_here(check):
         in output
     )
     assert "spec.train.pod.resources" not in output
-    one = check(command=("plan",), train={"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}})[
-        1
-    ]
+    single = check(
+        command=("plan",), train={"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}
+    )[1]
     assert (
-        "processes" in one,
-        "without effect on this machine: spec.train.pod.resources" in one,
+        "processes" in single,
+        "without effect on this machine: spec.train.pod.resources" in single,
     ) == (False, True)
 
 

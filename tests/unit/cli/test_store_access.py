@@ -1,4 +1,4 @@
-"""Variables with which a check looks at stores: those of the shell, and the few that a manifest may set."""
+"""Variables for a check of stores: the shell's, and the few that a manifest may set."""
 
 import pytest
 
@@ -75,13 +75,13 @@ def test_part_of_a_host_name_is_taken_if_it_is_plain(name):
     ],
 )
 def test_server_of_a_manifest_gets_no_credentials(endpoint, scheme, dropped, anonymous):
-    found, withheld = environment_of({endpoint: "http://evil.test"})
+    environment, withheld = environment_of({endpoint: "http://evil.test"})
     assert withheld == {scheme: endpoint}
-    assert [name for name in dropped if name in found] == []
-    assert found[anonymous] not in {None, "/shell"}
-    assert (found[endpoint], found["AWS_REGION"]) == ("http://evil.test", "shell")
+    assert [name for name in dropped if name in environment] == []
+    assert environment[anonymous] not in {None, "/shell"}
+    assert (environment[endpoint], environment["AWS_REGION"]) == ("http://evil.test", "shell")
     others = {name: value for name, value in SHELL.items() if name[:3] != dropped[0][:3]}
-    assert found | others == found
+    assert environment | others == environment
 
 
 def test_server_of_a_manifest_gets_the_manifests_credentials():
@@ -90,9 +90,9 @@ def test_server_of_a_manifest_gets_the_manifests_credentials():
         "AWS_SECRET_ACCESS_KEY": "mine",
         "AWS_ACCESS_KEY_ID": "me",
     }
-    found, withheld = environment_of(given)
+    environment, withheld = environment_of(given)
     assert withheld == {}
-    assert {name: value for name, value in found.items() if name.startswith("AWS_")} == {
+    assert {name: value for name, value in environment.items() if name.startswith("AWS_")} == {
         **given,
         "AWS_REGION": "shell",
     }
@@ -100,5 +100,5 @@ def test_server_of_a_manifest_gets_the_manifests_credentials():
 
 def test_server_that_the_shell_names_too_gets_its_credentials(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror.test")
-    found, withheld = environment_of({"HF_ENDPOINT": "http://mirror.test"})
-    assert (found["HF_TOKEN"], withheld) == ("shell", {})
+    environment, withheld = environment_of({"HF_ENDPOINT": "http://mirror.test"})
+    assert (environment["HF_TOKEN"], withheld) == ("shell", {})
