@@ -13,8 +13,9 @@ from finetune_trainer.serving.verify import verify_model
 from finetune_trainer.stores.fetching import fetch_published
 
 MAX_ANSWER_CHARACTERS = 1024
+# A termination message has 4,096 bytes, and the rest of the result needs room, too.
 MAX_ANSWER_BYTES = 2048
-"""Limit of the answer as JSON; a termination message has room for no more."""
+"""Limit of the answer as JSON."""
 
 
 def run(config: DeployConfig, context: Context) -> DeployResult:
@@ -22,7 +23,9 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
 
     Raise ConfigInvalid, SourceNotFound, ServiceUnavailable or Interrupted.
     """
-    recipe, test, stop = config.recipe, config.recipe.smoke_test, context.stop
+    recipe = config.recipe
+    test = recipe.smoke_test
+    stop = context.stop
     context.progress.update(step=0, total=2, note="verifying the pushed model")
     model = fetch_published(config.location or config.model.uri, context.environment)
     model_digest = verify_model(model, config.digest)
@@ -45,13 +48,15 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
 
 
 def _serving(config: DeployConfig, model: Path, context: Context) -> AbstractContextManager[Server]:
-    engine, log = ENGINES[config.recipe.engine], context.folder / "server.log"
+    engine = ENGINES[config.recipe.engine]
+    log = context.folder / "server.log"
     return serving(engine, model, context.stop, log, name=model_name(config.model.uri))
 
 
 def truncate_answer(answer: str) -> str:
-    """Truncate an answer for the result, where a character takes up to six bytes. answer.json has all of it."""
+    """Truncate an answer for the result. answer.json has all of it."""
     answer = answer[:MAX_ANSWER_CHARACTERS]
+    # As JSON, a character takes up to six bytes.
     while len(json.dumps(answer, ensure_ascii=False).encode()) > MAX_ANSWER_BYTES:
         answer = answer[:-1]
     return answer

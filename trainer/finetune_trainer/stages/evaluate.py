@@ -60,7 +60,8 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
         conversations=conversations,
         cache_folder=context.folder,
     )
-    progress = RequestProgress(context.progress, models=2 if config.recipe.compare_with_base else 1)
+    models = 2 if config.recipe.compare_with_base else 1
+    progress = RequestProgress(context.progress, models)
     model = EvaluatedModel(source, adapter, dtype, is_merged=config.recipe.weights == "Merged")
     outputs = {"": evaluation.answer(model, progress.next_model("evaluating"))}
     if config.recipe.compare_with_base:
@@ -102,12 +103,10 @@ def scores_of(
 ) -> dict[str, dict[str, Score]]:
     """Return the scores of a model by task and metric; without an adapter, of the base model. Write no files."""
     evaluation = Evaluation(recipe, environment, seed=seed)
-    base = BaseModel(
-        str(model_folder), model_folder, digest=""
-    )  # without a cache, the digest is not needed
-    model = EvaluatedModel(
-        base, adapter, dtype_of("Auto", model_folder), recipe.weights == "Merged"
-    )
+    # Only a cache needs the digest.
+    base = BaseModel(str(model_folder), model_folder, digest="")
+    dtype = dtype_of("Auto", model_folder)
+    model = EvaluatedModel(base, adapter, dtype, is_merged=recipe.weights == "Merged")
     return evaluation.scores(evaluation.answer(model))
 
 
@@ -150,14 +149,17 @@ class Evaluation:
             ) from error
 
     def _load(self, model: EvaluatedModel, on_progress: OnProgress) -> CachingLM:
-        chat, batch_size = self._prompts.apply_chat_template, self._recipe.batch_size
+        chat = self._prompts.apply_chat_template
         tokenizer = model.load_tokenizer(apply_chat_template=chat)
         ends = end_tokens(tokenizer, conversations=self._has_turns)
-        prepare_tasks(self._tasks, self._seed, [tokenizer.decode([token]) for token in ends])
-        key = model.cache_key(tokenizer, ends, apply_chat_template=chat)
-        cache = ResponseCache(
-            self._cache_folder / f"answers-{key}.jsonl" if self._cache_folder else None
-        )
+        # A task ends its answers with text, the model with tokens.
+        stop_texts = [tokenizer.decode([token]) for token in ends]
+        prepare_tasks(self._tasks, self._seed, stop_texts)
+        cache_file = None
+        if self._cache_folder:
+            key = model.cache_key(tokenizer, ends, apply_chat_template=chat)
+            cache_file = self._cache_folder / f"answers-{key}.jsonl"
+        batch_size = self._recipe.batch_size
         lm = load_lm(
             model,
             tokenizer,
@@ -166,7 +168,9 @@ class Evaluation:
             batch_size=batch_size or 1,
             apply_chat_template=chat,
         )
-        return CachingLM(lm, cache, on_progress, None if batch_size else largest_batch_size)
+        # Without a batch size in the recipe, the largest that fits into memory is used.
+        find_batch_size = None if batch_size else largest_batch_size
+        return CachingLM(lm, ResponseCache(cache_file), on_progress, find_batch_size)
 
     def _evaluate(self, lm: CachingLM) -> Output:
         # By default lm-eval bootstraps in forked processes, which would inherit this process's SIGTERM handler.
@@ -189,8 +193,9 @@ class Evaluation:
 
 
 def free_memory() -> None:
-    """Free the memory of the model before: the accelerator may have room for one only."""
-    gc.collect()  # lm-eval's model and its cache refer to each other
+    """Free the memory of the model before. The accelerator may have room for a single model."""
+    # lm-eval's model and its cache refer to each other, so counting references does not free them.
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -206,13 +211,12 @@ def write_output(output: Output, folder: Path, prefix: str = "") -> None:
         "lm_eval": lm_eval.__version__,
         "transformers": transformers.__version__,
     }
-    (folder / f"{prefix}results.json").write_text(
-        json.dumps(rest, indent=1, default=handle_non_serializable)
-    )
+    results = json.dumps(rest, indent=1, default=handle_non_serializable)
+    (folder / f"{prefix}results.json").write_text(results)
     for task, task_samples in samples.items():
-        lines = (
+        lines = [
             json.dumps(sample, default=handle_non_serializable) + "\n" for sample in task_samples
-        )
+        ]
         (folder / f"{prefix}samples-{task}.jsonl").write_text("".join(lines))
 
 
@@ -235,19 +239,23 @@ class RequestProgress:
         self._models -= 1
 
         def report(done: int, total: int, cached: int) -> None:
-            if done == cached:  # no new response of this model yet
+            # No new response of this model yet, so the note is still from the step before.
+            if done == cached:
                 self._progress.update(note=note)
-            self._report(
-                self._before[0] + done, self._before[1] + total, self._before[2] + cached, total
-            )
+            earlier_done, earlier_total, earlier_cached = self._before
+            self._latest = (earlier_done + done, earlier_total + total, earlier_cached + cached)
+            self._report(total)
 
         return report
 
-    def _report(self, done: int, total: int, cached: int, total_of_model: int) -> None:
-        self._latest = (done, total, cached)
+    def _report(self, total_of_model: int) -> None:
+        done, total, cached = self._latest
         expected = total + self._models * total_of_model
         seconds = (time.monotonic() - self._started) / max(1, done - cached)
-        remaining = (expected - done) * seconds if done > cached else None
+        # Cached responses take no time, so they say nothing about the rest.
+        remaining = None
+        if done > cached:
+            remaining = (expected - done) * seconds
         self._progress.update(
             step=done,
             total=expected,

@@ -65,12 +65,8 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         raise
     digest = publish(folder, writer, context)
     print(f"prepare: {summary.text(meter.tokens_per_second)}", flush=True)
+    warn_about_turns(packer.counts, tokenizer)
     counts = packer.counts
-    if counts.conversations and turn_end(tokenizer) is None:
-        log_line(
-            "prepare: the chat template ends a turn with text that is no special token, so that servers will not "
-            "stop there: use a template that ends turns with a special token"
-        )
     context.progress.update(step=counts.records, total=counts.records, note="")
     return PrepareResult(
         identity=config.identity,
@@ -93,6 +89,15 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     )
 
 
+def warn_about_turns(counts: Counts, tokenizer: Any) -> None:
+    """Log a warning if servers will not know where a turn of the chat template ends."""
+    if counts.conversations and turn_end(tokenizer) is None:
+        log_line(
+            "prepare: the chat template ends a turn with text that is no special token, so that servers will not "
+            "stop there: use a template that ends turns with a special token"
+        )
+
+
 def resume(
     reader: RecordReader, folder: PartFolder, context: Context
 ) -> tuple[Iterator[NumberedRecord], list[PartState]]:
@@ -101,7 +106,8 @@ def resume(
     The records of these parts are read again, but neither formatted nor tokenized. Without parts, or if the data
     has changed, these are all records and no parts.
     """
-    records, parts = reader.read(), folder.load(context.folder / OUTPUT)
+    records = reader.read()
+    parts = folder.load(context.folder / OUTPUT)
     if not parts:
         return records, []
     last = parts[-1]
@@ -175,7 +181,9 @@ def publish(folder: PartFolder, writer: PackedWriter, context: Context) -> str:
     """Seal the rows, make them the stage's output, and return their digest."""
     output = context.folder / OUTPUT
     digest = seal(folder.rows, known_digests=writer.digests())
-    shutil.rmtree(output, ignore_errors=True)  # its result is missing, or it is corrupt
+    # An output from before has no result, or it is corrupt.
+    shutil.rmtree(output, ignore_errors=True)
+    # The last moment at which a replaced attempt can be kept from publishing.
     context.fence.check()
     folder.rows.rename(output)
     sync_folder(context.folder)
@@ -188,8 +196,11 @@ class Meter:
 
     def __init__(self, progress: ProgressReporter, reader: RecordReader, counts: Counts) -> None:
         self.tokens_per_second = 0.0
-        self._progress, self._reader, self._counts = progress, reader, counts
-        self._tokens, self._started = 0, time.monotonic()
+        self._progress = progress
+        self._reader = reader
+        self._counts = counts
+        self._tokens = 0
+        self._started = time.monotonic()
         self._total = progress.now.total
         self._total_is_known = self._total is not None
         progress.update(step=counts.records, note="tokenizing and packing")
@@ -232,7 +243,7 @@ def is_output_valid(result: StageResult, config: PrepareConfig, environment: Env
 
 
 def load_tokenizer(base: BaseModel) -> Any:
-    """Load the model's tokenizer; raise ConfigInvalid if it has no fast one, which alone returns token offsets."""
+    """Load the model's fast tokenizer, or raise ConfigInvalid. Only a fast tokenizer returns token offsets."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             base.folder, trust_remote_code=False, local_files_only=True
@@ -247,8 +258,9 @@ def load_tokenizer(base: BaseModel) -> Any:
 
 
 def padding_token(tokenizer: Any) -> int:
-    """Return the id of the token that pads rows. Its loss mask is 0, so any id works if the tokenizer defines none."""
-    return next(
-        (token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None),
-        0,
-    )
+    """Return the id of the token that pads rows."""
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    # Padding is never a target of the loss, so any id works.
+    return 0

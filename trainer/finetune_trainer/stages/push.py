@@ -41,28 +41,28 @@ from finetune_trainer.tracking.trackers import Trackers
 
 ADAPTER_FILES = (SAFETENSORS_WEIGHTS_NAME, CONFIG_NAME)
 MODELS = "models"
-"""Folder of the stage with what is published, one folder for each format. It is deleted when all targets have it."""
+"""Folder of the stage with a folder for each format. It is deleted when all targets have their model."""
+# safetensors writes files that only the owner can read, but the model server may run as another user.
 FILE_MODE = 0o644
-"""safetensors writes files that only the owner can read, but the model server may run as another user."""
 
 
 def run(config: PushConfig, context: Context) -> PushResult:
-    """Run the stage. Raise what the targets raise; a target has the model whole, or nothing of it that is visible."""
-    trackers, requested = open_trackers(config, context), config.recipe.targets
-    targets = [
-        open_target(target, context.environment) for target in requested
-    ]  # before the work of merging
+    """Run the stage. Raise the errors of the targets. A target shows the whole model, or nothing of it."""
+    trackers = open_trackers(config, context)
+    requested = config.recipe.targets
+    # Before the work of merging, so that a target that cannot be opened costs none.
+    stores = [open_target(target, context.environment) for target in requested]
     models = Models(config, context)
-    built = {
-        form: models.build(form) for form in dict.fromkeys(target.format for target in requested)
-    }
+    formats = dict.fromkeys(target.format for target in requested)
+    # All formats before the first target, so that a full disk leaves no target changed.
+    built = {form: models.build(form) for form in formats}
     published = []
-    for number, (target, store) in enumerate(zip(requested, targets, strict=True)):
+    for number, (target, store) in enumerate(zip(requested, stores, strict=True)):
         folder, model = built[target.format]
-        context.progress.update(step=number, total=len(targets), note=f"publishing to {target.uri}")
+        context.progress.update(step=number, total=len(stores), note=f"publishing to {target.uri}")
         context.fence.check()
         published.append(publish(target, store, folder, model, context.stop))
-    context.progress.update(step=len(targets), total=len(targets), note="published")
+    context.progress.update(step=len(stores), total=len(stores), note="published")
     context.fence.check()
     shutil.rmtree(context.folder / MODELS, ignore_errors=True)
     result = PushResult(
@@ -86,37 +86,43 @@ def publish(
 ) -> PublishedTarget:
     """Publish a built model to one target."""
     names = [path.relative_to(folder).as_posix() for path in files_in(folder)]
-    with stop.deferred():  # the adapters stop between two blocks of bytes
-        found = store.publish(folder, model.digest, names)
-    print(f"push: {found.uri}: sent {found.sent_bytes:,} of {model.size:,} bytes", flush=True)
+    # The stores stop between two blocks of bytes, so that none is left half written.
+    with stop.deferred():
+        publication = store.publish(folder, model.digest, names)
+    sent = f"sent {publication.sent_bytes:,} of {model.size:,} bytes"
+    print(f"push: {publication.uri}: {sent}", flush=True)
     return PublishedTarget(
-        target=target.uri, uri=found.uri, format=target.format, digest=model.digest, size=model.size
+        target=target.uri,
+        uri=publication.uri,
+        format=target.format,
+        digest=model.digest,
+        size=model.size,
     )
 
 
 def is_output_valid(result: PushResult, config: PushConfig, environment: Environment) -> bool:  # noqa: ARG001  same for all
     """Return whether all targets still have the models of the result."""
-    return all(_is_published(one, environment) for one in result.published)
+    return all(_is_published(target, environment) for target in result.published)
 
 
-def _is_published(one: PublishedTarget, environment: Environment) -> bool:
-    """Return whether a model is where it was published; read every byte of it on a volume, list it in a store.
+def _is_published(target: PublishedTarget, environment: Environment) -> bool:
+    """Return whether a target still has its model; read every byte of it on a volume, list it in a store.
 
-    A model that is damaged is not: the stage runs again and sends what is missing.
+    A damaged model counts as missing: the stage runs again and sends the missing files.
     """
     try:
-        source = open_source(one.uri, "model")
+        source = open_source(target.uri, "model")
         if source is not None:
             return bool(source.list_files(None).files)
-        found = read_published(locate(one.uri, environment))
+        model = read_published(locate(target.uri, environment))
     except (SourceNotFound, DataInvalid):
         return False
-    return found is not None and found.digest == one.digest
+    return model is not None and model.digest == target.digest
 
 
 @dataclass(frozen=True)
 class Models:
-    """What is published, built in the workspace. A process that is started again finds what was complete."""
+    """The models to publish, built in the workspace. A process that is started again finds the complete folders."""
 
     config: PushConfig
     context: Context
@@ -132,7 +138,7 @@ class Models:
         return open_adapter(self.context.environment, self.config.train, self.base)
 
     def build(self, form: str) -> tuple[Path, PublishedModel]:
-        """Return the sealed folder of a format, and what its manifest says.
+        """Return the sealed folder of a format, and its manifest.
 
         Raise ConfigInvalid, SourceNotFound, or ServiceUnavailable if the disk is full.
         """
@@ -141,18 +147,20 @@ class Models:
             "stage": "push",
             "identity": self.config.identity,
             "format": form,
+            "adapter": digest_of(self.adapter),
         }
-        about["adapter"] = digest_of(self.adapter)
         model = read_published(folder)
         if model is None or model.about != about:
             self.context.fence.check()
-            shutil.rmtree(folder, ignore_errors=True)  # useless, and its space may be needed
+            # A model of other inputs is useless, and its space may be needed.
+            shutil.rmtree(folder, ignore_errors=True)
             self._write(form, folder, about)
             model = describe(folder)
         return folder, model
 
     def _write(self, form: str, folder: Path, about: dict[str, object]) -> None:
-        dtype, environment = DTYPES[self.config.recipe.dtype], self.context.environment
+        dtype = DTYPES[self.config.recipe.dtype]
+        environment = self.context.environment
         is_merged = form == "Merged"
         needed = merged_size(self.base.folder, dtype) if is_merged else _size_of(self.adapter)
         with (
@@ -178,18 +186,18 @@ class Models:
 def save_tokenizer(
     config: PushConfig, environment: Environment, base: Path, folder: Path, *, is_merged: bool
 ) -> None:
-    """Write the tokenizer with the chat template used in training; of a merged model, also where generation ends."""
+    """Write the tokenizer with the chat template of the training; for a merged model, also the end tokens."""
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     conversations = isinstance(prepared, PrepareResult) and prepared.conversations
     if conversations:
-        tokenizer.chat_template = template_of(tokenizer)  # a default one if the base model has none
+        # If the base model has no template, the training used a default template, and so must the server.
+        tokenizer.chat_template = template_of(tokenizer)
     tokenizer.save_pretrained(folder)
     if is_merged:
         generation = generation_config(base, end_tokens(tokenizer, conversations=conversations))
-        (folder / GENERATION_CONFIG_NAME).write_text(
-            json.dumps(generation, indent=2, sort_keys=True) + "\n"
-        )
+        text = json.dumps(generation, indent=2, sort_keys=True)
+        (folder / GENERATION_CONFIG_NAME).write_text(f"{text}\n")
 
 
 def _size_of(folder: Path) -> int:

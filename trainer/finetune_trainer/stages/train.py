@@ -78,25 +78,24 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
     check_gpu(context.environment, others.local_size)
     trackers = open_trackers(config, context) if is_first else Trackers(config.stage)
     rows, validation_rows, rows_digest = open_rows(config, context.environment)
-    objective, validation = (
-        objective_of(config.recipe, split) for split in (rows, validation_rows)
-    )
-    source = open_base_model(config.model, context.environment, config.model_pin)
-    source.require(config.model_digest, f"prepare/{config.prepare}")
+    objective = objective_of(config.recipe, rows)
+    validation = objective_of(config.recipe, validation_rows)
+    source, start = open_sources(config, context.environment)
     check_context_length(source, rows.context_length)
-    start = open_adapter(config.recipe.start_from, context.environment, config.start_pin)
-    if start:
-        start.require(config.start_digest, f"prepare/{config.prepare}")
     model, ranks = load_model(config, context, source, start, others)
     check_tokens((rows, validation_rows), model.vocabulary)
     if rows.packed:
         check_isolation(model, source.uri)
-    metadata = {"identity": config.identity, "rows": rows_digest} | (
-        {"start": start.digest} if start else {}
-    )
+    metadata = {"identity": config.identity, "rows": rows_digest}
+    if start:
+        metadata["start"] = start.digest
     inputs = artifacts.digest_of_value(metadata | {"model": source.digest})
     begin((objective, validation), model, ranks, context, inputs)
     sampler = StepSampler.of(config.recipe, len(objective), config.seed)
+    samples = None
+    # All processes of a sharded model generate together, because each has a part of the weights.
+    if is_first or ranks.is_sharded:
+        samples = sample_generator(config, context.environment, source)
     run = TrainingRun(
         config=config,
         objective=objective,
@@ -108,29 +107,52 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
         metrics=TrainingMetrics(context.folder, trackers, sampler.steps, context.fence),
         stop=context.stop,
         ranks=ranks,
-        samples=sample_generator(config, context.environment, source)
-        if is_first or ranks.is_sharded
-        else None,
+        samples=samples,
     )
     # SIGTERM is deferred from here on: the loop stops at a step boundary, and publishing takes little time.
     with (
         context.stop.deferred(),
         open_checkpoints(run, context, source, metadata) as checkpoints,
         run.metrics,
-        nullcontext()
-        if context.environment.local_rank
-        else watch_notices(context.environment, context.progress.announce),
+        open_notices(context),
     ):
-        try:
-            resume(run, checkpoints)
-            run.reserve_snapshot()
-            if model.device.type == "cpu":
-                keep_freed_memory()  # from here on: what loading and resuming have freed goes back to the kernel
-            train(run, checkpoints)
-            weights = run.trained_weights()
-        finally:  # before the checkpoints are closed, which waits for one that is being written
-            ranks.leave()
+        weights = train_to_end(run, checkpoints)
         return publish(run, weights, context, source) if weights else None
+
+
+def open_sources(
+    config: TrainConfig, environment: Environment
+) -> tuple[BaseModel, StartAdapter | None]:
+    """Open the base model and the adapter to start from. Raise DataInvalid if prepare read other files."""
+    prepare = f"prepare/{config.prepare}"
+    source = open_base_model(config.model, environment, config.model_pin)
+    source.require(config.model_digest, prepare)
+    start = open_adapter(config.recipe.start_from, environment, config.start_pin)
+    if start:
+        start.require(config.start_digest, prepare)
+    return source, start
+
+
+def open_notices(context: Context) -> AbstractContextManager[object]:
+    """Watch for notices of the node's end, in the first process of each node."""
+    if context.environment.local_rank:
+        return nullcontext()
+    return watch_notices(context.environment, context.progress.announce)
+
+
+def train_to_end(run: TrainingRun, checkpoints: Checkpoints) -> Tensors | None:
+    """Resume, train and return the trained weights; None in a process that writes none."""
+    try:
+        resume(run, checkpoints)
+        run.reserve_snapshot()
+        # Only from here on, so that the memory that loading and resuming have freed goes back to the kernel.
+        if run.model.device.type == "cpu":
+            keep_freed_memory()
+        train(run, checkpoints)
+        return run.trained_weights()
+    finally:
+        # Before the checkpoints are closed, which waits for a checkpoint that is being written.
+        run.ranks.leave()
 
 
 def load_model(
@@ -144,19 +166,18 @@ def load_model(
     share_processors(others.local_size)
     device = prepare_device(strict=True, number=others.local_rank)
     context.progress.update(note="loading the model")
-    trainable = load_trainable(
-        source, config, torch.device("cpu") if others.is_sharded else device, start
-    )
+    # A sharded model may not fit into the memory of a single device.
+    loading_device = torch.device("cpu") if others.is_sharded else device
+    trainable = load_trainable(source, config, loading_device, start)
     ranks = others.join(context.progress)
     # A checkpoint has one thread count, with which all processes resume, on whichever nodes.
     set_thread_count(min(ranks.gather(torch.get_num_threads())))
     if len(set(ranks.gather(numeric_fingerprint(device)))) > 1:
-        log_line(
-            f"train: process {ranks.rank} has {numeric_environment(device)}, and another one differs: {UNLIKE}"
-        )
-    model = TrainedModel(
-        shard(trainable, ranks, device) if ranks.is_sharded else trainable, device, config.recipe
-    )
+        own = numeric_environment(device)
+        log_line(f"train: process {ranks.rank} has {own}, and another process differs: {UNLIKE}")
+    if ranks.is_sharded:
+        trainable = shard(trainable, ranks, device)
+    model = TrainedModel(trainable, device, config.recipe)
     document_attention.enable(model, config.recipe.dtype)
     return model, ranks
 
@@ -164,7 +185,7 @@ def load_model(
 def open_checkpoints(
     run: TrainingRun, context: Context, source: BaseModel, metadata: dict[str, str]
 ) -> AbstractContextManager[Checkpoints]:
-    """Return the checkpoint manager, or what the other processes have in its place."""
+    """Return the checkpoint manager of the first process, or the reader of another process."""
     if not run.ranks.is_first:
         folder = context.environment.stage_dir("train", run.config.identity)
         return nullcontext(CheckpointReader(folder / CHECKPOINTS, run.ranks))
@@ -183,17 +204,16 @@ def open_checkpoints(
 def begin(
     splits: Iterable[Objective], model: TrainedModel, ranks: Ranks, context: Context, inputs: str
 ) -> None:
-    """Compute what the objectives need of the model before training, or read it from the stage's folder."""
+    """Let the objectives compute values of the untrained model, or read them from the stage's folder."""
+    start = Start(model, context.folder, inputs, context.progress, ranks, context.fence)
     for objective in splits:
-        objective.begin(
-            Start(model, context.folder, inputs, context.progress, ranks, context.fence)
-        )
+        objective.begin(start)
 
 
 def sample_generator(
     config: TrainConfig, environment: Environment, source: BaseModel
 ) -> SampleGenerator | None:
-    """Return what generates the texts that the config asks for, or None."""
+    """Return the generator of the samples that the config asks for, or None."""
     if config.samples is None:
         return None
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
@@ -217,7 +237,8 @@ def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows
         artifacts.verify(folder, sizes_only=ROW_FILES)
     except CorruptArtifact as error:
         raise corrupt_rows(folder, error) from error
-    rows, validation_rows = PackedRows(folder, "train"), PackedRows(folder, "validation")
+    rows = PackedRows(folder, "train")
+    validation_rows = PackedRows(folder, "validation")
     if not len(rows):
         raise DataInvalid(f"{folder} has no training rows: add valid records to the data set")
     if config.recipe.early_stopping and not len(validation_rows):
@@ -250,16 +271,17 @@ def resume(run: TrainingRun, checkpoints: Checkpoints) -> None:
         restore(run, checkpoints)
     except CorruptArtifact as error:
         raise ServiceUnavailable(
-            "the checkpoint that the first process has verified cannot be read by another one: "
+            "the checkpoint that the first process has verified cannot be read by another process: "
             f"check that all nodes see the same files in spec.workspace: {error}"
         ) from error
     run.metrics.resume(run.state.step, samples=run.samples is not None)
-    saved, current = run.state.numerics, numerics_of(run)
+    saved = run.state.numerics
+    current = numerics_of(run)
     for name in sorted(saved.keys() & current.keys()):
         if saved[name] != current[name]:
             log_line(
                 f"the checkpoint was saved with {name} {saved[name]}, this process has {current[name]}: "
-                "the result may differ in its last bits from that of an uninterrupted run"
+                "the result may differ in its last bits from the result of an uninterrupted run"
             )
     run.state.numerics = current
 
@@ -267,7 +289,8 @@ def resume(run: TrainingRun, checkpoints: Checkpoints) -> None:
 def restore(run: TrainingRun, checkpoints: Checkpoints) -> None:
     """Restore the latest valid checkpoint if there is one. Raise CorruptArtifact if its files can be read no more."""
     snapshot = checkpoints.load_latest(run.layout())
-    if run.ranks.is_first:  # the others wait for the step in their load_latest
+    # The other processes wait for the step in their load_latest.
+    if run.ranks.is_first:
         run.ranks.sum(snapshot.state.step if snapshot else 0)
     if snapshot is not None:
         restore_thread_count(snapshot.state.numerics.get("threads"))
@@ -276,17 +299,19 @@ def restore(run: TrainingRun, checkpoints: Checkpoints) -> None:
 
 
 def numerics_of(run: TrainingRun) -> dict[str, str]:
-    """Return the numeric environment of a run, and what only its model and its recipe make part of that."""
-    attention = document_attention.NAME if run.model.is_flat else run.model.masked_attention
-    found = numeric_environment(run.model.device) | {"attention": attention}
+    """Return the numeric environment of a run, with the kernels that its model and its recipe use."""
+    numerics = numeric_environment(run.model.device)
+    numerics["attention"] = run.model.masked_attention
+    if run.model.is_flat:
+        numerics["attention"] = document_attention.NAME
     recipe = run.config.recipe
     if recipe.method == "QLoRA" or recipe.optimizer.name == "AdamW8Bit":
-        found["bitsandbytes"] = importlib.metadata.version("bitsandbytes")
-    return found
+        numerics["bitsandbytes"] = importlib.metadata.version("bitsandbytes")
+    return numerics
 
 
 def publish(run: TrainingRun, weights: Tensors, context: Context, source: BaseModel) -> TrainResult:
-    """Write the weights to `output`: those with the lowest validation loss, or without validation, the last ones."""
+    """Write the weights to `output`. They have the lowest validation loss; without validation, they are the last."""
     output = context.folder / "output"
     with artifacts.atomic_folder(output, fence=context.fence) as temporary:
         run.model.format.write(weights, temporary)
@@ -306,7 +331,7 @@ def publish(run: TrainingRun, weights: Tensors, context: Context, source: BaseMo
 
 
 def is_output_valid(result: AnyResult, config: TrainConfig, environment: Environment) -> bool:
-    """Return whether the trained weights are intact; read every byte of it."""
+    """Return whether the trained weights are intact; read every byte of them."""
     return artifacts.matches_digest(
         environment.stage_dir("train", config.identity) / "output", result.digest
     )
