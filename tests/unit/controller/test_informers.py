@@ -9,7 +9,7 @@ from support.cluster_objects import job_of, pipeline_object, pod_of, running_sta
 from support.fake_api import FakeApi
 from support.pods import job_condition, running, terminated
 
-from finetune_operator.controller import informers as module
+from finetune_operator.controller import kopf_watch as module
 from finetune_operator.controller.informers import Informers
 from finetune_operator.controller.signals import StopSignal
 from finetune_operator.controller.workqueue import WorkQueue
@@ -293,7 +293,7 @@ def test_namespace_is_watched_once_it_can_be_listed():
     assert watched == [["team"], ["other", "team"]]
     jobs = [path for path, _ in scenario.api.watched if path.endswith("/jobs")]
     assert jobs.count(PATHS[JOBS].format("other")) == 1
-    assert not scenario.informers.signals.requested.is_set()
+    assert not scenario.informers.kopf_watch.signals.requested.is_set()
 
 
 def test_watches_survive_an_outage_after_kopf_has_ended():
@@ -330,7 +330,7 @@ def test_watches_survive_an_outage_after_kopf_has_ended():
 
 def handler_of(scenario):
     """Return the function that kopf calls with each event of a pipeline."""
-    [handler] = scenario.informers._registry()._watching._handlers
+    [handler] = scenario.informers.kopf_watch.registry()._watching._handlers
     return lambda kind, found: handler.fn(event={"type": kind, "object": found})
 
 
