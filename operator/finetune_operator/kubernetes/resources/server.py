@@ -185,7 +185,11 @@ def _pod(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> 
         **pod,
         "initContainers": [_init_container(template, serving, model)],
         "containers": [_server_container(template, serving, model)],
-        "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}, *shared_memory_volumes(template, 1)],
+        "volumes": [
+            *volumes,
+            {"name": "tmp", "emptyDir": {}},
+            *shared_memory_volumes(template, min_accelerators=1),
+        ],
     }
 
 
@@ -201,7 +205,7 @@ def _server_container(template: JobTemplate, serving: Serving, model: ModelVolum
     launch, folder = launch_of(serving), folder_of(serving.model)
     command = (*launch.command, *template.args) if _is_trainer(template) else template.command
     defaults = _container_defaults(template)
-    shared_memory = shared_memory_mounts(template, 1)
+    shared_memory = shared_memory_mounts(template, min_accelerators=1)
     variables = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp", **launch.env}  # noqa: S108
     return {
         **defaults,
