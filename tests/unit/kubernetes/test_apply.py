@@ -28,7 +28,8 @@ from finetune_operator.core.plan import (
 )
 from finetune_operator.errors import Conflict, InvalidObject, NewerObject
 from finetune_operator.kubernetes.cache import PIPELINES, ResourceCache
-from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline
+from finetune_operator.kubernetes.cluster import KubernetesCluster
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
 from finetune_operator.kubernetes.resources.owner_references import owner_references
@@ -131,11 +132,11 @@ def test_foreign_service_blocks_and_is_not_changed(env):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("a.b", "a-b"), ("1a", "p1a"), ("1a", "p-1a"), ("a.b", "a.b-x")]
+    ("first", "other"), [("a.b", "a-b"), ("1a", "p1a"), ("1a", "p-1a"), ("a.b", "a.b-x")]
 )
-def test_service_names_are_unique_and_valid(one, other):
-    assert service_name(one) != service_name(other)
-    for name in (one, other, "x" * 253, f"{'9.' * 100}9"):
+def test_service_names_are_unique_and_valid(first, other):
+    assert service_name(first) != service_name(other)
+    for name in (first, other, "x" * 253, f"{'9.' * 100}9"):
         assert len(service_name(name)) <= 63
         assert service_name(name)[0].isalpha()
         assert "." not in service_name(name)
@@ -154,7 +155,7 @@ def test_nothing_is_created_and_all_is_stopped_after_an_error(env, error):
     actions += [DeleteService(), StopJob(stray, Reason.CANCELLED), DeletePipeline()]
     if error is QUOTA:
         refused = env.apply(*actions)
-        assert {name: one.reason for name, one in refused.items()} == {
+        assert {name: blocker.reason for name, blocker in refused.items()} == {
             env.templates["prepare"].name: Reason.WAITING_FOR_QUOTA
         }
     else:
@@ -315,7 +316,7 @@ def test_rejected_status_is_written_without_progress(env, caplog):
     )
     asyncio.run(env.cluster.write_status(env.pipeline, status_with_progress()))
     [stored] = [
-        one for one in env.api.objects[PIPELINE]["status"]["stages"] if one["name"] == "train"
+        stage for stage in env.api.objects[PIPELINE]["status"]["stages"] if stage["name"] == "train"
     ]
     assert stored["attempts"]
     assert "progress" not in stored
@@ -362,9 +363,9 @@ def test_unreadable_object_is_stalled_for_kstatus(env):
         {**before, "status": {**before.get("status", {}), "finishedAt": "2030-01-01T00:00:00Z"}},
     )
     asyncio.run(env.cluster.mark_invalid(env.pipeline.key, InvalidObject("train: nonsense")))
-    found = env.api.objects[PIPELINE]
-    status = PipelineStatus.model_validate(found["status"])
-    assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **found}) == "Failed"
+    raw = env.api.objects[PIPELINE]
+    status = PipelineStatus.model_validate(raw["status"])
+    assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **raw}) == "Failed"
     assert (status.phase, status.finished_at) == ("Failed", None)
 
 
@@ -375,19 +376,19 @@ def test_unreadable_object_is_told_once_for_each_generation(env):
     assert env.api.writes == [f"patch {PIPELINE}/status"] * 2
     message = "train: nonsense (see docs/guides/troubleshooting.md#specinvalid)"
     events = env.cluster.events.waiting["team"]
-    assert [(one["type"], one["reason"], one["message"]) for one in events] == [
+    assert [(event["type"], event["reason"], event["message"]) for event in events] == [
         ("Warning", "PipelineFailed", message)
     ] * 2
-    assert {one["involvedObject"]["uid"] for one in events} == {env.pipeline.uid}
-    assert len({one["metadata"]["name"] for one in events}) == 2
+    assert {event["involvedObject"]["uid"] for event in events} == {env.pipeline.uid}
+    assert len({event["metadata"]["name"] for event in events}) == 2
 
 
 NEWER = {"spec": {"train": {"optimizer": {"sharpness": 0.5}}}}
 
 
-def error_of(found: dict[str, Any], changes: dict[str, Any]) -> InvalidObject:
+def error_of(raw: dict[str, Any], changes: dict[str, Any]) -> InvalidObject:
     with pytest.raises(InvalidObject) as raised:
-        parse_pipeline(merged(found, changes))
+        parse_pipeline(merged(raw, changes))
     return raised.value
 
 
@@ -396,12 +397,12 @@ def test_pipeline_of_a_newer_crd_is_in_progress(env):
     error = error_of(env.api.objects[PIPELINE], NEWER)
     assert isinstance(error, NewerObject)
     asyncio.run(env.cluster.mark_invalid(env.pipeline.key, error))
-    found = env.api.objects[PIPELINE]
-    assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **found}) == "InProgress"
-    assert "sharpness: Extra inputs" in found["status"]["conditions"][0]["message"]
+    raw = env.api.objects[PIPELINE]
+    assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **raw}) == "InProgress"
+    assert "sharpness: Extra inputs" in raw["status"]["conditions"][0]["message"]
     assert (
         "the CRD is newer than this operator: upgrade it"
-        in found["status"]["conditions"][0]["message"]
+        in raw["status"]["conditions"][0]["message"]
     )
     assert env.cluster.events.waiting == {}
 
