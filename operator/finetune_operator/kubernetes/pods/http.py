@@ -73,7 +73,7 @@ class _Limit:
 
 
 class NamespaceLimits:
-    """A limit of concurrent requests for each namespace: requests wait for those of their own namespace only."""
+    """A limit of concurrent requests for each namespace: a request waits for others of its own namespace only."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -109,7 +109,8 @@ class BackgroundRequests:
     """
 
     def __init__(self, limit: int, enqueue: Enqueue) -> None:
-        self.limits, self.enqueue = NamespaceLimits(limit), enqueue
+        self.limits = NamespaceLimits(limit)
+        self.enqueue = enqueue
         self.tasks: dict[str, asyncio.Task[None]] = {}
         """Pod's uid -> its request, which waits or is in flight."""
 
@@ -141,7 +142,8 @@ class BackgroundRequests:
     def cancel(self, uids: Iterable[str]) -> None:
         """Cancel the requests to these pods."""
         for uid in uids:
-            if task := self.tasks.pop(uid, None):
+            task = self.tasks.pop(uid, None)
+            if task:
                 task.cancel()
 
     def cancel_all(self) -> None:
