@@ -37,10 +37,9 @@ from finetune_operator.kubernetes.cache import (
     PIPELINES,
     PODS,
     SERVICES,
-    Change,
     ResourceCache,
-    Urgency,
 )
+from finetune_operator.kubernetes.change import Change, Urgency
 from finetune_operator.kubernetes.client import KubernetesClient, Object
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
@@ -48,10 +47,10 @@ from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAM
 MANAGED_SELECTOR = (("labelSelector", f"{MANAGED_BY}={MANAGED_BY_VALUE}"),)
 WARNINGS_SELECTOR = (("fieldSelector", "type=Warning"),)
 DEFAULTS_SELECTOR = (("fieldSelector", f"metadata.name={DEFAULTS_NAME}"),)
-"""RBAC lets an account list and watch objects of one name only with this selector."""
+"""RBAC can limit an account to a single name, but then lets it list and watch with this selector only."""
 UNFINISHED_JOBS = (("fieldSelector", "status.successful=0"),)
 UNFINISHED_PODS = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed"),)
-"""Selectors of the first list. Nearly all Jobs and pods have ended, and a reconcile reads an ended one that it misses."""
+"""Selectors of the first list: nearly all Jobs and pods have ended, and a reconcile reads them if it needs them."""
 CHILDREN: dict[str, tuple[Callable[[str | None], str], tuple[tuple[str, str], ...]]] = {
     DEFAULTS: (paths.config_maps, DEFAULTS_SELECTOR),
     # Jobs before pods: a pod is believed only as the pod of a known Job.
@@ -176,7 +175,7 @@ class Informers:
         readable = [name for name in self.reflectors if name not in lost]
         if readable != self.watched_namespaces:
             self.watched_namespaces = readable
-            # Restarts the watches, with these namespaces only.
+            # Restarts the watches with these namespaces only: kopf ends on a namespace that it cannot watch.
             self._stop.set()
         self.synced_at = asyncio.get_running_loop().time()
 
@@ -224,13 +223,14 @@ class Informers:
         return ""
 
     async def requeue_all(self) -> None:
-        """Queue all pipelines, which this replica has not reconciled yet: the finished ones when all is listed."""
+        """Queue all pipelines, which this replica has not reconciled yet; the finished pipelines come last."""
         finished = []
         for entry in self.cache.pipelines.entries.values():
             if entry.value.finished:
                 finished.append(entry.value.key)
             else:
                 self.queue.add(entry.value.key)
+        # Only now does the cache have everything that a finished pipeline's reconcile reads.
         for name in self.watched_namespaces:
             for reflector in self.reflectors[name]:
                 await reflector.listed.wait()
@@ -239,7 +239,7 @@ class Informers:
             self.queue.add(key, low=True)
 
     def _enqueue_listed(self, change: Change) -> None:
-        """Queue the pipelines of a difference that a list shows; finished ones wait for the rest and have low priority.
+        """Queue the pipelines of a difference that a list shows; finished pipelines come last, with low priority.
 
         After a start, nearly all pipelines are finished, and a list shows all of them as new.
         """

@@ -2,7 +2,7 @@
 
 kopf stays the controller of the custom resource, but it is made to own its process. Some responses of an API server (an
 ERROR event, a minute of 503) end its operator, and some errors leave its watch hanging. It installs its own signal
-handlers, and copies each object to find a difference that no handler needs. This module runs kopf as one watch among
+handlers, and copies each object to find a difference that no handler needs. This module runs kopf as a watch among
 others: it restarts kopf after an end or a hang, passes a signal on to the whole process, and switches the copies off.
 """
 
@@ -92,7 +92,7 @@ class KopfWatch:
                 raise error
 
     def registry(self) -> kopf.OperatorRegistry:
-        """Return kopf's handlers: one for the events of pipelines, one at its start, and the login."""
+        """Return kopf's handlers: for the events of pipelines, for its start, and for its login."""
         registry = kopf.OperatorRegistry()
 
         @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
@@ -109,7 +109,7 @@ class KopfWatch:
 
 
 def silence_kopf_log() -> None:
-    """Drop kopf's own log: `KopfWatch` logs each of its failures in one line."""
+    """Drop kopf's own log: `KopfWatch` logs each of its failures in a line."""
     logging.getLogger("kopf").setLevel(logging.CRITICAL)
 
 
@@ -130,6 +130,7 @@ def _notice_hang(
 
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
+    # The operator creates Events itself (`kubernetes.event_recorder`).
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.process.ultimate_exiting_timeout = None
@@ -138,6 +139,7 @@ def _settings() -> kopf.OperatorSettings:
     # An int: the API server rejects timeoutSeconds=20.0.
     settings.watching.server_timeout = WATCH_SECONDS
     settings.watching.inactivity_timeout = WATCH_SECONDS + WATCH_GRACE_SECONDS
+    # As for all lists: a page of the largest pipelines has 55 MB.
     settings.watching.chunk_size = PAGE
     settings.persistence.diffbase_storage = NoDiff()
     return settings
