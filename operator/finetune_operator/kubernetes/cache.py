@@ -121,6 +121,7 @@ class ResourceCache:
         if kind == DEFAULTS:
             return self._defaults_changed(name[0], before or NONE, NONE)
         if kind == PIPELINES:
+            # No status will record their end any more.
             for job in before.running_jobs if before else ():
                 self._forget_pods(name[0], job)
             key = Key(*name)
@@ -131,7 +132,9 @@ class ResourceCache:
         if kind == CLAIMS:
             # A claim goes only after the last pod that uses it, so no lost pod is left.
             self.forget_lost_jobs(*name)
-        return self._child_changed(kind, before, None) if before else NO_CHANGE
+        if before is None:
+            return NO_CHANGE
+        return self._child_changed(kind, before, None)
 
     def sweep(
         self, kind: str, listed: set[NamespacedName], version: int, namespace: str | None
@@ -226,7 +229,7 @@ class ResourceCache:
         return sum(entry.value.unreadable for entry in self.pipelines.entries.values())
 
     def waiting(self) -> Iterator[WaitingStage]:
-        """Yield the waiting stage of each pipeline that has one."""
+        """Yield the waiting stage of each pipeline with a waiting stage."""
         stages = (entry.value.waiting for entry in self.pipelines.entries.values())
         return (stage for stage in stages if stage)
 
@@ -301,12 +304,16 @@ class ResourceCache:
         is_recorded = pod.finished and job not in self._running(key)
         is_gone = bool(received.get("gone"))
         self._store_pod(after, version, is_gone=is_gone, is_recorded=is_recorded)
+        # A list shows the pods of all earlier attempts to a new leader.
         if before is None and is_recorded:
             return NO_CHANGE
         if urgent_facts(before) != urgent_facts(after):
+            # A finished pod may have been the last writer of its claims.
             waiting = self._waiting(after, key) if pod.finished else ()
             return Change((key, *waiting), Urgency.NOW)
-        return NO_CHANGE if before == after else Change((key,), Urgency.LATER)
+        if before == after:
+            return NO_CHANGE
+        return Change((key,), Urgency.LATER)
 
     def _store_pod(self, raw: Object, version: int, *, is_gone: bool, is_recorded: bool) -> None:
         """Store a pod, or remove it if it is needed no longer.
@@ -350,7 +357,10 @@ class ResourceCache:
         store = {"Job": self.jobs, "Pod": self.pods, "Deployment": self.deployments}.get(kind)
         child = store.get((namespace, name)) if store else None
         key = owner_key(child) if child else None
-        return Change((key,), Urgency.LATER) if key else NO_CHANGE
+        if key is None:
+            return NO_CHANGE
+        # A warning only explains: the operator does nothing else because of it.
+        return Change((key,), Urgency.LATER)
 
     def _running(self, key: Key) -> frozenset[str]:
         pipeline = self.pipelines.get((key.namespace, key.name))
@@ -374,7 +384,9 @@ class ResourceCache:
 
     def _forget_ended_pods(self, before: CachedPipeline | None, after: CachedPipeline) -> None:
         """Drop the finished pods of attempts if the status has their end now."""
-        for job in (before.running_jobs - after.running_jobs) if before else ():
+        if before is None:
+            return
+        for job in before.running_jobs - after.running_jobs:
             self._forget_pods(after.key.namespace, job)
 
     def _forget_pods(self, namespace: str, job: str) -> None:

@@ -92,7 +92,7 @@ class CachedPipeline:
 
     @property
     def lets_others_go_first(self) -> bool:
-        """Whether a younger pipeline with the claim need not wait: this one starts nothing as it is now."""
+        """Whether a younger pipeline with the claim need not wait: this pipeline starts nothing as it is now."""
         return self.finished or self.deleting or self.suspended
 
     def content(self) -> Object:
@@ -154,6 +154,7 @@ def trim_pipeline(raw: Object) -> CachedPipeline:
         phase=str(status.get("phase") or "Pending"),
         running_jobs=frozenset(running.values()),
         writing=not WRITING_STAGES.isdisjoint(running),
+        # The fastest level: a pipeline is compressed at each of its changes.
         text=zlib.compress(fast_json.encode(content), level=1),
         unreadable=unreadable,
         waiting=waiting,

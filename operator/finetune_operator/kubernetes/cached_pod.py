@@ -25,7 +25,7 @@ def server_of(raw: Object) -> list[NamespacedName]:
 
 
 def controller_of(raw: Object) -> Object:
-    """Return the owner reference of the controller that created the pod; empty for a pod without one."""
+    """Return the owner reference of the controller that created the pod; empty for a pod without a controller."""
     for reference in raw["metadata"].get("ownerReferences") or []:
         if reference.get("controller"):
             owner: Object = reference
@@ -61,9 +61,9 @@ def _controller_name(raw: Object, kind: str) -> str:
 
 
 def with_known_end(known: Object | None, received: Object) -> Object:
-    """Return the received pod, or the known pod if only that one has its end.
+    """Return the received pod, or the known pod if only the known pod has its end.
 
-    A container of an attempt does not restart, so a version without its end is the older one.
+    A container of an attempt does not restart, so a version without its end is older.
     """
     if known is None or known["metadata"]["uid"] != received["metadata"]["uid"]:
         return received
@@ -80,8 +80,10 @@ def urgent_facts(raw: Object | None) -> tuple[object, ...]:
     pod = pod_of(raw or {"metadata": {}, "spec": {}, "status": {}})
     scheduled = pod.condition("PodScheduled")
     unschedulable = scheduled.get("message") if scheduled.get("status") == "False" else None
+    # A container that is only being created waits for nothing that a user could change.
     waiting = pod.waiting
     obstacle = waiting if waiting.get("reason") not in STARTING else None
+    # Readiness and restarts matter for servers only.
     is_server = bool(raw and SERVER in raw["metadata"]["labels"])
     return (
         pod.finished,

@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = 15.0
 WATCH_GRACE_SECONDS = 4.0
 """Time after which a watch that the API server should have ended is dead."""
 PAGE = 100
-"""Objects in one page of a list: a page of the largest pipelines that a user can create has 55 MB."""
+"""Objects in a page of a list: a page of the largest pipelines that a user can create has 55 MB."""
 MAX_PAUSE_SECONDS = 5.0
 """Longest pause after a 429."""
 WRITE_TIMEOUT_SECONDS = 10
@@ -160,8 +160,9 @@ class KubernetesClient:
 
     async def patch(self, path: str, body: Object, **query: str) -> Object:
         """Apply a JSON merge patch: null removes a field."""
-        url = f"{path}?{urlencode(query)}" if query else path
-        return await self._send("PATCH", url, body, "application/merge-patch+json")
+        if query:
+            path = f"{path}?{urlencode(query)}"
+        return await self._send("PATCH", path, body, "application/merge-patch+json")
 
     async def apply(
         self, path: str, body: Object, manager: str = "finetune-operator", **query: str
@@ -263,12 +264,15 @@ class KubernetesClient:
             "User-Agent": USER_AGENT,
         }
         headers |= await self._credentials()
-        # After the rate limiter, which may hold a request back for seconds: the Lease may be lost by then.
-        limit = TIMEOUT_SECONDS if verb == "GET" else min(TIMEOUT_SECONDS, self.seconds_to_write())
-        if limit <= 0:
-            raise NotLeader("this replica no longer holds the Lease, so it does not write")
         is_read = verb == "GET"
-        url = self.client.configuration.host + (path if is_read else _with_timeout(path, limit))
+        limit = TIMEOUT_SECONDS
+        if not is_read:
+            # After the rate limiter, which may hold a request back for seconds: the Lease may be lost by then.
+            limit = min(limit, self.seconds_to_write())
+            if limit <= 0:
+                raise NotLeader("this replica no longer holds the Lease, so it does not write")
+            path = _with_timeout(path, limit)
+        url = self.client.configuration.host + path
         try:
             with nullcontext() if is_read else self._under_way():
                 async with asyncio.timeout(limit):
@@ -293,7 +297,9 @@ class KubernetesClient:
     async def _credentials(self) -> dict[str, str]:
         settings = await self.client.configuration.auth_settings()
         token = settings.get("BearerToken")
-        return {"Authorization": str(token["value"])} if token else {}
+        if not token:
+            return {}
+        return {"Authorization": str(token["value"])}
 
     def _api_error(self, status: int, content: bytes, retry_after: str | None) -> ClusterError:
         try:
@@ -319,7 +325,7 @@ class KubernetesClient:
 
 
 def _with_timeout(path: str, limit: float) -> str:
-    """Add the time for which the API server works on a write; whole seconds, at least one."""
+    """Add the time for which the API server works on a write; whole seconds, at least 1."""
     seconds = max(1, math.floor(min(limit, WRITE_TIMEOUT_SECONDS)))
     separator = "&" if "?" in path else "?"
     return f"{path}{separator}timeout={seconds}s"

@@ -66,7 +66,7 @@ UNSTORABLE_STATUS_CODES = frozenset(
 )
 """Status codes with which an API server rejects a pipeline status that it cannot store."""
 STOPPING = (StopJob, DeleteService, ProbeServer)
-"""Actions that are executed even after one has failed."""
+"""Actions that are executed even after another action has failed."""
 OPTIONAL = (ChangeWorkspace, SwitchTraffic)
 """Actions that concern no other action if they are refused."""
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class KubernetesCluster:
         return self._locks.setdefault((key.namespace, claim), asyncio.Lock())
 
     async def read(self, key: Key) -> Pipeline | None:
-        """Return the pipeline; None where it does not exist or is being deleted. Raises InvalidObject."""
+        """Return the pipeline; None if it does not exist or is being deleted. Raises InvalidObject."""
         known = self.cache.pipelines.get((key.namespace, key.name))
         if known is None or known.deleting:
             return None
@@ -248,6 +248,7 @@ class KubernetesCluster:
                 pipeline.key,
                 error,
             )
+            # Only the progress comes unchanged from a user's process, so it is the likely cause.
             return await self._replace_status(pipeline, without_progress(status))
 
     async def _replace_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
@@ -318,6 +319,7 @@ class KubernetesCluster:
                     await self._create_job(pipeline, template)
             case DeleteJob(name):
                 await self._delete_job(pipeline, name, "Background")
+            # With both preconditions: the pipeline may have been edited, or created anew, since the decision.
             case DeletePipeline():
                 await self.api.delete(
                     paths.pipeline(pipeline.key),
@@ -326,6 +328,7 @@ class KubernetesCluster:
                 )
 
     async def _create_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
+        # Before the Job: its pods find each other by the name of this Service.
         if template.pods > 1:
             await create_headless_service(self.api, self.cache, pipeline, template.stage)
         try:

@@ -19,7 +19,7 @@ from finetune_operator.kubernetes.translate.pod import Object
 
 COMPONENT = "finetune-operator"
 MAX_WAITING = 200
-"""Events of one namespace that wait to be created; more are dropped, as they would fill the operator's memory."""
+"""Events of a namespace that wait to be created; more are dropped, as they would fill the operator's memory."""
 MESSAGE_LENGTH = 1024
 """Bytes of the message of an Event that every version of its API takes."""
 log = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ def _event_object(about: Pipeline | Regarding, event: Event) -> Object:
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
+            # A name has at most 253 characters.
             "name": f"{about.key.name[:230]}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
             "namespace": about.key.namespace,
         },

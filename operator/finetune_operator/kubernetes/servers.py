@@ -98,6 +98,7 @@ class Servers:
         if deployment is None:
             return None
         pods = self.cache.server_pods(pipeline.key.namespace, name)
+        # First: a crashed server is unready as well.
         for pod in pods:
             crashed = _observe_crash(name, pod)
             if crashed:
@@ -187,6 +188,7 @@ class Servers:
             "labels": desired["metadata"]["labels"],
             "annotations": desired["metadata"]["annotations"],
         }
+        # A patch keeps the clusterIP that the API server has assigned.
         patch = {"metadata": meta, "spec": {"selector": desired["spec"]["selector"]}}
         self.cache.update(SERVICES, await self.api.patch(_service_path(pipeline), patch))
 

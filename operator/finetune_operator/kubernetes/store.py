@@ -15,7 +15,7 @@ DELETIONS_KEPT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """One object, and the version that it was read from."""
+    """An object, and the version that it was read from."""
 
     uid: str
     version: int
@@ -63,7 +63,7 @@ class Store(Generic[T]):
         return version > known or not version
 
     def update(self, raw: Object) -> T:
-        """Store an object that is newer than the stored one; return its trimmed form."""
+        """Store an object that is newer than the stored object; return its trimmed form."""
         value = self._trim(raw)
         self.put(
             namespaced_name(raw),

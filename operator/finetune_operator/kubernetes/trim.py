@@ -42,7 +42,7 @@ def trim_job(job: Object) -> Object:
 
 
 def trim_pod(pod: Object) -> Object:
-    """Return how a pod starts, runs and ends, its memory limit, and where its progress is read."""
+    """Return the state of a pod, its node, its memory limit, and the address of its progress."""
     spec = pod.get("spec") or {}
     status = pod.get("status") or {}
     states = {
@@ -66,6 +66,7 @@ def trim_deployment(deployment: Object) -> Object:
     status = deployment.get("status") or {}
     return {
         "metadata": trim_metadata(deployment),
+        # The API server's default.
         "spec": {"replicas": (deployment.get("spec") or {}).get("replicas", 1)},
         "status": {
             "readyReplicas": status.get("readyReplicas") or 0,
@@ -119,6 +120,7 @@ def claims_of(pod_spec: Object) -> list[str]:
 def _stage_container(spec: Object) -> list[Object]:
     trimmed: list[Object] = []
     for container in spec.get("containers") or []:
+        # Other containers say nothing about the attempt.
         if container.get("name") != STAGE_CONTAINER:
             continue
         limits = (container.get("resources") or {}).get("limits") or {}

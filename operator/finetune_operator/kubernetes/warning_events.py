@@ -29,7 +29,7 @@ class WarningEvents:
         return message
 
     def update(self, event: Object) -> InvolvedObject | None:
-        """Keep a Warning event and return its object; return None for another event, or an older one."""
+        """Keep a Warning event and return its object; return None for an event of another type, or an older event."""
         involved = event.get("involvedObject") or {}
         about = (
             str(involved.get("namespace")),

@@ -39,6 +39,7 @@ class Workspaces:
             message = claim.sharing_error(pipeline, existing)
         if message:
             return replace(workspace, blocker=Blocker(Reason.VOLUME_NOT_READY, message))
+        # A user's own claim is not the operator's to change.
         if pipeline.spec.workspace.existing_claim:
             return workspace
         differences = "; ".join(claim.immutable_differences(pipeline, existing))

@@ -55,6 +55,7 @@ async def request(
         content = bytearray()
         async for piece in response.content.iter_any():
             content += piece
+            # A pod may send without end.
             if len(content) >= max_bytes:
                 break
         return response.status, bytes(content[:max_bytes])
@@ -62,7 +63,9 @@ async def request(
 
 def url_host(pod: Pod) -> str:
     """Return the pod's address as the host of a URL: IPv6 in brackets."""
-    return f"[{pod.address}]" if ":" in pod.address else pod.address
+    if ":" in pod.address:
+        return f"[{pod.address}]"
+    return pod.address
 
 
 @dataclass
@@ -115,7 +118,7 @@ class BackgroundRequests:
         """Pod's uid -> its request, which waits or is in flight."""
 
     def start(self, pod: Pod, send: Callable[[], Awaitable[bool]]) -> None:
-        """Start a request, unless one to this pod waits or is in flight."""
+        """Start a request, unless a request to this pod waits or is in flight."""
         if pod.uid not in self.tasks:
             task = self.tasks[pod.uid] = asyncio.create_task(self._run(pod, send))
             task.add_done_callback(lambda done: self._on_done(pod.uid, done))

@@ -82,6 +82,7 @@ class ServerProbe:
             "model": model,
             "prompt": serving.prompt,
             "max_tokens": serving.max_tokens,
+            # Greedy decoding: the same model gives the same answer.
             "temperature": 0,
         }
         url = f"http://{url_host(pod)}:{PORT}/v1/completions"

@@ -48,7 +48,7 @@ class _PodProgress:
     due_at: float
     """When the next request is due, on the monotonic clock."""
     wait: float
-    """Seconds from the next request to the one after it, before jitter."""
+    """Seconds from the next request to the request after it, before jitter."""
     progress: Progress | None = None
 
 
@@ -84,8 +84,9 @@ class ProgressPoller:
 
     def latest(self, pod: Pod | None) -> Progress | None:
         """Return a pod's latest progress; None while it has reported none."""
-        state = self.states.get(pod.uid) if pod else None
-        return state.progress if state else None
+        if pod is None or pod.uid not in self.states:
+            return None
+        return self.states[pod.uid].progress
 
     def poll_soon(self, pod: Pod) -> None:
         """Poll a pod that is about to save as often as a pod that has just started."""
@@ -103,6 +104,7 @@ class ProgressPoller:
         for uid in self.states.keys() - pods.keys():
             del self.states[uid]
         for pod in pods.values():
+            # Of several pods of an attempt, only the first reports progress.
             if not pod.finished and pod.address and pod.started_at and pod.index == 0:
                 self._poll_if_due(pod, pod.started_at)
 
@@ -178,5 +180,6 @@ def metrics_port(pod: Pod) -> int:
         if container["name"] == STAGE_CONTAINER:
             env = {entry["name"]: entry.get("value") for entry in container.get("env") or []}
             text = env.get(variables.METRICS_PORT, str(METRICS_PORT)) or "0"
+            # isdigit alone accepts characters such as ², which int refuses.
             return int(text) if text.isascii() and text.isdigit() else 0
     return 0

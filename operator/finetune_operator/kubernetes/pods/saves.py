@@ -32,7 +32,7 @@ NOT_OFFERED = frozenset(
 
 
 class SaveSender:
-    """Sends each pod one request for each notice, in the background; `on_accepted` is called when it has taken it."""
+    """Sends each pod a request for each notice, in the background; `on_accepted` is called if the pod accepts."""
 
     def __init__(self, session: aiohttp.ClientSession, on_accepted: Callable[[Pod], None]) -> None:
         self.session = session
@@ -42,7 +42,7 @@ class SaveSender:
         """Pod's uid, node and notice of each request that was started."""
 
     def send(self, pod: Pod, notice: str, node: str) -> None:
-        """Ask a pod to save, unless it was asked because of this notice. A request under way stands for a new one.
+        """Ask a pod to save, unless it was asked because of this notice. A request under way stands for a new request.
 
         The notice may be on the node of another pod of the attempt, which ends with it.
         """
@@ -89,6 +89,7 @@ class SaveSender:
         url = f"http://{url_host(pod)}:{metrics_port(pod)}/save"
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
+                # Only the status of the answer matters.
                 status, _ = await request(self.session, url, method="POST", max_bytes=1)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             return f"nothing ({str(error) or type(error).__name__})"

@@ -62,6 +62,7 @@ def desired_owners(pipeline: Pipeline) -> list[Object]:
 def ownership_error(pipeline: Pipeline, claim: Object) -> str | None:
     """Return why the existing claim cannot be the pipeline's workspace; None if it can."""
     meta = claim["metadata"]
+    # A user's own claim needs no mark of the operator.
     if pipeline.spec.workspace.existing_claim:
         return None
     if meta.get("annotations", {}).get(WORKSPACE_OF) != pipeline.key.name:

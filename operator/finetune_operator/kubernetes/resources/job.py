@@ -57,8 +57,10 @@ def build_job(pipeline: Pipeline, template: JobTemplate, notices: str = "") -> O
             "ownerReferences": owner_references(pipeline),
         },
         "spec": {
+            # The operator decides about each new attempt: a Job never starts its pod again.
             "backoffLimit": 0,
             **_completion(template),
+            # Kubernetes allows no other value beside a podFailurePolicy.
             "podReplacementPolicy": "Failed",
             # The Job's condition names the rule that matched, and outlives the pod.
             "podFailurePolicy": {
@@ -227,7 +229,7 @@ def _ports(template: JobTemplate) -> list[Object]:
         if variable.name == variables.METRICS_PORT and variable.value_from:
             return []
     text = template.env.get(variables.METRICS_PORT, str(METRICS_PORT))
-    # isdigit alone accepts other alphabets' digits.
+    # isdigit alone accepts characters such as ², which int refuses.
     if not (text.isascii() and text.isdigit()):
         return []
     number = int(text)
@@ -305,7 +307,9 @@ def _read_only(claim: str, pipeline: Pipeline, template: JobTemplate) -> Object:
     A read-only volume also keeps its owners and permissions: the kubelet applies fsGroup to all others.
     """
     written = claim == claim_name(pipeline) or claim in template.written_claims
-    return {} if written else {"readOnly": True}
+    if written:
+        return {}
+    return {"readOnly": True}
 
 
 def resources_of(resources: Resources) -> Object:

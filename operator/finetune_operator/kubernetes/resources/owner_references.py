@@ -15,6 +15,7 @@ def owner_reference(pipeline: Pipeline) -> Object:
         "name": pipeline.key.name,
         "uid": pipeline.uid,
         "controller": True,
+        # In a foreground deletion, the pipeline stays until this child is gone.
         "blockOwnerDeletion": True,
     }
 

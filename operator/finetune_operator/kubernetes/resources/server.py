@@ -1,6 +1,7 @@
 """Build the objects that `deploy` leaves running: a Deployment for each attempt, and one Service: pure.
 
-The Deployment of a new model runs in parallel with the old one. The Service selects it once it has answered a probe.
+The Deployment of a new model runs in parallel with the old Deployment, until it has answered a probe. Then the Service
+selects it.
 """
 
 import json
@@ -162,10 +163,11 @@ class ModelVolume:
 
 
 def model_volume(uri: str, *, image_volumes: bool) -> ModelVolume | None:
-    """Return the volume of a model, or None for one on a claim."""
+    """Return the volume of a model, or None for a model on a claim."""
     scheme, _, reference = uri.partition("://")
     if scheme == "pvc":
         return None
+    # Only with a digest: a tag may point to another image by now.
     if scheme == "oci" and image_volumes and "@sha256:" in reference:
         return ModelVolume(
             {"image": {"reference": reference, "pullPolicy": "IfNotPresent"}}, IMAGE_FOLDER, False
@@ -260,17 +262,13 @@ def _probes() -> Object:
 def _init_container(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> Object:
     """Build the init container: it downloads the model if needed, and verifies every byte before the server starts."""
     is_fetched = model is not None and model.is_fetched
-    digest = ["--digest", serving.digest] if serving.digest else []
-    fetch = ["--fetch", serving.model] if is_fetched else []
-    command = [
-        "python",
-        "-P",
-        "-m",
-        "finetune_trainer.serving.verify",
-        str(folder_of(serving.model)),
-        *digest,
-        *fetch,
-    ]
+    # -P: no file in the working folder shadows a library.
+    command = ["python", "-P", "-m", "finetune_trainer.serving.verify"]
+    command.append(str(folder_of(serving.model)))
+    if serving.digest:
+        command += ["--digest", serving.digest]
+    if is_fetched:
+        command += ["--fetch", serving.model]
     defaults = _container_defaults(template)
     # Credentials of a store are in the stage's variables. Without a download, the container needs none of them.
     variables = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108

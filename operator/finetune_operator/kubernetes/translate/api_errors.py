@@ -43,6 +43,7 @@ TOO_LARGE = re.compile("request is too large|message larger than max", re.IGNORE
 def classify_api_error(error: ApiError) -> Blocker | None:
     """Return the blocker for a rejection that people can fix; None if the API server is only busy."""
     message = str(error)
+    # First: a quota's refusal is a 403 as well.
     if "exceeded quota" in message:
         fix = "the operator retries until other workloads have finished or the quota is raised"
         return Blocker(Reason.WAITING_FOR_QUOTA, f"{message}; {fix}")

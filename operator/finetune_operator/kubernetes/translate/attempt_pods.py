@@ -1,4 +1,4 @@
-"""The pods of one attempt as one process: when it started, what ended it, and what it left: pure."""
+"""The pods of an attempt as a single process: its start, the cause of its end, and its result: pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class AttemptPods:
         return any(not pod.finished for pod in self.pods)
 
     def started_at(self, *, is_over: bool) -> datetime | None:
-        """Return when the last process started; None while one has not. Pods of an attempt that is over may be gone."""
+        """Return when the last process started; None until all have started. Pods may be gone after the attempt."""
         started = [pod.started_at for pod in self.pods]
         known = [time for time in started if time]
         all_started = bool(known) and len(known) == len(started)

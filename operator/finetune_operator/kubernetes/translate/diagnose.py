@@ -70,6 +70,7 @@ def diagnose(pod: Pod | None, warning: str, now: datetime) -> Blocker | None:
 
 def _pod_not_created(warning: str) -> Blocker:
     """Return why the controller of the Job or ReplicaSet could not create the pod."""
+    # An event has no code for its cause: only its text tells the cases apart.
     if "exceeded quota" in warning:
         fix = "the pod is created once other workloads have finished or the quota is raised"
         return Blocker(Reason.WAITING_FOR_QUOTA, f"{warning}; {fix}")

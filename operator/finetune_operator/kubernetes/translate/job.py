@@ -38,6 +38,7 @@ def observe_job(
     pod = _deciding_pod(state, all_pods)
     message = all_pods.message_of(pod)
     reported = message.progress if message else None
+    failed_pod = all_pods.culprit if state is JobState.FAILED else ""
     return ObservedJob(
         name=name,
         state=state,
@@ -53,7 +54,7 @@ def observe_job(
         # The termination message is newer than the progress that the pod was last polled for.
         progress=reported or progress,
         node=all_pods.first.node if all_pods.first else "",
-        pod=all_pods.culprit if state is JobState.FAILED else "",
+        pod=failed_pod,
         unschedulable_since=all_pods.unschedulable_since,
         incomplete_since=all_pods.incomplete_since(job),
         blocker=None if is_over else worst_blocker(name, all_pods, warnings, now),

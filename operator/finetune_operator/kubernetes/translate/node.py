@@ -25,9 +25,9 @@ auto-drain). The cluster autoscaler taints a node that it removes. node.kubernet
 says that the node is off already. Nor is node.kubernetes.io/unschedulable, which any administrator's cordon adds.
 """
 LABELS = {"cloud.google.com/active-node-maintenance": "ONGOING"}
-"""Labels with the value that announces: GKE sets this one when the maintenance of the host begins to stop workloads."""
+"""Labels and their announcing value: GKE sets this label when the maintenance of the host begins to stop workloads."""
 CONDITIONS = frozenset({"VMEventScheduled"})
-"""Conditions that are True: the node problem detector of AKS reports Azure's scheduled events with this one."""
+"""Conditions that are True: the node problem detector of AKS reports Azure's scheduled events with this condition."""
 
 
 def notices_of(node: Object) -> frozenset[str]:

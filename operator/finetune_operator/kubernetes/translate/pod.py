@@ -41,6 +41,7 @@ class Pod:
     def index(self) -> int:
         """The index in an Indexed Job; 0 for the pod of another Job."""
         text = str((self.raw["metadata"].get("labels") or {}).get(COMPLETION_INDEX) or "")
+        # isdigit alone accepts characters such as ², which int refuses.
         return int(text) if text.isascii() and text.isdigit() else 0
 
     @property
