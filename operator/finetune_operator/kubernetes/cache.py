@@ -23,8 +23,7 @@ from finetune_operator.kubernetes.cached_pod import (
     with_known_end,
 )
 from finetune_operator.kubernetes.change import NO_CHANGE, Change, Urgency
-from finetune_operator.kubernetes.resources.claim import WORKSPACE_OF
-from finetune_operator.kubernetes.resources.job import PIPELINE_NAME
+from finetune_operator.kubernetes.children import claims_of, owner_key, owner_uids
 from finetune_operator.kubernetes.store import (
     Entry,
     NamespacedName,
@@ -69,9 +68,9 @@ class ResourceCache:
         self.pipelines: Store[CachedPipeline] = Store(
             trim_pipeline, claim=lambda pipeline: [(pipeline.key.namespace, pipeline.claim)]
         )
-        self.jobs: Store[Object] = Store(trim_job, owner=_owner_uids, claim=_claims)
-        self.pods: Store[Object] = Store(trim_pod, job=job_of, server=server_of, claim=_claims)
-        self.deployments: Store[Object] = Store(trim_deployment, owner=_owner_uids)
+        self.jobs: Store[Object] = Store(trim_job, owner=owner_uids, claim=claims_of)
+        self.pods: Store[Object] = Store(trim_pod, job=job_of, server=server_of, claim=claims_of)
+        self.deployments: Store[Object] = Store(trim_deployment, owner=owner_uids)
         self.services: Store[Object] = Store(trim_service)
         self.claims: Store[Object] = Store(trim_claim)
         self.defaults: Store[NamespaceDefaults] = Store(read_defaults)
@@ -183,7 +182,7 @@ class ResourceCache:
         """Return the pods of a Job by their index, the youngest of each; with a uid, only pods of the Job with it."""
         by_index: dict[int, Pod] = {}
         for raw in sorted(self.pods.select("job", (namespace, job)), key=age_order):
-            if uid is None or uid in _owner_uids(raw):
+            if uid is None or uid in owner_uids(raw):
                 pod = pod_of(raw)
                 by_index[pod.index] = pod
         return [by_index[index] for index in sorted(by_index)]
@@ -240,7 +239,7 @@ class ResourceCache:
     def _is_server_down(self, pipeline: CachedPipeline) -> bool:
         namespace = pipeline.key.namespace
         service = self.services.get((namespace, service_name(pipeline.key.name)))
-        if service is None or pipeline.uid not in _owner_uids(service):
+        if service is None or pipeline.uid not in owner_uids(service):
             return False
         target = service["spec"]["selector"].get(SERVER)
         if not target:
@@ -332,7 +331,7 @@ class ResourceCache:
     def _note_lost_job(self, job: Object) -> None:
         name = namespaced_name(job)
         if not self.is_over(job) and not self.pods.select("job", name):
-            for claim in _claims(job):
+            for claim in claims_of(job):
                 jobs = (*self._lost_jobs.get(claim, ()), name[1])
                 self._lost_jobs[claim] = jobs[-LOST_JOBS_KEPT:]
         while len(self._lost_jobs) > LOST_CLAIMS_KEPT:
@@ -393,19 +392,3 @@ class ResourceCache:
         for raw in self.pods.select("job", (namespace, job)):
             if pod_of(raw).finished:
                 self.pods.remove(namespaced_name(raw))
-
-
-def owner_key(child: Object) -> Key | None:
-    """Return the pipeline that a child was created for."""
-    annotations = child["metadata"].get("annotations") or {}
-    # A claim has only the second annotation.
-    name = annotations.get(PIPELINE_NAME) or annotations.get(WORKSPACE_OF)
-    return Key(child["metadata"]["namespace"], name) if name else None
-
-
-def _owner_uids(child: Object) -> list[str]:
-    return [reference["uid"] for reference in child["metadata"]["ownerReferences"]]
-
-
-def _claims(writer: Object) -> list[NamespacedName]:
-    return [(writer["metadata"]["namespace"], claim) for claim in writer["claims"]]
