@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import logging
 import os
 import resource
 import socket
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from finetune_operator.api.defaults import Defaults
 from finetune_operator.api.placement import PlacementDefaults
+from finetune_operator.controller.kopf_watch import silence_kopf_log
 from finetune_operator.controller.logging_format import FORMATS, LEVELS, TEXT, configure
 from finetune_operator.controller.manager import Options, run
 from finetune_operator.core.settings import VLLM_IMAGE, Settings
@@ -46,9 +46,7 @@ def main(arguments: list[str]) -> int:
     )  # a connection to each pod whose progress is read
     chosen = _parser().parse_args(arguments)
     configure(chosen.log_level, chosen.log_format)
-    logging.getLogger("kopf").setLevel(
-        logging.CRITICAL
-    )  # `controller.informers` logs its failures in one line each
+    silence_kopf_log()
     options = _options(chosen)
     try:
         asyncio.run(run(options))

@@ -18,7 +18,8 @@ from finetune_operator.core.assess import StageAssessment
 from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline
+from finetune_operator.kubernetes.cluster import KubernetesCluster
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
 from finetune_trainer.contract import PrepareResult

@@ -20,7 +20,7 @@ from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.client import KubernetesClient, load_configuration, open_client
-from finetune_operator.kubernetes.cluster import parse_pipeline
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 Object = dict[str, Any]

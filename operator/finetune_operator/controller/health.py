@@ -40,7 +40,9 @@ class Health:
     def __init__(
         self, leader_elector: LeaderElector, informers: Informers, queue: WorkQueue
     ) -> None:
-        self.leader_elector, self.informers, self.queue = leader_elector, informers, queue
+        self.leader_elector = leader_elector
+        self.informers = informers
+        self.queue = queue
 
     def not_ready_reason(self) -> str:
         """Return why this replica is not ready, or an empty string."""
@@ -48,14 +50,16 @@ class Health:
         if now - self.leader_elector.last_response_at > API_SILENCE_SECONDS:
             return f"the API server has not responded to requests for the Lease for more than {API_SILENCE_SECONDS:g} s"
         if not self.leader_elector.is_leader:
-            return ""  # a standby keeps no cache
+            # A standby keeps no cache.
+            return ""
         if self.informers.synced_at is None:
             return "the cache has not synced with the API server yet"
-        if (
-            now - self.informers.synced_at > 3 * RESYNC_SECONDS
-        ):  # two resyncs may fail before a replica is not ready
-            return f"the cache was last listed {now - self.informers.synced_at:.0f} s ago"
-        if kind := self.informers.silent_watch(API_SILENCE_SECONDS):
+        age = now - self.informers.synced_at
+        # Two resyncs may fail before a replica is not ready.
+        if age > 3 * RESYNC_SECONDS:
+            return f"the cache was last listed {age:.0f} s ago"
+        kind = self.informers.silent_watch(API_SILENCE_SECONDS)
+        if kind:
             return f"the watch of {kind} has failed for more than {API_SILENCE_SECONDS:g} s"
         return ""
 
@@ -66,12 +70,15 @@ class Health:
     async def readyz(self, _request: web.Request) -> web.Response:
         """Return 200 and the replica's role, or 503 and the reason."""
         reason = self.not_ready_reason()
-        text = reason or ("leader" if self.leader_elector.is_leader else "standby")
-        return web.Response(text=text + "\n", status=503 if reason else 200)
+        if reason:
+            return web.Response(text=f"{reason}\n", status=503)
+        role = "leader" if self.leader_elector.is_leader else "standby"
+        return web.Response(text=f"{role}\n", status=200)
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Return the metrics in Prometheus' text format; the gauges are set here, at each scrape."""
-        PIPELINES.clear()  # else a phase that no pipeline is in any more would keep its last count
+        # Else a phase without a pipeline would keep its last count.
+        PIPELINES.clear()
         for phase, count in self.informers.cache.phases().items():
             PIPELINES.labels(phase).set(count)
         self._count_waiting_stages()
@@ -90,13 +97,13 @@ class Health:
     def _count_waiting_stages(self) -> None:
         WAITING_STAGES.clear()
         WAITING_OLDEST_SECONDS.clear()
-        now, oldest = time.time(), dict[tuple[str, str], float]()  # noqa: TID251  an edge
-        for one in self.informers.cache.waiting():
-            WAITING_STAGES.labels(one.stage, one.reason).inc()
-            if one.since is not None:
-                oldest[one.stage, one.reason] = min(
-                    one.since, oldest.get((one.stage, one.reason), now)
-                )
+        now = time.time()  # noqa: TID251  an edge
+        oldest: dict[tuple[str, str], float] = {}
+        for stage in self.informers.cache.waiting():
+            labels = (stage.stage, stage.reason)
+            WAITING_STAGES.labels(*labels).inc()
+            if stage.since is not None:
+                oldest[labels] = min(stage.since, oldest.get(labels, now))
         for labels, since in oldest.items():
             WAITING_OLDEST_SECONDS.labels(*labels).set(now - since)
 

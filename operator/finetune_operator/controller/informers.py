@@ -1,32 +1,24 @@
 """Informers: keep the cache up to date, and queue the pipelines that changed or whose children did.
 
-kopf watches the custom resource. Some responses of an API server (an ERROR event, a minute of 503) end kopf's operator:
-only that watch ends with it, and it is restarted. Reflectors watch the children: kopf takes about a millisecond for
-each event, and a stage has a dozen.
+kopf watches the custom resource (`kopf_watch`). Reflectors watch the children: kopf takes about a millisecond for each
+event, and a stage has a dozen.
 """
 
 import asyncio
 import gc
 import logging
-import os
 import random  # noqa: TID251  an edge
-import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 
-import kopf
-from typing_extensions import override
-
-from finetune_operator.api.group import GROUP, PLURAL, VERSION
+from finetune_operator.controller.kopf_watch import KopfWatch
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.controller.reflector import (
     BASE_RETRY_SECONDS,
     MAX_RETRY_SECONDS,
-    WATCH_SECONDS,
     Reflector,
     Resource,
 )
@@ -45,21 +37,20 @@ from finetune_operator.kubernetes.cache import (
     PIPELINES,
     PODS,
     SERVICES,
-    Change,
     ResourceCache,
-    Urgency,
 )
-from finetune_operator.kubernetes.client import PAGE, WATCH_GRACE_SECONDS, KubernetesClient
+from finetune_operator.kubernetes.change import Change, Urgency
+from finetune_operator.kubernetes.client import KubernetesClient, Object
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
 
 MANAGED_SELECTOR = (("labelSelector", f"{MANAGED_BY}={MANAGED_BY_VALUE}"),)
 WARNINGS_SELECTOR = (("fieldSelector", "type=Warning"),)
 DEFAULTS_SELECTOR = (("fieldSelector", f"metadata.name={DEFAULTS_NAME}"),)
-"""RBAC lets an account list and watch objects of one name only with this selector."""
+"""RBAC can limit an account to a single name, but then lets it list and watch with this selector only."""
 UNFINISHED_JOBS = (("fieldSelector", "status.successful=0"),)
 UNFINISHED_PODS = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed"),)
-"""What is listed first. Nearly all Jobs and pods have ended, and a reconcile reads those that it misses."""
+"""Selectors of the first list: nearly all Jobs and pods have ended, and a reconcile reads them if it needs them."""
 CHILDREN: dict[str, tuple[Callable[[str | None], str], tuple[tuple[str, str], ...]]] = {
     DEFAULTS: (paths.config_maps, DEFAULTS_SELECTOR),
     # Jobs before pods: a pod is believed only as the pod of a known Job.
@@ -71,15 +62,14 @@ CHILDREN: dict[str, tuple[Callable[[str | None], str], tuple[tuple[str, str], ..
     EVENTS: (paths.events, WARNINGS_SELECTOR),
 }
 FIRST = {JOBS: UNFINISHED_JOBS, PODS: UNFINISHED_PODS}
-KOPF_EXIT_SECONDS = 5.0
-"""Time that kopf gets to end before it is started again."""
 RESYNC_SECONDS = 600.0
 """Between two complete lists, which make up for an event that a watch has missed."""
 LATER_SECONDS = 2.0
-"""Delay of a change that the operator does not act upon; it is usually followed by one that it does."""
+"""Delay of a change that the operator does not act upon; a change that it acts upon usually follows."""
 ACCESS_LOST = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 """Status codes of a list in a namespace that the operator may no longer read. Any other error is retried."""
-ListOne = Callable[[Reflector], Awaitable[None]]
+ListReflector = Callable[[Reflector], Awaitable[None]]
+"""`Reflector.list` or `Reflector.list_first`."""
 log = logging.getLogger(__name__)
 
 
@@ -110,11 +100,11 @@ class Informers:
         signals: StopSignal,
         namespaces: Collection[str],
     ) -> None:
-        self.cache, self.queue, self.signals = cache, queue, signals
+        self.cache, self.queue = cache, queue
+        self.kopf_watch = KopfWatch(signals, self._list_pipelines, self._on_pipeline_event)
         for kind in (PIPELINES, *CHILDREN):
-            WATCHES_RESTARTED.labels(
-                kind
-            )  # creates the series, so that the first restart is an increase
+            # Creates the series, so that the first restart is an increase.
+            WATCHES_RESTARTED.labels(kind)
         scopes: Collection[str | None] = namespaces or [None]
         self.reflectors = {
             namespace: [
@@ -123,7 +113,7 @@ class Informers:
             ]
             for namespace in scopes
         }
-        """Namespace, None for all of the cluster -> its reflectors; the first is that of the pipelines."""
+        """Namespace, None for all of the cluster -> its reflectors; the first lists the pipelines."""
         self.watched_namespaces = list(self.reflectors)
         """Namespaces that the last list could read. kopf would end on any other."""
         self.synced_at: float | None = None
@@ -131,12 +121,11 @@ class Informers:
         self._is_complete = False
         """Whether everything has been listed since this replica became the leader."""
         self._stop = asyncio.Event()
-        self._pipelines_lost_at: float | None = None
-        """When the watch of pipelines ended, if they could not be listed since, by the event loop's clock."""
 
     async def list_first(self) -> None:
         """List what a new leader needs to act; the watches list the rest. Retry with backoff after any error."""
-        self._is_complete, self.synced_at = False, None
+        self._is_complete = False
+        self.synced_at = None
         with _without_garbage_collection():
             await self._retry(partial(self._list, Reflector.list_first))
 
@@ -149,9 +138,8 @@ class Informers:
         while True:
             try:
                 await attempt()
-            except (
-                Exception
-            ) as error:  # one malformed object of one user must not stop the operator for all users
+            # Any error: one malformed object of one user must not stop the operator for all users.
+            except Exception as error:
                 bug = None if isinstance(error, ClusterError) else error
                 log.warning(
                     "the list failed and is retried in %g s: %s", delay, error, exc_info=bug
@@ -170,12 +158,12 @@ class Informers:
         with _without_garbage_collection():
             await self._list(Reflector.list)
 
-    async def _list(self, list_one: ListOne) -> None:
-        lost = {
-            name: error
-            for name in self.reflectors
-            if (error := await self._try_list(name, list_one))
-        }
+    async def _list(self, list_reflector: ListReflector) -> None:
+        lost: dict[str | None, ApiError] = {}
+        for name in self.reflectors:
+            error = await self._try_list(name, list_reflector)
+            if error:
+                lost[name] = error
         if len(lost) == len(self.reflectors):
             raise next(iter(lost.values()))
         for name, error in lost.items():
@@ -187,13 +175,16 @@ class Informers:
         readable = [name for name in self.reflectors if name not in lost]
         if readable != self.watched_namespaces:
             self.watched_namespaces = readable
-            self._stop.set()  # restarts the watches
+            # Restarts the watches with these namespaces only: kopf ends on a namespace that it cannot watch.
+            self._stop.set()
         self.synced_at = asyncio.get_running_loop().time()
 
-    async def _try_list(self, namespace: str | None, list_one: ListOne) -> ApiError | None:
+    async def _try_list(
+        self, namespace: str | None, list_reflector: ListReflector
+    ) -> ApiError | None:
         try:
             for reflector in self.reflectors[namespace]:
-                await list_one(reflector)
+                await list_reflector(reflector)
         except ApiError as error:
             if error.status not in ACCESS_LOST:
                 raise
@@ -205,7 +196,7 @@ class Informers:
         while True:
             stop = self._stop = asyncio.Event()
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._watch_pipelines(stop))]
+                tasks = [group.create_task(self.kopf_watch.run(self.watched_namespaces, stop))]
                 for namespace in self.watched_namespaces:
                     children = self.reflectors[namespace][1:]
                     tasks += [group.create_task(reflector.watch()) for reflector in children]
@@ -220,23 +211,26 @@ class Informers:
             await self.list_with_retry()
 
     def silent_watch(self, seconds: float) -> str:
-        """Return a kind whose watch has only failed for so long, or an empty string."""
+        """Return a kind whose watch has only failed for this many seconds, or an empty string."""
         now = asyncio.get_running_loop().time()
-        if self._pipelines_lost_at is not None and now - self._pipelines_lost_at > seconds:
+        lost_at = self.kopf_watch.lost_at
+        if lost_at is not None and now - lost_at > seconds:
             return PIPELINES
-        watched = (one for name in self.watched_namespaces for one in self.reflectors[name][1:])
-        return next(
-            (one.resource.kind for one in watched if now - (one.answered_at or now) > seconds), ""
-        )
+        for namespace in self.watched_namespaces:
+            for reflector in self.reflectors[namespace][1:]:
+                if now - (reflector.answered_at or now) > seconds:
+                    return reflector.resource.kind
+        return ""
 
     async def requeue_all(self) -> None:
-        """Queue all pipelines, which this replica has not reconciled yet: the finished ones when all is listed."""
+        """Queue all pipelines, which this replica has not reconciled yet; the finished pipelines come last."""
         finished = []
         for entry in self.cache.pipelines.entries.values():
             if entry.value.finished:
                 finished.append(entry.value.key)
             else:
                 self.queue.add(entry.value.key)
+        # Only now does the cache have everything that a finished pipeline's reconcile reads.
         for name in self.watched_namespaces:
             for reflector in self.reflectors[name]:
                 await reflector.listed.wait()
@@ -245,7 +239,7 @@ class Informers:
             self.queue.add(key, low=True)
 
     def _enqueue_listed(self, change: Change) -> None:
-        """Queue the pipelines of a difference that a list shows; finished ones wait for the rest and have low priority.
+        """Queue the pipelines of a difference that a list shows; finished pipelines come last, with low priority.
 
         After a start, nearly all pipelines are finished, and a list shows all of them as new.
         """
@@ -264,82 +258,20 @@ class Informers:
             elif change.urgency is Urgency.LATER or not self.queue.is_processing(key):
                 self.queue.add_after(key, LATER_SECONDS)
 
+    async def _list_pipelines(self) -> None:
+        for namespace in self.watched_namespaces:
+            await self.reflectors[namespace][0].list()
+
+    def _on_pipeline_event(self, kind_of_event: str, pipeline: Object) -> None:
+        if kind_of_event == "DELETED":
+            change = self.cache.remove(PIPELINES, pipeline)
+        else:
+            change = self.cache.update(PIPELINES, pipeline)
+        self._enqueue(change)
+
     def _is_finished(self, key: Key) -> bool:
         pipeline = self.cache.pipelines.get((key.namespace, key.name))
         return pipeline is not None and pipeline.finished
-
-    # The custom resource.
-
-    async def _watch_pipelines(self, stop: asyncio.Event) -> None:
-        ended, self._pipelines_lost_at = False, None
-        while not stop.is_set():
-            try:
-                for namespace in (
-                    self.watched_namespaces if ended else ()
-                ):  # what has changed since kopf ended
-                    await self.reflectors[namespace][0].list()
-                self._pipelines_lost_at = None
-                await self._run_kopf(stop)
-            except Exception as error:  # noqa: BLE001  the watch is restarted after any error
-                log.warning("kopf ended and is restarted: %s", str(error) or type(error).__name__)
-            ended = True
-            self._pipelines_lost_at = self._pipelines_lost_at or asyncio.get_running_loop().time()
-            WATCHES_RESTARTED.labels(PIPELINES).inc()
-            await asyncio.sleep(BASE_RETRY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
-
-    async def _run_kopf(self, stop: asyncio.Event) -> None:
-        """Run kopf until `stop` is set, or until it ends or hangs."""
-        hung = asyncio.Event()
-        asyncio.get_running_loop().set_exception_handler(partial(_notice_hang, hung))
-        clusterwide = None in self.watched_namespaces
-        scope: dict[str, Any] = {
-            "clusterwide": clusterwide,
-            "namespaces": [] if clusterwide else self.watched_namespaces,
-        }
-        # An explicit identity: kopf's default contains the user's name, and a container's user has none.
-        peering: dict[str, Any] = {"identity": MANAGED_BY_VALUE, "standalone": True}
-        operator = kopf.operator(
-            registry=self._registry(), settings=_settings(), **scope, **peering
-        )
-        tasks = [asyncio.create_task(wait) for wait in (operator, stop.wait(), hung.wait())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if tasks[0].done() and not tasks[0].exception():
-                # kopf ends without an error when it receives a signal itself; the signal was for the whole process.
-                self.signals.requested.set()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks, timeout=KOPF_EXIT_SECONDS)
-        if tasks[0].done() and not tasks[0].cancelled() and (error := tasks[0].exception()):
-            raise error
-
-    def _registry(self) -> kopf.OperatorRegistry:
-        registry = kopf.OperatorRegistry()
-
-        @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-        async def on_event(event: Any, **_: Any) -> None:
-            found = dict(event["object"])
-            update = self.cache.remove if event["type"] == "DELETED" else self.cache.update
-            self._enqueue(update(PIPELINES, found))
-
-        @kopf.on.startup(registry=registry)
-        async def reinstall_signal_handlers(**_: Any) -> None:
-            self.signals.install()  # kopf has just installed its own
-
-        kopf.on.login(registry=registry)(kopf.login_via_client)
-        return registry
-
-
-def _notice_hang(
-    hung: asyncio.Event, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
-) -> None:
-    """Log an error that no task has raised; one in kopf's code leaves its watch without an end."""
-    loop.default_exception_handler(context)
-    error = context.get("exception")
-    frames = traceback.extract_tb(error.__traceback__) if error else []
-    if any(f"{os.sep}kopf{os.sep}" in frame.filename for frame in frames):
-        hung.set()
 
 
 def _resources(namespace: str | None) -> list[Resource]:
@@ -350,35 +282,3 @@ def _resources(namespace: str | None) -> list[Resource]:
             for kind, (path, query) in CHILDREN.items()
         ),
     ]
-
-
-def _settings() -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False
-    settings.scanning.disabled = True
-    settings.process.ultimate_exiting_timeout = None
-    settings.networking.request_timeout = 30.0
-    settings.networking.connect_timeout = 10.0
-    settings.watching.server_timeout = (
-        WATCH_SECONDS  # an int: the API server rejects timeoutSeconds=20.0
-    )
-    settings.watching.inactivity_timeout = WATCH_SECONDS + WATCH_GRACE_SECONDS
-    settings.watching.chunk_size = PAGE
-    settings.persistence.diffbase_storage = NoDiff()
-    return settings
-
-
-class NoDiff(kopf.DiffBaseStorage):
-    """No difference between two states of an object: kopf would copy each object to find one, and no handler asks."""
-
-    @override
-    def build(self, **_: Any) -> kopf.BodyEssence:
-        return {}
-
-    @override
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    @override
-    def store(self, **_: Any) -> None:
-        return None

@@ -22,7 +22,7 @@ LEASE_DURATION = 15.0
 RENEW_DEADLINE = 10.0
 """Seconds without a renewal after which the leader stops writing, by its own monotonic clock.
 
-Less than `LEASE_DURATION`, so that the old leader stops before a new one may start.
+Less than `LEASE_DURATION`, so that the old leader stops before a new leader may start.
 """
 RETRY_PERIOD = 2.0
 """Seconds between two attempts to acquire or renew the Lease."""
@@ -36,16 +36,22 @@ class _ObservedRecord:
     at: float
     """When this replica first observed the record, by its own clock: the clocks of other machines are not trusted."""
 
+    def is_same(self, other: "_ObservedRecord") -> bool:
+        """Return whether the record has not changed since the other observation."""
+        return self.holder == other.holder and self.renew_time == other.renew_time
+
 
 class LeaderElector:
     """Acquires, renews and releases the Lease.
 
-    The holder's identity is the replica's name and a random suffix, as in client-go: two processes with one name, such
-    as two on one host, must not both take the Lease for their own.
+    The holder's identity is the replica's name and a random suffix, as in client-go. Two processes with the same name,
+    such as two on a host, must not both take the Lease for their own.
     """
 
     def __init__(self, api: KubernetesClient, namespace: str, name: str, replica: str) -> None:
-        self.api, self.namespace, self.name = api, namespace, name
+        self.api = api
+        self.namespace = namespace
+        self.name = name
         self.identity = f"{replica}_{uuid.uuid4()}"
         self._renewed: float | None = None
         """Start of the last request that renewed the Lease, by the event loop's clock; None: not the leader."""
@@ -70,7 +76,9 @@ class LeaderElector:
         return self._seconds_until(LEASE_DURATION)
 
     def _seconds_until(self, limit: float) -> float:
-        return 0.0 if self._renewed is None else max(0.0, self._renewed + limit - _now())
+        if self._renewed is None:
+            return 0.0
+        return max(0.0, self._renewed + limit - _now())
 
     async def acquire(self) -> None:
         """Wait until this replica holds the Lease."""
@@ -96,9 +104,12 @@ class LeaderElector:
     async def release(self, wait_for_writes: Callable[[], Awaitable[None]]) -> None:
         """Stop writing, never lead again, and release the Lease, so that another replica can take over at once.
 
-        Before the release, the writes under way end: they must not meet those of the next leader.
+        Before the release, the writes under way end: they must not meet the writes of the next leader.
         """
-        held, self._released, self._renewed = self.is_leader, True, None
+        # Before the fields change: `is_leader` reads them.
+        held = self.is_leader
+        self._released = True
+        self._renewed = None
         try:
             if held:
                 await wait_for_writes()
@@ -110,7 +121,8 @@ class LeaderElector:
         try:
             try:
                 await self._clear_holder()
-            except Conflict:  # a renewal was under way
+            except Conflict:
+                # A renewal was under way.
                 await self._clear_holder()
         except ClusterError as error:
             log.warning(
@@ -132,14 +144,14 @@ class LeaderElector:
 
         A request without a response then leaves time for another attempt before the deadline.
         """
-        began, limit = _now(), min(seconds, RENEW_DEADLINE / 2)
+        began = _now()
+        limit = min(seconds, RENEW_DEADLINE / 2)
         try:
             async with asyncio.timeout(limit):
                 acquired = not self._released and await self._acquire_or_renew()
         except Conflict:
-            self.last_response_at = (
-                _now()
-            )  # other writers were faster twice; the next attempt finds out who leads
+            # Other writers were faster twice; the next attempt finds out who leads.
+            self.last_response_at = _now()
             return self.is_leader
         except (ClusterError, TimeoutError) as error:
             message = str(error) or f"no response within {limit:.1f} s"
@@ -150,8 +162,10 @@ class LeaderElector:
         self.last_response_at = _now()
         if not acquired:
             self._on_held_by_another()
-        elif not self._released:  # `release` may have been called during the request
-            self._renewed = began  # the start of the request: other replicas may have observed the renewal since then
+        # `release` may have been called during the request.
+        elif not self._released:
+            # The start of the request: other replicas may have observed the renewal since then.
+            self._renewed = began
         return self.is_leader
 
     def _on_held_by_another(self) -> None:
@@ -164,9 +178,8 @@ class LeaderElector:
     async def _acquire_or_renew(self) -> bool:
         try:
             return await self._update_lease()
-        except (
-            Conflict
-        ):  # the Lease has changed since it was read: another replica may have taken it over
+        except Conflict:
+            # The Lease has changed since it was read: another replica may have taken it over.
             return await self._update_lease()
 
     async def _update_lease(self) -> bool:
@@ -175,6 +188,7 @@ class LeaderElector:
             try:
                 await self.api.create(paths.leases(self.namespace), self._lease({}))
             except AlreadyExists as error:
+                # A Conflict is tried again at once, like any Lease that has changed since it was read.
                 raise Conflict("another replica created the Lease") from error
             return True
         if not self._is_free(lease["spec"]):
@@ -185,31 +199,35 @@ class LeaderElector:
         return True
 
     def _is_free(self, spec: dict[str, Any]) -> bool:
-        holder, renew_time = spec.get("holderIdentity") or "", str(spec.get("renewTime"))
-        if self._observed is None or (self._observed.holder, self._observed.renew_time) != (
-            holder,
-            renew_time,
-        ):
-            self._observed = _ObservedRecord(holder, renew_time, _now())
+        record = _ObservedRecord(
+            holder=spec.get("holderIdentity") or "",
+            renew_time=str(spec.get("renewTime")),
+            at=_now(),
+        )
+        # Any change shows that the holder lives, and restarts the wait for its end.
+        if self._observed is None or not self._observed.is_same(record):
+            self._observed = record
+        if record.holder in {"", self.identity}:
+            return True
         duration = float(spec.get("leaseDurationSeconds") or LEASE_DURATION)
-        return holder in {"", self.identity} or _now() - self._observed.at > duration
+        return record.at - self._observed.at > duration
 
     def _lease(self, previous: dict[str, Any]) -> dict[str, Any]:
         spec = previous.get("spec") or {}
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")  # noqa: TID251  an edge
         held = spec.get("holderIdentity") == self.identity
+        metadata = previous.get("metadata") or {"name": self.name, "namespace": self.namespace}
+        is_transition = bool(previous) and not held
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": previous.get("metadata")
-            or {"name": self.name, "namespace": self.namespace},
+            "metadata": metadata,
             "spec": {
                 "holderIdentity": self.identity,
                 "leaseDurationSeconds": int(LEASE_DURATION),
                 "acquireTime": spec.get("acquireTime") if held else now,
                 "renewTime": now,
-                "leaseTransitions": int(spec.get("leaseTransitions") or 0)
-                + (bool(previous) and not held),
+                "leaseTransitions": int(spec.get("leaseTransitions") or 0) + is_transition,
             },
         }
 

@@ -1,6 +1,6 @@
 """The log of the operator: one line of text, or one JSON object, for each record.
 
-A record names its pipeline in one of two ways. A worker reconciles in `pipeline_context`, which every record of that
+There are two ways to name a record's pipeline. A worker reconciles in `pipeline_context`, which every record of that
 reconcile gets, whatever module writes it. Any other record names it itself: `extra={"pipeline": key}`. The keys `stage`
 and `attempt` of `extra` name these.
 """
@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from finetune_operator.core.pipeline import Key
 
-TEXT, JSON = "text", "json"
+TEXT = "text"
+JSON = "json"
 FORMATS = (TEXT, JSON)
 LEVELS = ("debug", "info", "warning", "error")
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -34,6 +35,7 @@ def configure(level: str, log_format: str) -> None:
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(number, logging.INFO), handlers=[handler], force=True)
     logging.getLogger("finetune_operator").setLevel(number)
+    # Python's own warnings get the same format.
     logging.captureWarnings(capture=True)
 
 
@@ -60,30 +62,36 @@ class JsonFormatter(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        found: dict[str, object] = {
+        fields: dict[str, object] = {
             "time": time.replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
             **_pipeline_fields(record),
         }
-        if exception := self._exception(record):
-            found["exception"] = exception
-        return json.dumps(found, default=str)
+        exception = self._exception(record)
+        if exception:
+            fields["exception"] = exception
+        return json.dumps(fields, default=str)
 
     def _exception(self, record: logging.LogRecord) -> str:
-        """Return traceback and stack as one text; empty where the record has none."""
-        parts = [
-            self.formatException(record.exc_info) if record.exc_info else "",
-            record.stack_info or "",
-        ]
-        return "\n".join(part for part in parts if part)
+        """Return traceback and stack as one text; empty if the record has neither."""
+        parts: list[str] = []
+        if record.exc_info:
+            parts.append(self.formatException(record.exc_info))
+        if record.stack_info:
+            parts.append(record.stack_info)
+        return "\n".join(parts)
 
 
 def _pipeline_fields(record: logging.LogRecord) -> dict[str, object]:
     """Return namespace and name of the record's pipeline, its stage and its attempt, as far as it names them."""
-    found: dict[str, object] = {}
-    if isinstance(pipeline := getattr(record, "pipeline", None), Key):
-        found = {"namespace": pipeline.namespace, "name": pipeline.name}
-    named = {name: getattr(record, name, None) for name in ("stage", "attempt")}
-    return found | {name: value for name, value in named.items() if value is not None}
+    fields: dict[str, object] = {}
+    pipeline = getattr(record, "pipeline", None)
+    if isinstance(pipeline, Key):
+        fields = {"namespace": pipeline.namespace, "name": pipeline.name}
+    for name in ("stage", "attempt"):
+        value = getattr(record, name, None)
+        if value is not None:
+            fields[name] = value
+    return fields

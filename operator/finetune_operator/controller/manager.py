@@ -121,8 +121,9 @@ class Manager:
         signals: StopSignal,
         sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession],
     ) -> "Manager":
-        """Create the components and connect them; the sessions are those of progress and of probes."""
-        cache, queue = ResourceCache(), WorkQueue(options.workers)
+        """Create the components and connect them; `sessions`: first for progress, second for probes."""
+        cache = ResourceCache()
+        queue = WorkQueue(options.workers)
         progress = ProgressPoller(sessions[0], cache.all_pods, queue.add)
         cluster = KubernetesCluster(
             api,
@@ -136,11 +137,10 @@ class Manager:
         )
         informers = Informers(api, cache, queue, signals, options.namespaces)
         saves = SaveSender(sessions[0], progress.poll_soon)
-        nodes = (
-            NodeWatch(api, cache.all_pods, saves)
-            if options.node_notices and not options.namespaces
-            else None
-        )
+        nodes = None
+        # A role in some namespaces gives no right on nodes.
+        if options.node_notices and not options.namespaces:
+            nodes = NodeWatch(api, cache.all_pods, saves)
         settings = PricedSettings(options.settings, options.prices)
         return cls(options, leader_elector, queue, informers, cluster, progress, settings, nodes)
 
@@ -164,7 +164,8 @@ class Manager:
             await self.nodes.saves.close()
 
     async def _run_as_leader(self) -> None:
-        await self.informers.list_first()  # the cache is empty, or as old as the last leadership
+        # First: the cache is empty, or as old as the last leadership.
+        await self.informers.list_first()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.informers.requeue_all())
             group.create_task(self.informers.watch())
@@ -198,12 +199,10 @@ async def _wait_first(*tasks: asyncio.Task[Any]) -> None:
 
 async def _run_until_stopped(stop: asyncio.Event, manager: Manager) -> None:
     """Run until stopped. Release the Lease first: another replica then takes over while kopf takes seconds to end."""
-    run_task, stop_task = asyncio.create_task(manager.run()), asyncio.create_task(stop.wait())
+    run_task = asyncio.create_task(manager.run())
+    stop_task = asyncio.create_task(stop.wait())
     await asyncio.wait([run_task, stop_task], return_when=asyncio.FIRST_COMPLETED)
-    log.info(
-        "stopping: received SIGTERM or SIGINT"
-        if stop.is_set()
-        else "stopping: the manager has ended"
-    )
+    cause = "received SIGTERM or SIGINT" if stop.is_set() else "the manager has ended"
+    log.info("stopping: %s", cause)
     await manager.leader_elector.release(manager.cluster.api.wait_for_writes)
     await _wait_first(run_task, stop_task)

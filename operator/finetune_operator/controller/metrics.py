@@ -181,7 +181,7 @@ def count_changes(before: PipelineStatus, after: PipelineStatus) -> Mapping[Atte
 
 
 def record_changes(before: PipelineStatus, after: PipelineStatus) -> None:
-    """Count what has ended between two statuses of one pipeline; call it once the later one is written.
+    """Count the ends between two statuses of one pipeline; call it once the later status is written.
 
     An edited gate that closes after the end counts, too. A server that goes down and comes back does not.
     """
@@ -193,7 +193,8 @@ def record_changes(before: PipelineStatus, after: PipelineStatus) -> None:
     for labels, count in count_changes(before, after).items():
         ATTEMPTS.labels(labels.stage, labels.outcome, labels.reason).inc(count)
     for kind in STAGES:
-        if stage := after.stages.get(kind.name):
+        stage = after.stages.get(kind.name)
+        if stage:
             _record_costs(kind.name, before.stages.get(kind.name, StageStatus()), stage)
 
 
@@ -201,39 +202,38 @@ def _record_costs(name: str, before: StageStatus, after: StageStatus) -> None:
     ended = {attempt.number for attempt in before.attempts if attempt.finished_at}
     for attempt in after.attempts:
         if attempt.finished_at and attempt.number not in ended:
+            # A status may have any text here, and each new label would be a new series.
             capacity = attempt.capacity if attempt.capacity in CAPACITIES else ""
             ATTEMPT_SECONDS.labels(name, capacity).inc(attempt.seconds or 0.0)
             SPENT.labels(name, capacity).inc(float(attempt.cost or 0))
-    LOST_TO_INTERRUPTIONS.labels(name).inc(
-        max(0.0, float(_settled_loss(after) - _settled_loss(before)))
-    )
+    # Never negative: a counter cannot go down.
+    loss = max(0.0, float(_settled_loss(after) - _settled_loss(before)))
+    LOST_TO_INTERRUPTIONS.labels(name).inc(loss)
     LOST_STEPS.labels(name).inc(max(0, after.lost_steps - before.lost_steps))
 
 
 def _settled_loss(stage: StageStatus) -> Decimal:
-    """Return what interruptions have cost, without those whose next attempt has not said with which step it begins.
+    """Return the cost of interruptions, without an interruption if the next attempt has not reported its first step.
 
     A retry request or an edit does not take back what was counted.
     """
     earlier = (stage.earlier_costs or Costs()).lost
     unsettled = stage.finished_at is None and stage.state is not StageState.FAILED
-    settled = (
-        one.lost_cost or Decimal()
-        for one in stage.attempts
-        if not unsettled
-        or one.lost_steps is not None
-        or one.last_step is None
-        or not stage.counts(one)
-    )
-    return sum(settled, earlier)
+    loss = earlier
+    for attempt in stage.attempts:
+        is_reported = attempt.lost_steps is not None or attempt.last_step is None
+        if not unsettled or is_reported or not stage.counts(attempt):
+            loss += attempt.lost_cost or Decimal()
+    return loss
 
 
 def _ended_attempts(status: PipelineStatus) -> dict[tuple[str, int], AttemptLabels]:
     """Return stage and number of each ended attempt, with its labels; the status of an unknown stage is ignored."""
-    return {
-        (kind.name, attempt.number): AttemptLabels(kind.name, attempt.outcome, attempt.reason)
-        for kind in STAGES
-        if (stage := status.stages.get(kind.name))
-        for attempt in stage.attempts
-        if attempt.outcome is not Outcome.RUNNING
-    }
+    ended: dict[tuple[str, int], AttemptLabels] = {}
+    for kind in STAGES:
+        stage = status.stages.get(kind.name, StageStatus())
+        for attempt in stage.attempts:
+            if attempt.outcome is not Outcome.RUNNING:
+                labels = AttemptLabels(kind.name, attempt.outcome, attempt.reason)
+                ended[kind.name, attempt.number] = labels
+    return ended

@@ -14,7 +14,7 @@ from finetune_operator.controller.reflector import (
 )
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import NO_CHANGE, Change
+from finetune_operator.kubernetes.change import NO_CHANGE, Change
 from finetune_operator.kubernetes.client import KubernetesClient, Object
 from finetune_operator.kubernetes.pods.saves import SaveSender
 from finetune_operator.kubernetes.store import NamespacedName
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeNotices:
-    """The notices of nodes. Of a node without one nothing is kept, so that memory does not grow with the cluster."""
+    """The notices of nodes. Nothing is kept of other nodes, so that memory does not grow with the cluster."""
 
     def __init__(self, on_notice: Callable[[str, str], None]) -> None:
         self.on_notice = on_notice
@@ -37,19 +37,20 @@ class NodeNotices:
         """Node -> its notices."""
         self.stores: dict[str, Any] = {NODES: self.notices}
 
-    def update(self, kind: str, found: Object) -> Change:  # noqa: ARG002  ResourceCache's signature
-        """Note the notices of a node, and pass on new ones."""
-        name = str(found["metadata"]["name"])
-        before, now = self.notices.pop(name, frozenset()), notices_of(found)
+    def update(self, kind: str, node: Object) -> Change:  # noqa: ARG002  ResourceCache's signature
+        """Keep the notices of a node, and pass on the new notices."""
+        name = str(node["metadata"]["name"])
+        before = self.notices.pop(name, frozenset())
+        now = notices_of(node)
         if now:
             self.notices[name] = now
         for notice in sorted(now - before):
             self.on_notice(name, notice)
         return NO_CHANGE
 
-    def remove(self, kind: str, found: Object) -> Change:  # noqa: ARG002  ResourceCache's signature
+    def remove(self, kind: str, node: Object) -> Change:  # noqa: ARG002  ResourceCache's signature
         """Forget a node."""
-        self.notices.pop(str(found["metadata"]["name"]), None)
+        self.notices.pop(str(node["metadata"]["name"]), None)
         return NO_CHANGE
 
     def sweep(
@@ -66,18 +67,20 @@ class NodeNotices:
 
 
 class NodeWatch:
-    """Watches nodes where the operator may; without the right it says so once, and pods get no request to save."""
+    """Watches nodes if the operator has the right; without it, a line is logged and no pod is asked to save."""
 
     def __init__(
         self, api: KubernetesClient, pods: Callable[[], Iterable[Pod]], saves: SaveSender
     ) -> None:
-        self.pods, self.saves = pods, saves
+        self.pods = pods
+        self.saves = saves
         self.cache = NodeNotices(self._ask_to_save)
         resource = Resource(NODES, paths.nodes())
         self.reflector = Reflector(api, self.cache, resource, _ignore, _ignore)
 
     async def run(self) -> None:
-        """Watch until cancelled; return at once where nodes cannot be listed."""
+        """Watch until cancelled; return at once if nodes cannot be listed."""
+        # A new leadership lists again: notices may have come and gone since the last.
         self.reflector.version = ""
         try:
             if await self._is_listed():
@@ -86,7 +89,7 @@ class NodeWatch:
             self.saves.requests.cancel_all()
 
     async def _is_listed(self) -> bool:
-        """List the nodes, retrying after any error but one; return False where the operator has no right to."""
+        """List the nodes, and retry after any error; return False if the operator has no right to list them."""
         delay = BASE_RETRY_SECONDS
         while True:
             try:

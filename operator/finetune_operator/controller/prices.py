@@ -1,4 +1,4 @@
-"""The price list: a file that anyone may refresh while the operator runs. A missing or broken one stops nothing."""
+"""The price list: a file that anyone may refresh while the operator runs. A missing or broken list stops nothing."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from finetune_operator.core.settings import Settings
 from finetune_operator.kubernetes.translate.api_errors import describe_first_error
 
 REFRESH_SECONDS = 30.0
-"""Interval between two looks at the file. The kubelet takes about a minute to write a changed ConfigMap to it."""
+"""Interval between two reads of the file. The kubelet takes about a minute to write a changed ConfigMap to it."""
 MAX_CHARACTERS = 65_536
 """Characters of a price list: more than a thousand node classes. Parsing it holds up the event loop."""
 FORMATS: dict[str, Callable[[str], Any]] = {
@@ -51,7 +51,9 @@ class PricedSettings:
     """
 
     def __init__(self, configured: Settings, folder: Path | None = None) -> None:
-        self.configured, self.folder, self.current = configured, folder, configured
+        self.configured = configured
+        self.folder = folder
+        self.current = configured
         self._file: PriceFile | None = NEVER_READ
         _show_age(configured.placement_defaults)
         self.refresh()
@@ -64,36 +66,34 @@ class PricedSettings:
 
     def refresh(self) -> None:
         """Read the list if it has changed. Raises nothing: a broken list leaves the prices as they are."""
-        if self.folder is None or (file := _read(self.folder)) == self._file:
+        if self.folder is None:
+            return
+        file = _read(self.folder)
+        if file == self._file:
             return
         self._file = file
         try:
-            self._use(None if file is None else _parse(file))
+            self._use(_parse(file) if file else None)
         except ValueError as error:
             log.warning(
                 "cannot use the price list in %s, prices stay as they are: %s", self.folder, error
             )
 
-    def _use(self, found: PriceList | None) -> None:
+    def _use(self, prices: PriceList | None) -> None:
         defaults = self.configured.placement_defaults
         if defaults is None:
             return
-        if found is None:
+        if prices is None:
             log.info("no price list in %s: prices are those of placement.nodeClasses", self.folder)
         else:
-            unknown = sorted(found.prices.keys() - {one.name for one in defaults.node_classes})
-            ignored = (
-                f"; ignored, because placement.nodeClasses has no {', '.join(unknown)}"
-                if unknown
-                else ""
-            )
-            log.info(
-                "prices of %s for %d node classes%s",
-                found.date,
-                len(found.prices) - len(unknown),
-                ignored,
-            )
-            defaults = defaults.with_prices(found)
+            known = {node_class.name for node_class in defaults.node_classes}
+            unknown = sorted(prices.prices.keys() - known)
+            ignored = ""
+            if unknown:
+                ignored = f"; ignored, because placement.nodeClasses has no {', '.join(unknown)}"
+            count = len(prices.prices) - len(unknown)
+            log.info("prices of %s for %d node classes%s", prices.date, count, ignored)
+            defaults = defaults.with_prices(prices)
         self.current = replace(self.configured, placement_defaults=defaults)
         _show_age(defaults)
 
@@ -103,6 +103,7 @@ def _read(folder: Path) -> PriceFile | None:
     for name in FORMATS:
         try:
             with (folder / name).open(encoding="utf-8", errors="replace") as file:
+                # A character more than the limit shows that the file is too long.
                 return PriceFile(name, file.read(MAX_CHARACTERS + 1))
         except FileNotFoundError:
             continue
@@ -112,7 +113,7 @@ def _read(folder: Path) -> PriceFile | None:
 
 
 def _parse(file: PriceFile) -> PriceList:
-    """Return the list. Raises ValueError that says where it is wrong, and the fix."""
+    """Return the list. Raises ValueError with the invalid field and the fix."""
     if file.error:
         raise ValueError(file.error)
     if len(file.text) > MAX_CHARACTERS:
@@ -131,6 +132,13 @@ def _parse(file: PriceFile) -> PriceList:
 
 def _show_age(defaults: PlacementDefaults | None) -> None:
     classes = defaults.node_classes if defaults else ()
-    dates = [one.price_date for one in classes if one.price is not None and one.price_date]
-    oldest = datetime.combine(min(dates), time(), UTC).timestamp() if dates else NO_PRICE
-    OLDEST_PRICE.set(oldest)
+    dates = [
+        node_class.price_date
+        for node_class in classes
+        if node_class.price is not None and node_class.price_date
+    ]
+    # The oldest date shows whether any price is stale.
+    if dates:
+        OLDEST_PRICE.set(datetime.combine(min(dates), time(), UTC).timestamp())
+    else:
+        OLDEST_PRICE.set(NO_PRICE)

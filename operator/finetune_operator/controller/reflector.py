@@ -13,21 +13,23 @@ from typing import Any, Protocol
 
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.cache import Change
+from finetune_operator.kubernetes.change import Change
 from finetune_operator.kubernetes.client import KubernetesClient, Object
 from finetune_operator.kubernetes.store import NamespacedName, version_of
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 WATCH_SECONDS = 20
 """After which a watch is opened again. A silently dead connection hides changes for this long and a few seconds."""
-BASE_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 10.0
-"""Delay after a failure; it doubles up to the maximum."""
+BASE_RETRY_SECONDS = 0.5
+"""Delay after the first failure; it doubles with each failure in a row."""
+MAX_RETRY_SECONDS = 10.0
+"""Upper limit of that delay."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A kind of object in a scope: what is listed and watched."""
+    """A kind of object in a scope, which is listed and watched."""
 
     kind: str
     """The plural, as in the path."""
@@ -41,22 +43,22 @@ class Resource:
 
 
 class Cache(Protocol):
-    """What a reflector keeps up to date; see ResourceCache."""
+    """The cache that a reflector keeps up to date; see ResourceCache."""
 
     stores: dict[str, Any]
 
-    def update(self, kind: str, found: Object) -> Change:
+    def update(self, kind: str, received: Object, /) -> Change:
         """Store an object."""
         ...
 
-    def remove(self, kind: str, found: Object) -> Change:
+    def remove(self, kind: str, deleted: Object, /) -> Change:
         """Remove a deleted object."""
         ...
 
     def sweep(
         self, kind: str, listed: set[NamespacedName], version: int, namespace: str | None
     ) -> Iterator[Change]:
-        """Remove what a complete list of this version no longer has."""
+        """Remove the objects that a complete list of this version no longer has."""
         ...
 
 
@@ -71,9 +73,13 @@ class Reflector:
         on_change: Callable[[Change], None],
         on_listed: Callable[[Change], None],
     ) -> None:
-        self.api, self.cache, self.resource = api, cache, resource
-        self.on_change, self.on_listed = on_change, on_listed
-        """Called with each change that a watch shows, and with each that a list shows."""
+        self.api = api
+        self.cache = cache
+        self.resource = resource
+        self.on_change = on_change
+        """Called with each change that a watch shows."""
+        self.on_listed = on_listed
+        """Called with each change that a list shows."""
         self.version = ""
         """The resource version up to which the cache is complete; empty: a list is needed."""
         self.listed = asyncio.Event()
@@ -83,7 +89,7 @@ class Reflector:
         runs. A watch that has just begun counts as well."""
 
     async def watch(self) -> None:
-        """Watch forever; list again where the version is too old."""
+        """Watch forever; list again if the version is too old."""
         self._note_answer()
         try:
             await self._watch_with_retry()
@@ -98,9 +104,8 @@ class Reflector:
                     await self.list()
                 await self._watch_once()
                 delay = BASE_RETRY_SECONDS
-            except (
-                Exception
-            ) as error:  # one malformed object of one user must not stop the operator for all users
+            # Any error: one malformed object of one user must not stop the operator for all users.
+            except Exception as error:
                 if isinstance(error, ApiError) and error.status == HTTPStatus.GONE:
                     self.version = ""
                 bug = None if isinstance(error, ClusterError) else error
@@ -123,7 +128,7 @@ class Reflector:
         self.listed.set()
 
     async def list_first(self) -> None:
-        """Read what `Resource.first` selects. The watch lists the rest when it begins. Raises ClusterError."""
+        """Read the objects of `Resource.first`. The watch lists the rest when it begins. Raises ClusterError."""
         self.version = ""
         self.listed.clear()
         if self.resource.first:
@@ -132,41 +137,46 @@ class Reflector:
             await self.list()
 
     async def _read(self, query: tuple[tuple[str, str], ...]) -> tuple[set[NamespacedName], str]:
-        """Bring the cache up to date with a list; return what it had, and its version."""
+        """Bring the cache up to date with a list; return the names in the list, and its version."""
         listed: set[NamespacedName] = set()
         version = ""
         async for page in self.api.pages(self.resource.path, **dict(query)):
             version = str(page["metadata"].get("resourceVersion") or "")
-            for found in page["items"]:
-                self._apply("ADDED", found, self.on_listed)
-                listed.add(_name_of(found))
-            await asyncio.sleep(0)  # between two pages, the workers and the Lease get their turn
+            for item in page["items"]:
+                self._apply("ADDED", item, self.on_listed)
+                listed.add(_name_of(item))
+            # Between two pages, the workers and the Lease get their turn.
+            await asyncio.sleep(0)
         return listed, version
 
     async def _watch_once(self) -> None:
         seconds = round(WATCH_SECONDS * random.uniform(0.75, 1))  # noqa: S311  kinds are not watched anew all at once
         query = dict(self.resource.query)
         async for event in self.api.watch(self.resource.path, self.version, seconds, **query):
-            found: Object = event["object"]
+            subject: Object = event["object"]
+            # A bookmark has only a version: the watch can go on from it.
             if event["type"] != "BOOKMARK":
-                self._apply(event["type"], found, self.on_change)
-            self.version = str(version_of(found) or self.version)
+                self._apply(event["type"], subject, self.on_change)
+            self.version = str(version_of(subject) or self.version)
             self._note_answer()
         self._note_answer()
 
     def _note_answer(self) -> None:
         self.answered_at = asyncio.get_running_loop().time()
 
-    def _apply(self, kind_of_event: str, found: Object, pass_on: Callable[[Change], None]) -> None:
-        change = self.cache.remove if kind_of_event == "DELETED" else self.cache.update
+    def _apply(self, kind_of_event: str, raw: Object, pass_on: Callable[[Change], None]) -> None:
         try:
-            pass_on(change(self.resource.kind, found))
+            if kind_of_event == "DELETED":
+                change = self.cache.remove(self.resource.kind, raw)
+            else:
+                change = self.cache.update(self.resource.kind, raw)
+            pass_on(change)
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
             # The pipeline of a malformed object is not reconciled; all others are.
-            log.warning("cannot read %s %s/%s", self.resource.kind, *_name_of(found), exc_info=True)
+            log.warning("cannot read %s %s/%s", self.resource.kind, *_name_of(raw), exc_info=True)
 
 
-def _name_of(found: Object) -> NamespacedName:
+def _name_of(raw: Object) -> NamespacedName:
     """Return namespace and name of an object that may have none."""
-    meta = found.get("metadata") or {}
+    meta = raw.get("metadata") or {}
     return str(meta.get("namespace")), str(meta.get("name"))

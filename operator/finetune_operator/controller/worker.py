@@ -50,7 +50,8 @@ async def process(
         return await _reconcile(key, queue, cluster, settings)
     except asyncio.CancelledError:
         # Only a cancelled worker ends. The error is also raised when something that the reconcile awaits is cancelled.
-        if (task := asyncio.current_task()) and task.cancelling():
+        task = asyncio.current_task()
+        if task and task.cancelling():
             raise
         log.exception(
             "cannot reconcile %s, retrying in %.1f s: an awaited task was cancelled",
@@ -70,9 +71,8 @@ async def _reconcile(
     key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings
 ) -> str:
     lock = cluster.claim_lock(key)
-    if (
-        lock.locked()
-    ):  # another pipeline with the claim is reconciled: the worker takes other work meanwhile
+    # Another pipeline with the claim is reconciled: the worker takes other work meanwhile.
+    if lock.locked():
         queue.add_after(key, CONFLICT_DELAY_SECONDS)
         return "done"
     try:
@@ -96,9 +96,8 @@ async def _reconcile(
         log.warning("%s: refused, retrying in %.1f s: %s", key, delay, "; ".join(result.refusals))
         return "refused"
     queue.forget(key)
-    if result.gone and not queue.is_dirty(
-        key
-    ):  # a dirty key: a pipeline of the same name may exist by now
+    # A dirty key: a pipeline of the same name may exist by now.
+    if result.gone and not queue.is_dirty(key):
         queue.remove(key)
     elif result.requeue_after is not None:
         queue.add_after(key, result.requeue_after.total_seconds())
@@ -106,11 +105,11 @@ async def _reconcile(
 
 
 async def _mark_invalid(
-    key: Key, queue: WorkQueue, cluster: KubernetesCluster, why: InvalidObject
+    key: Key, queue: WorkQueue, cluster: KubernetesCluster, problem: InvalidObject
 ) -> str:
     """Write the reason to the status. The pipeline is reconciled again when it changes."""
     try:
-        await cluster.mark_invalid(key, why)
+        await cluster.mark_invalid(key, problem)
     except ClusterError as error:
         delay = queue.add_rate_limited(key)
         log.warning("cannot write the status of %s, retrying in %.1f s: %s", key, delay, error)

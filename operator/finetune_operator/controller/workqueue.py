@@ -1,9 +1,9 @@
 """The work queue: which pipelines to reconcile next, after client-go's rate-limited work queue.
 
 A pipeline is in the queue at most once, is processed by at most one worker at a time, and not before its delay is over.
-The namespaces take turns, so that a busy one does not delay the others. None of them gets a worker while it has as many
-as are free: one namespace can have half of the workers, two a third each, and some are always left. So neither does a
-slow namespace delay the others, such as one with an admission webhook that does not answer.
+The namespaces take turns, so that a busy namespace does not delay the others. A namespace gets no further worker while
+it has as many as are free: a single namespace can have half of the workers, two a third each, and some are always left.
+So a slow namespace does not delay the others either, such as a namespace with a webhook that does not answer.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ BASE_DELAY = 0.5
 MAX_DELAY = 60.0
 """Upper limit of that delay in seconds, before jitter."""
 LOW_TURN = 8
-"""One of so many turns is for the pipelines of low priority, however many others wait."""
+"""Every eighth turn is for the pipelines of low priority, however many others wait."""
 LOW_WORKERS = 2
 """Workers that the pipelines of low priority get at a time. Most need no request: they only take the processor's time,
 while the others wait for the answers to theirs."""
@@ -52,19 +52,19 @@ class _Lane:
                 del self._turns[key.namespace]
 
     def pop(self, full: AbstractSet[str]) -> Key | None:
-        """Remove and return the next pipeline of a namespace that is not full; that one moves behind the others."""
-        namespace = next((name for name in self._turns if name not in full), None)
-        if namespace is None:
-            return None
-        key = next(iter(self._turns[namespace]))
-        self._turns.move_to_end(namespace)
-        self.remove(key)
-        return key
+        """Remove and return the next pipeline of a namespace that is not full; move the namespace behind the others."""
+        for namespace, keys in self._turns.items():
+            if namespace not in full:
+                key = next(iter(keys))
+                self._turns.move_to_end(namespace)
+                self.remove(key)
+                return key
+        return None
 
 
 @dataclass
 class WorkQueue:
-    """A queue of pipelines; one that changes all the time waits behind the others after each turn."""
+    """A queue of pipelines; a pipeline that changes all the time waits behind the others after each turn."""
 
     workers: int = 1 << 30
     """Workers that call `get`."""
@@ -74,7 +74,7 @@ class WorkQueue:
     _processing: set[Key] = field(default_factory=set)
     """Pipelines that a worker has, from `get` to `done`."""
     _low_processing: set[Key] = field(default_factory=set)
-    """Those of them that came from the pipelines of low priority."""
+    """The pipelines among them that came from `_low`."""
     _dirty: set[Key] = field(default_factory=set)
     """Pipelines that were added again while a worker has them."""
     _delayed: dict[Key, _Delayed] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class WorkQueue:
     _failures: dict[Key, int] = field(default_factory=dict)
     """Failures in a row."""
     _waiters: deque[asyncio.Future[None]] = field(default_factory=deque)
-    """Of workers that wait in `get`, the one that has waited longest first."""
+    """Workers that wait in `get`; the worker that has waited longest is first."""
     _turn: int = 0
 
     def add(self, key: Key, *, low: bool = False) -> None:
@@ -92,14 +92,17 @@ class WorkQueue:
         if key in self._processing:
             self._dirty.add(key)
         elif key not in self._urgent.added_at and not (low and key in self._low.added_at):
+            # An urgent addition takes the pipeline out of the low priority.
             self._low.remove(key)
-            (self._low if low else self._urgent).add(key, asyncio.get_running_loop().time())
+            lane = self._low if low else self._urgent
+            lane.add(key, asyncio.get_running_loop().time())
             self._wake()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Add a pipeline after a delay; of several delays, the one that ends first counts."""
+        """Add a pipeline after a delay; of several delays, the first to end counts."""
         loop = asyncio.get_running_loop()
         at = loop.time() + max(0.0, seconds)
+        # An earlier turn comes anyway.
         if key in self._urgent.added_at or (key in self._delayed and self._delayed[key].at <= at):
             return
         self._cancel_delay(key)
@@ -108,8 +111,10 @@ class WorkQueue:
     def add_rate_limited(self, key: Key, base: float = BASE_DELAY) -> float:
         """Add a pipeline after a delay that doubles with each failure in a row; return the delay in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
+        # The exponent is limited, or the power would overflow after some thousand failures.
         delay = min(base * 2.0 ** min(failures - 1, 16), MAX_DELAY)
-        delay *= random.uniform(0.8, 1.2)  # noqa: S311  jitter: pipelines that failed together are retried apart
+        # Jitter: pipelines that failed together are retried apart.
+        delay *= random.uniform(0.8, 1.2)  # noqa: S311
         self.add_after(key, delay)
         return delay
 
@@ -135,18 +140,22 @@ class WorkQueue:
 
     async def get(self) -> Key:
         """Wait for a pipeline and return the next one; no other worker gets it until `done`."""
-        while (key := self._next()) is None:
+        key = self._next()
+        while key is None:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             try:
                 await waiter
             except asyncio.CancelledError:
                 waiter.cancel()
-                self._wake()  # the wake-up may have been this worker's
+                # The wake-up may have been for this worker.
+                self._wake()
                 raise
+            key = self._next()
         self._processing.add(key)
         self._turn += 1
-        self._wake()  # there may be more for another worker
+        # There may be more for another worker.
+        self._wake()
         return key
 
     def _wake(self) -> None:
@@ -161,11 +170,18 @@ class WorkQueue:
         free = self.workers - len(self._processing)
         busy = Counter(key.namespace for key in self._processing)
         full = {namespace for namespace, count in busy.items() if count >= free}
-        low_first = (self._turn + 1) % LOW_TURN == 0
-        key = None if low_first else self._urgent.pop(full)
-        if key is None and len(self._low_processing) < LOW_WORKERS and (key := self._low.pop(full)):
+        is_turn_of_low = (self._turn + 1) % LOW_TURN == 0
+        if is_turn_of_low:
+            return self._pop_low(full) or self._urgent.pop(full)
+        return self._urgent.pop(full) or self._pop_low(full)
+
+    def _pop_low(self, full: AbstractSet[str]) -> Key | None:
+        if len(self._low_processing) >= LOW_WORKERS:
+            return None
+        key = self._low.pop(full)
+        if key:
             self._low_processing.add(key)
-        return key or self._urgent.pop(full)
+        return key
 
     def done(self, key: Key) -> None:
         """Mark a pipeline as processed; add it again if it is dirty."""
@@ -174,7 +190,8 @@ class WorkQueue:
         if key in self._dirty:
             self._dirty.discard(key)
             self.add(key)
-        self._wake()  # the namespace may have been full
+        # The namespace may have been full.
+        self._wake()
 
     def __len__(self) -> int:
         """Return how many pipelines wait for a worker."""
@@ -182,9 +199,12 @@ class WorkQueue:
 
     def oldest(self) -> float:
         """Return how long the first urgent pipeline has waited, in seconds; 0 if there is none."""
-        first = next(iter(self._urgent.added_at.values()), None)
-        return asyncio.get_running_loop().time() - first if first is not None else 0.0
+        if not self._urgent.added_at:
+            return 0.0
+        first = next(iter(self._urgent.added_at.values()))
+        return asyncio.get_running_loop().time() - first
 
     def _cancel_delay(self, key: Key) -> None:
-        if delayed := self._delayed.pop(key, None):
+        delayed = self._delayed.pop(key, None)
+        if delayed:
             delayed.timer.cancel()

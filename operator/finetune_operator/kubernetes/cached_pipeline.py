@@ -19,7 +19,9 @@ from finetune_operator.kubernetes import fast_json
 Object = dict[str, Any]
 READ_ANNOTATIONS = frozenset({CANCEL_ANNOTATION, RETRY_ANNOTATION})
 STAGE_CONDITIONS = frozenset(kind.condition for kind in STAGES)
+# Only known texts become labels of metrics: anyone may write a status, and each new label is a new series.
 REASONS = {reason.value: reason.value for reason in Reason}
+STAGE_NAMES = {kind.name: kind.name for kind in STAGES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class WaitingStage:
 
 @dataclass(frozen=True, slots=True)
 class CachedPipeline:
-    """What is asked of many pipelines at once, and the object's text for the rest."""
+    """The facts that are read of many pipelines at once, and the object's text for the rest."""
 
     key: Key
     uid: str
@@ -53,7 +55,7 @@ class CachedPipeline:
     running_jobs: frozenset[str]
     """Jobs of running attempts, as the status has them."""
     writing: bool
-    """Whether one of them writes to the workspace."""
+    """Whether a running attempt writes to the workspace."""
     text: bytes
     """The object as compressed JSON, with the annotations that the operator reads: a user may make an object large."""
     unreadable: bool = False
@@ -89,13 +91,13 @@ class CachedPipeline:
 
     @property
     def lets_others_go_first(self) -> bool:
-        """Whether a younger pipeline with the claim need not wait: this one starts nothing as it is now."""
+        """Whether a younger pipeline with the claim need not wait: this pipeline starts nothing as it is now."""
         return self.finished or self.deleting or self.suspended
 
     def content(self) -> Object:
         """Return the object."""
-        found: Object = fast_json.decode(zlib.decompress(self.text))
-        return found
+        content: Object = fast_json.decode(zlib.decompress(self.text))
+        return content
 
     @property
     def seniority(self) -> tuple[str, str]:
@@ -104,12 +106,16 @@ class CachedPipeline:
 
     def with_parsed(self, pipeline: Pipeline) -> "CachedPipeline":
         """Return the entry with the parsed object, which a finished pipeline does not keep."""
-        return self if self.finished else replace(self, parsed=pipeline)
+        if self.finished:
+            return self
+        return replace(self, parsed=pipeline)
 
 
-def trim_pipeline(found: Object) -> CachedPipeline:
+def trim_pipeline(raw: Object) -> CachedPipeline:
     """Return a pipeline as the cache keeps it."""
-    meta, status = found["metadata"], found.get("status") or {}
+    meta = raw["metadata"]
+    spec = raw.get("spec") or {}
+    status = raw.get("status") or {}
     own = {
         name: value
         for name, value in (meta.get("annotations") or {}).items()
@@ -125,11 +131,15 @@ def trim_pipeline(found: Object) -> CachedPipeline:
         "deletionTimestamp",
     )
     kept = {name: meta[name] for name in names if name in meta} | {"annotations": own}
-    content = {"metadata": kept, "spec": found.get("spec"), "status": status}
+    content = {"metadata": kept, "spec": raw.get("spec"), "status": status}
     running = _running_jobs(status)
-    workspace = (found.get("spec") or {}).get("workspace") or {}
-    suspended = (found.get("spec") or {}).get("suspend") is True
-    finished, unreadable = bool(status.get("finishedAt")), _is_unreadable(status)
+    workspace = spec.get("workspace") or {}
+    suspended = spec.get("suspend") is True
+    finished = bool(status.get("finishedAt"))
+    unreadable = _is_unreadable(status)
+    waiting = None
+    if not (suspended or finished or unreadable):
+        waiting = _waiting_stage(meta, status)
     return CachedPipeline(
         key=Key(meta["namespace"], meta["name"]),
         uid=meta["uid"],
@@ -143,9 +153,10 @@ def trim_pipeline(found: Object) -> CachedPipeline:
         phase=str(status.get("phase") or "Pending"),
         running_jobs=frozenset(running.values()),
         writing=not WRITING_STAGES.isdisjoint(running),
+        # The fastest level: a pipeline is compressed at each of its changes.
         text=zlib.compress(fast_json.encode(content), level=1),
         unreadable=unreadable,
-        waiting=None if suspended or finished or unreadable else _waiting_stage(meta, status),
+        waiting=waiting,
     )
 
 
@@ -154,27 +165,35 @@ def _is_unreadable(status: Object) -> bool:
 
     The rest of the status is about an earlier spec.
     """
-    kinds = {str(one.get("type")) for one in _objects(status.get("conditions"))}
+    conditions = _objects(status.get("conditions"))
+    kinds = {str(condition.get("type")) for condition in conditions}
     return READY in kinds and kinds.isdisjoint(STAGE_CONDITIONS)
 
 
 def _waiting_stage(meta: Object, status: Object) -> WaitingStage | None:
     """Return the stage that waits, or None. The status may be malformed: anyone may write it."""
     stages = _objects(status.get("stages"))
-    current = next((one for one in stages if one.get("name") == status.get("stage")), {})
-    name = next((kind.name for kind in STAGES if kind.name == current.get("name")), None)
+    current = _current_stage(status, stages)
+    name = STAGE_NAMES.get(str(current.get("name")))
     if name is None:
         return None
-    if (current.get("state"), current.get("reason")) == (StageState.RUNNING, Reason.NODE_LOST):
+    state = current.get("state")
+    reason = current.get("reason")
+    if state == StageState.RUNNING and reason == Reason.NODE_LOST:
         return WaitingStage(name, Reason.NODE_LOST.value, None)
-    if current.get("state") not in {StageState.PENDING, StageState.QUEUED}:
+    if state not in {StageState.PENDING, StageState.QUEUED}:
         return None
     since = max(_times(meta, status, stages), default=None)
-    return (
-        None
-        if since is None
-        else WaitingStage(name, REASONS.get(str(current.get("reason")), ""), since)
-    )
+    if since is None:
+        return None
+    return WaitingStage(name, REASONS.get(str(reason), ""), since)
+
+
+def _current_stage(status: Object, stages: list[Object]) -> Object:
+    for stage in stages:
+        if stage.get("name") == status.get("stage"):
+            return stage
+    return {}
 
 
 def _times(meta: Object, status: Object, stages: list[Object]) -> Iterator[float]:
@@ -184,37 +203,41 @@ def _times(meta: Object, status: Object, stages: list[Object]) -> Iterator[float
     """
     attempts = [attempt for stage in stages for attempt in _objects(stage.get("attempts"))]
     texts = [meta.get("creationTimestamp")]
-    texts += [
-        one.get(name)
-        for one in attempts
-        if one.get("startedAt")
-        for name in ("startedAt", "finishedAt")
-    ]
-    texts += [one.get("lastTransitionTime") for one in _objects(status.get("conditions"))]
+    for attempt in attempts:
+        if attempt.get("startedAt"):
+            texts += [attempt.get("startedAt"), attempt.get("finishedAt")]
+    for condition in _objects(status.get("conditions")):
+        texts.append(condition.get("lastTransitionTime"))
     for text in texts:
-        if (time := _unix_time(text)) is not None:
+        time = _unix_time(text)
+        if time is not None:
             yield time
 
 
 def _objects(value: Any) -> list[Object]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    if not isinstance(value, list):
+        return []
+    return [element for element in value if isinstance(element, dict)]
 
 
 def _unix_time(text: Any) -> float | None:
     try:
-        found = datetime.fromisoformat(text)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            # Python would take it for local time.
+            time = time.replace(tzinfo=UTC)
+        return time.timestamp()
     except (TypeError, ValueError, OverflowError):
         return None
 
 
 def _running_jobs(status: Object) -> dict[str, str]:
     """Return the Job of each stage whose last attempt is running. The status may be malformed: anyone may write it."""
-    found: dict[str, str] = {}
+    jobs: dict[str, str] = {}
     for stage in _objects(status.get("stages")):
         attempts = stage.get("attempts")
         last = attempts[-1] if isinstance(attempts, list) and attempts else None
         # The default of `outcome` is Running; the operator writes it always.
         if isinstance(last, dict) and last.get("outcome", Outcome.RUNNING) == Outcome.RUNNING:
-            found[str(stage.get("name"))] = str(last.get("job"))
-    return found
+            jobs[str(stage.get("name"))] = str(last.get("job"))
+    return jobs

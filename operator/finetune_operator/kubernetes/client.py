@@ -20,11 +20,11 @@ from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Api
 
 Object = dict[str, Any]
 TIMEOUT_SECONDS = 15.0
-"""For a whole request and its response; a log stream has it for the connection only."""
+"""For a whole request and its response; a log stream is limited while it connects only."""
 WATCH_GRACE_SECONDS = 4.0
 """Time after which a watch that the API server should have ended is dead."""
 PAGE = 100
-"""Objects in one page of a list: a page of the largest pipelines that a user can create has 55 MB."""
+"""Objects in a page of a list: a page of the largest pipelines that a user can create has 55 MB."""
 MAX_PAUSE_SECONDS = 5.0
 """Longest pause after a 429."""
 WRITE_TIMEOUT_SECONDS = 10
@@ -43,15 +43,19 @@ class TokenBucket:
     """
 
     def __init__(self, rate: float = 500.0, burst: float = 1000.0) -> None:
-        self.rate, self.burst = rate, burst
-        self._tokens, self._filled_at, self._paused_until = burst, -math.inf, -math.inf
+        self.rate = rate
+        self.burst = burst
+        self._tokens = burst
+        self._filled_at = -math.inf
+        self._paused_until = -math.inf
 
     async def wait(self) -> None:
         """Wait until the next request may be sent."""
         now = asyncio.get_running_loop().time()
         self._tokens = min(self.burst, self._tokens + (now - self._filled_at) * self.rate)
         self._filled_at = now
-        self._tokens -= 1  # below zero: requests that wait their turn
+        # Below zero: that many requests wait for their turn.
+        self._tokens -= 1
         delay = max(-self._tokens / self.rate, self._paused_until - now)
         if delay > 0:
             await asyncio.sleep(delay)
@@ -76,14 +80,16 @@ class KubernetesClient:
         on_response: Callable[[str, int], None] = lambda _verb, _status: None,
         rate_limiter: TokenBucket | None = None,
     ) -> None:
-        self.client, self.seconds_to_write, self.on_response = client, seconds_to_write, on_response
+        self.client = client
+        self.seconds_to_write = seconds_to_write
+        self.on_response = on_response
         self.rate_limiter = rate_limiter or TokenBucket()
         self._writes = 0
         """Requests under way that change something."""
         self._no_writes = asyncio.Event()
 
     async def get(self, path: str) -> Object | None:
-        """Return an object, or None where it does not exist."""
+        """Return an object, or None if it does not exist."""
         try:
             return await self._send("GET", path)
         except ApiError as error:
@@ -110,9 +116,9 @@ class KubernetesClient:
     async def watch(
         self, path: str, resource_version: str, seconds: int, **query: str
     ) -> AsyncIterator[Object]:
-        """Yield the events since a resource version, for at most this long; end early where the API server closes.
+        """Yield the events since a resource version, for at most this long; end early if the API server closes.
 
-        Raises ApiError, with status 410 where the version is too old.
+        Raises ApiError, with status 410 if the version is too old.
         """
         query |= {
             "watch": "true",
@@ -137,36 +143,35 @@ class KubernetesClient:
         event = _parse(line.encode())
         if event.get("type") == "ERROR":
             status = event.get("object") or {}
-            message, reason = (
-                str(status.get("message") or "no message"),
-                str(status.get("reason") or ""),
-            )
-            raise ApiError(
-                int(status.get("code") or 0), f"the watch ended with an error: {message}", reason
-            )
+            code = int(status.get("code") or 0)
+            message = f"the watch ended with an error: {status.get('message') or 'no message'}"
+            raise ApiError(code, message, str(status.get("reason") or ""))
         return event
 
     async def create(self, path: str, body: Object, **query: str) -> Object:
-        """Create an object. Raises AlreadyExists where the name is taken, ApiError for an unknown field."""
-        return await self._send(
-            "POST", f"{path}?{urlencode({'fieldValidation': 'Strict', **query})}", body
-        )
+        """Create an object. Raises AlreadyExists if the name is taken, ApiError for an unknown field."""
+        # Strict: the API server would drop a field that it does not know, and the object would lack it.
+        query = {"fieldValidation": "Strict", **query}
+        return await self._send("POST", f"{path}?{urlencode(query)}", body)
 
     async def replace(self, path: str, body: Object) -> Object:
-        """Replace an object. Raises Conflict where it has changed since its resourceVersion."""
+        """Replace an object. Raises Conflict if it has changed since its resourceVersion."""
         return await self._send("PUT", path, body)
 
     async def patch(self, path: str, body: Object, **query: str) -> Object:
         """Apply a JSON merge patch: null removes a field."""
-        where = f"{path}?{urlencode(query)}" if query else path
-        return await self._send("PATCH", where, body, "application/merge-patch+json")
+        if query:
+            path = f"{path}?{urlencode(query)}"
+        return await self._send("PATCH", path, body, "application/merge-patch+json")
 
     async def apply(
         self, path: str, body: Object, manager: str = "finetune-operator", **query: str
     ) -> Object:
-        """Apply on the server's side, as the owner of just these fields."""
-        where = f"{path}?{urlencode({'fieldManager': manager, 'force': 'true', **query})}"
-        return await self._send("PATCH", where, body, "application/apply-patch+yaml")
+        """Apply on the server's side, as the owner of only these fields."""
+        query = {"fieldManager": manager, "force": "true", **query}
+        return await self._send(
+            "PATCH", f"{path}?{urlencode(query)}", body, "application/apply-patch+yaml"
+        )
 
     async def stream_lines(self, path: str, **query: str) -> AsyncGenerator[str]:
         """Yield a text line by line as it arrives, without line ends and without a time limit. Raises ApiError."""
@@ -231,7 +236,8 @@ class KubernetesClient:
         self._writes += 1
         try:
             yield
-        except asyncio.CancelledError:  # the API server goes on
+        except asyncio.CancelledError:
+            # The API server goes on with the write after its client has left.
             asyncio.get_running_loop().call_later(WRITE_TIMEOUT_SECONDS, self._end_write)
             raise
         except BaseException:
@@ -258,15 +264,17 @@ class KubernetesClient:
             "User-Agent": USER_AGENT,
         }
         headers |= await self._credentials()
-        # After the rate limiter, which may hold a request back for seconds: the Lease may be lost by then.
-        limit = TIMEOUT_SECONDS if verb == "GET" else min(TIMEOUT_SECONDS, self.seconds_to_write())
-        if limit <= 0:
-            raise NotLeader("this replica no longer holds the Lease, so it does not write")
-        url = self.client.configuration.host + (
-            path if verb == "GET" else _with_timeout(path, limit)
-        )
+        is_read = verb == "GET"
+        limit = TIMEOUT_SECONDS
+        if not is_read:
+            # After the rate limiter, which may hold a request back for seconds: the Lease may be lost by then.
+            limit = min(limit, self.seconds_to_write())
+            if limit <= 0:
+                raise NotLeader("this replica no longer holds the Lease, so it does not write")
+            path = _with_timeout(path, limit)
+        url = self.client.configuration.host + path
         try:
-            with nullcontext() if verb == "GET" else self._under_way():
+            with nullcontext() if is_read else self._under_way():
                 async with asyncio.timeout(limit):
                     response = await self._request(verb, url, headers, body, TIMEOUT_SECONDS)
                     content = await response.read()
@@ -289,95 +297,100 @@ class KubernetesClient:
     async def _credentials(self) -> dict[str, str]:
         settings = await self.client.configuration.auth_settings()
         token = settings.get("BearerToken")
-        return {"Authorization": str(token["value"])} if token else {}
+        if not token:
+            return {}
+        return {"Authorization": str(token["value"])}
 
     def _api_error(self, status: int, content: bytes, retry_after: str | None) -> ClusterError:
         try:
             body = fast_json.decode(content)
-        except (ValueError, RecursionError):  # a page of a proxy in between
+        except (ValueError, RecursionError):
+            # The page of a proxy in between.
             body = {}
-        body = body if isinstance(body, dict) else {}
-        message = str(
-            body.get("message") or content[:500].decode(errors="replace") or f"HTTP {status}"
-        )
-        reason, details = str(body.get("reason") or ""), body.get("details")
+        if not isinstance(body, dict):
+            body = {}
+        text = content[:500].decode(errors="replace")
+        message = str(body.get("message") or text or f"HTTP {status}")
+        reason = str(body.get("reason") or "")
         if status == HTTPStatus.TOO_MANY_REQUESTS or retry_after:
-            self.rate_limiter.pause(
-                float(retry_after) if retry_after and retry_after.isdecimal() else 1.0
-            )
+            # The header may also be a date: then the shortest pause is taken.
+            seconds = float(retry_after) if retry_after and retry_after.isdecimal() else 1.0
+            self.rate_limiter.pause(seconds)
+        if status == HTTPStatus.CONFLICT and reason == "AlreadyExists":
+            return AlreadyExists(status, message, reason)
         if status == HTTPStatus.CONFLICT:
-            return (
-                AlreadyExists(status, message, reason)
-                if reason == "AlreadyExists"
-                else Conflict(message)
-            )
+            return Conflict(message)
+        details = body.get("details")
         return ApiError(status, message, reason, details if isinstance(details, dict) else None)
 
 
 def _with_timeout(path: str, limit: float) -> str:
-    """Add the time for which the API server works on a write; whole seconds, at least one."""
+    """Add the time for which the API server works on a write; whole seconds, at least 1."""
     seconds = max(1, math.floor(min(limit, WRITE_TIMEOUT_SECONDS)))
-    return f"{path}{'&' if '?' in path else '?'}timeout={seconds}s"
+    separator = "&" if "?" in path else "?"
+    return f"{path}{separator}timeout={seconds}s"
 
 
 def _parse(content: bytes) -> Object:
     try:
-        found: Any = fast_json.decode(content)
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # a page of a proxy in between, or an object nested too deeply
+        value: Any = fast_json.decode(content)
+    except (ValueError, RecursionError) as error:
+        # The page of a proxy in between, or an object that is nested too deeply.
         raise ApiError(0, f"the API server's response cannot be parsed as JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ApiError(0, "the API server's response cannot be parsed: it is no JSON object")
-    return found
+    return value
 
 
 async def load_configuration(context: str | None = None) -> Configuration:
-    """Load the pod's own credentials, or those of a kubeconfig. Raises ClusterError where there are none."""
-    found = await _load_credentials(context)
-    found.connection_pool_maxsize = (
-        0  # unlimited: each watch holds a connection, and requests must not wait for one
-    )
+    """Load the pod's own credentials, or a kubeconfig's. Raises ClusterError if there are none."""
+    settings = await _load_credentials(context)
+    # Unlimited: each watch holds a connection, and requests must not wait for a free connection.
+    settings.connection_pool_maxsize = 0
     # aiohttp would read ~/.netrc and the proxies again for each request, in a thread: a third of the operator's CPU.
-    found.client_session_kwargs = {"trust_env": False}
-    if proxy := found.proxy or environment_proxy(str(found.host)):
-        set_proxy(found, proxy)
-    return found
+    settings.client_session_kwargs = {"trust_env": False}
+    proxy = settings.proxy or environment_proxy(str(settings.host))
+    if proxy:
+        set_proxy(settings, proxy)
+    return settings
 
 
 def environment_proxy(url: str) -> str | None:
     """Return the proxy for a URL that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set."""
     parts = urlsplit(url)
-    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+    if proxy_bypass(parts.hostname or ""):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 def set_proxy(settings: Configuration, proxy: str) -> None:
     """Use a proxy; its password goes into a header, because errors show the URL."""
     url = URL(proxy)
     settings.proxy = str(url.with_user(None))
-    if auth := aiohttp.BasicAuth.from_url(url):
+    auth = aiohttp.BasicAuth.from_url(url)
+    if auth:
         settings.proxy_headers = {"Proxy-Authorization": auth.encode()}
 
 
 async def _load_credentials(context: str | None) -> Configuration:
-    found = Configuration()
+    settings = Configuration()
     try:
         if context is None:
             try:
                 load_in_cluster: Any = config.load_incluster_config
-                load_in_cluster(client_configuration=found)
+                load_in_cluster(client_configuration=settings)
             except config.ConfigException:
+                # This process runs outside a cluster.
                 pass
             else:
-                return found
+                return settings
         load_file: Any = config.load_kube_config
-        await load_file(context=context, client_configuration=found)
+        await load_file(context=context, client_configuration=settings)
     except (config.ConfigException, OSError) as error:
         raise ClusterError(
             f"no credentials for a cluster: {error}; set KUBECONFIG or pass --context"
         ) from error
-    return found
+    return settings
 
 
 @asynccontextmanager

@@ -6,14 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any
 from weakref import WeakValueDictionary
 
-from pydantic import ValidationError
-
-from finetune_operator.api.conditions import READY, TROUBLESHOOTING_URL, Reason
-from finetune_operator.api.group import API_VERSION, KIND
-from finetune_operator.api.spec import STAGES, PipelineSpec
+from finetune_operator.api.conditions import TROUBLESHOOTING_URL, Reason
+from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus, PipelineStatus
 from finetune_operator.core.actions import (
     Action,
@@ -39,6 +35,12 @@ from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCa
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.event_recorder import EventRecorder, Regarding
 from finetune_operator.kubernetes.headless_service import create_headless_service
+from finetune_operator.kubernetes.pipeline_object import (
+    is_same_report,
+    parse_pipeline,
+    status_object,
+    without_progress,
+)
 from finetune_operator.kubernetes.pods.probe import NoProbe, ServerProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress, ProgressPoller
 from finetune_operator.kubernetes.resources.claim import claim_name
@@ -51,25 +53,22 @@ from finetune_operator.kubernetes.translate.api_errors import (
     ApiError,
     Blocked,
     classify_api_error,
-    describe_unknown_fields,
-    describe_validation_error,
 )
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.job import is_finished, observe_job
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import Object, Pod
 from finetune_operator.kubernetes.trim import JOB_NAME
 from finetune_operator.kubernetes.workspaces import Workspaces
 
-Object = dict[str, Any]
 SERVER_STAGES = frozenset(kind.name for kind in STAGES if kind.runs_server)
 UNSTORABLE_STATUS_CODES = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.REQUEST_ENTITY_TOO_LARGE}
 )
-"""Statuses with which an API server rejects a pipeline status that it cannot store."""
+"""Status codes with which an API server rejects a pipeline status that it cannot store."""
 STOPPING = (StopJob, DeleteService, ProbeServer)
-"""Actions that are executed even after one has failed."""
+"""Actions that are executed even after another action has failed."""
 OPTIONAL = (ChangeWorkspace, SwitchTraffic)
-"""Actions whose refusal concerns no other action."""
+"""Actions that concern no other action if they are refused."""
 log = logging.getLogger(__name__)
 
 
@@ -90,8 +89,12 @@ class KubernetesCluster:
         notices: str = "",
         troubleshooting_url: str = TROUBLESHOOTING_URL,
     ) -> None:
-        self.api, self.cache, self.progress, self.probes = api, cache, progress, probes
-        self.on_status_written, self.enqueue = on_status_written, enqueue
+        self.api = api
+        self.cache = cache
+        self.progress = progress
+        self.probes = probes
+        self.on_status_written = on_status_written
+        self.enqueue = enqueue
         self.notices = notices
         """The cloud whose metadata endpoint training processes watch; empty: none."""
         self.troubleshooting_url = troubleshooting_url
@@ -106,12 +109,12 @@ class KubernetesCluster:
         Without it, two pipelines that are reconciled at once would each find that the other has no attempt yet.
         """
         known = self.cache.pipelines.get((key.namespace, key.name))
-        return self._locks.setdefault(
-            (key.namespace, known.claim if known else f" {key.name}"), asyncio.Lock()
-        )
+        # A space cannot be part of a claim's name: an unknown pipeline shares its lock with no claim.
+        claim = known.claim if known else f" {key.name}"
+        return self._locks.setdefault((key.namespace, claim), asyncio.Lock())
 
     async def read(self, key: Key) -> Pipeline | None:
-        """Return the pipeline; None where it does not exist or is being deleted. Raises InvalidObject."""
+        """Return the pipeline; None if it does not exist or is being deleted. Raises InvalidObject."""
         known = self.cache.pipelines.get((key.namespace, key.name))
         if known is None or known.deleting:
             return None
@@ -119,9 +122,8 @@ class KubernetesCluster:
 
     async def observe(self, pipeline: Pipeline) -> Observation:
         """Return the observed state of the pipeline's children and of its workspace."""
-        await self._read_lost_pods(
-            pipeline
-        )  # first: they may be pods of its own Jobs, or of another user of the claim
+        # First: they may be pods of its own Jobs, or of another user of the claim.
+        await self._read_lost_pods(pipeline)
         namespace = self.cache.defaults_of(pipeline.key.namespace)
         return replace(
             await self.observe_children(pipeline),
@@ -131,50 +133,52 @@ class KubernetesCluster:
         )
 
     async def _read_lost_pods(self, pipeline: Pipeline) -> None:
-        """Read the pods of deleted Jobs with its claim, where the watch of pods is behind that of Jobs."""
-        namespace, name = pipeline.key.namespace, claim_name(pipeline)
-        if lost := self.cache.lost_jobs(namespace, name):
-            await self._read_pods(namespace, *lost)
-            self.cache.forget_lost_jobs(namespace, name)
+        """Read the pods of deleted Jobs with its claim: the watch of pods may be behind the watch of Jobs."""
+        namespace = pipeline.key.namespace
+        claim = claim_name(pipeline)
+        jobs = self.cache.lost_jobs(namespace, claim)
+        if jobs:
+            await self._read_pods(namespace, *jobs)
+            self.cache.forget_lost_jobs(namespace, claim)
 
     async def _read_pods(self, namespace: str, *jobs: str) -> None:
-        async for found in self.api.list(
-            paths.pods(namespace), labelSelector=f"{JOB_NAME} in ({','.join(jobs)})"
-        ):
-            self.cache.update(PODS, found)
+        selector = f"{JOB_NAME} in ({','.join(jobs)})"
+        async for pod in self.api.list(paths.pods(namespace), labelSelector=selector):
+            self.cache.update(PODS, pod)
 
     async def observe_children(self, pipeline: Pipeline) -> Observation:
-        """Return the observed state of the pipeline's Jobs and servers, from the cache where that has it."""
-        jobs = {
-            attempt.job: job
-            for stage, attempt in pipeline.status.running_attempts().items()
-            if (job := await self._observe_attempt(pipeline, stage, attempt))
-        }
-        others = {
-            name: job
-            for name in self._other_jobs(pipeline) - jobs.keys()
-            if (job := self._observe_job(pipeline, name))
-        }
+        """Return the observed state of the pipeline's Jobs and servers, from the cache if it has them."""
+        jobs: dict[str, ObservedJob] = {}
+        for stage, attempt in pipeline.status.running_attempts().items():
+            observed = await self._observe_attempt(pipeline, stage, attempt)
+            if observed:
+                jobs[attempt.job] = observed
+        for name in self._other_jobs(pipeline) - jobs.keys():
+            observed = self._observe_job(pipeline, name)
+            if observed:
+                jobs[name] = observed
         return Observation(
-            jobs | others,
+            jobs,
             await self.servers.observe(pipeline),
             has_service=self.servers.has_service(pipeline),
             service_blocker=self.servers.service_blocker(pipeline),
         )
 
     def _other_jobs(self, pipeline: Pipeline) -> set[str]:
-        """Return the names of all Jobs of the pipeline, and of those whose pod is still there."""
+        """Return the names of all Jobs of the pipeline, and of deleted Jobs with a pod that is still there."""
         namespace = pipeline.key.namespace
         owned = {job["metadata"]["name"] for job in self.cache.jobs.select("owner", pipeline.uid)}
-        attempts = (
-            attempt.job for stage in pipeline.status.stages.values() for attempt in stage.attempts
-        )
-        return owned | {job for job in attempts if self.cache.pods.select("job", (namespace, job))}
+        for stage in pipeline.status.stages.values():
+            for attempt in stage.attempts:
+                if self.cache.pods.select("job", (namespace, attempt.job)):
+                    owned.add(attempt.job)
+        return owned
 
     async def _observe_attempt(
         self, pipeline: Pipeline, stage: str, attempt: AttemptStatus
     ) -> ObservedJob | None:
-        name, namespace = attempt.job, pipeline.key.namespace
+        name = attempt.job
+        namespace = pipeline.key.namespace
         if stage in SERVER_STAGES:
             return await self.servers.observe_attempt(pipeline, name, _now())
         # A Job that was seen and is not in the cache was deleted, or has lost the operator's label.
@@ -182,57 +186,57 @@ class KubernetesCluster:
             await self._read_job(pipeline, name)
         job = self.cache.jobs.get((namespace, name))
         pods = AttemptPods.of(job, self.cache.pods_of(namespace, name))
-        # Only a pod has its exit code and its termination message, and its watch may be behind that of the Job.
-        unread = pods.absent or any(pod.exit_code is None and not pod.gone for pod in pods.pods)
-        if unread and ((job and is_finished(job)) or (job is None and attempt.created_at)):
+        # Only a pod has its exit code and its termination message, and its watch may be behind the watch of Jobs.
+        has_unread = pods.absent or any(pod.exit_code is None and not pod.gone for pod in pods.pods)
+        has_ended = is_finished(job) if job else attempt.created_at is not None
+        if has_unread and has_ended:
             await self._read_pods(namespace, name)
         return self._observe_job(pipeline, name)
 
     async def _read_job(self, pipeline: Pipeline, name: str) -> Object | None:
         """Return the pipeline's own Job of this name; another owner's is not cached, because no watch follows it."""
-        found = await self.api.get(paths.jobs(pipeline.key.namespace, name))
-        if found is None or not is_owned_by(pipeline, found):
+        job = await self.api.get(paths.jobs(pipeline.key.namespace, name))
+        if job is None or not is_owned_by(pipeline, job):
             return None
-        self.cache.update(JOBS, found)
+        self.cache.update(JOBS, job)
         return self.cache.jobs.get((pipeline.key.namespace, name))
 
     def _observe_job(self, pipeline: Pipeline, name: str) -> ObservedJob | None:
         namespace = pipeline.key.namespace
         job = self.cache.jobs.get((namespace, name))
         if job and not is_owned_by(pipeline, job):
-            return None  # the creation of the pipeline's own Job is refused, and that is told
+            # Another owner's Job has this name. Creating ours fails and sets a condition.
+            return None
         pods = self.cache.pods_of(namespace, name, job["metadata"]["uid"] if job else None)
         if job and not pods and self.cache.is_over(job) and not is_finished(job):
-            return ObservedJob(
-                name, JobState.COMPLETE
-            )  # its attempt has ended, and its pods are forgotten
-        progress = self.progress.latest(next((pod for pod in pods if pod.index == 0), None))
+            # The status has the end of its attempt, and its pods are forgotten.
+            return ObservedJob(name, JobState.COMPLETE)
+        first_pod = AttemptPods.of(job, pods).first
         return observe_job(
             name,
             job,
             pods,
             _now(),
-            progress=progress,
+            progress=self.progress.latest(first_pod),
             warnings=self._warnings(namespace, name, pods),
         )
 
     def _warnings(self, namespace: str, job: str, pods: Sequence[Pod]) -> dict[str, str]:
         """Return why processes have not started: no status of the Job or of a pod has the reason."""
-        found = {
+        warnings = {
             pod.name: self.cache.warning(namespace, "Pod", pod.name)
             for pod in pods
             if not pod.started_at
         }
-        return found | {job: self.cache.warning(namespace, "Job", job)}
+        return warnings | {job: self.cache.warning(namespace, "Job", job)}
 
     async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
-        """Replace the status and return the pipeline with it. Raises Conflict where another client has changed it."""
+        """Replace the status and return the pipeline with it. Raises Conflict if another client has changed it."""
         try:
             return await self._replace_status(pipeline, status)
         except Conflict:
-            await self._refresh(
-                pipeline.key
-            )  # the cache may be older than what another client has written
+            # The cache may be older than the write of the other client.
+            await self._refresh(pipeline.key)
             raise
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
@@ -244,49 +248,46 @@ class KubernetesCluster:
                 pipeline.key,
                 error,
             )
+            # Only the progress comes unchanged from a user's process, so it is the likely cause.
             return await self._replace_status(pipeline, without_progress(status))
 
     async def _replace_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
-        meta = {
-            "name": pipeline.key.name,
-            "namespace": pipeline.key.namespace,
-            "resourceVersion": pipeline.resource_version,
-        }
-        content = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": content}
+        body = status_object(pipeline, status)
         answer = await self.api.replace(f"{paths.pipeline(pipeline.key)}/status", body)
-        written = replace(
-            pipeline, status=status, resource_version=answer["metadata"]["resourceVersion"]
-        )
+        version = answer["metadata"]["resourceVersion"]
+        written = replace(pipeline, status=status, resource_version=version)
         for other in self.cache.note_written(written, answer):
             self.enqueue(other)
         self.on_status_written(pipeline.status, status)
         return written
 
     async def _refresh(self, key: Key) -> None:
-        if found := await self.api.get(paths.pipeline(key)):
+        current = await self.api.get(paths.pipeline(key))
+        if current:
             # The watch event of this version is no news any more, so its change is passed on here.
-            for changed in self.cache.update(PIPELINES, found).keys:
+            for changed in self.cache.update(PIPELINES, current).keys:
                 self.enqueue(changed)
 
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> dict[str, Blocker]:
-        """Execute the actions in order, and return the refused ones: subject -> why.
+        """Execute the actions in order, and return the refused actions: subject -> reason.
 
-        After an error nothing is created or deleted any more, but everything is stopped that is to stop. A refused
-        change of the claim or of the traffic stops no stage. Raises the first error that is no refusal.
+        After an error nothing is created or deleted any more, but the actions that stop something are still executed.
+        A refused change of the claim or of the traffic stops no stage. Raises the first error that is no refusal.
         """
         refused: dict[str, Blocker] = {}
         failure: ClusterError | None = None
         optional = {subject_of(action) for action in actions if isinstance(action, OPTIONAL)}
         for action in actions:
-            if (refused.keys() - optional or failure) and not isinstance(action, STOPPING):
+            has_failed = failure is not None or bool(refused.keys() - optional)
+            if has_failed and not isinstance(action, STOPPING):
                 continue
             try:
                 await self._execute(pipeline, action)
             except Blocked as error:
                 refused[subject_of(action)] = error.blocker
             except ApiError as error:
-                if blocker := classify_api_error(error):
+                blocker = classify_api_error(error)
+                if blocker:
                     refused[subject_of(action)] = blocker
                 else:
                     failure = failure or error
@@ -318,6 +319,7 @@ class KubernetesCluster:
                     await self._create_job(pipeline, template)
             case DeleteJob(name):
                 await self._delete_job(pipeline, name, "Background")
+            # With both preconditions: the pipeline may have been edited, or created anew, since the decision.
             case DeletePipeline():
                 await self.api.delete(
                     paths.pipeline(pipeline.key),
@@ -326,6 +328,7 @@ class KubernetesCluster:
                 )
 
     async def _create_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
+        # Before the Job: its pods find each other by the name of this Service.
         if template.pods > 1:
             await create_headless_service(self.api, self.cache, pipeline, template.stage)
         try:
@@ -342,13 +345,14 @@ class KubernetesCluster:
 
     async def _delete_job(self, pipeline: Pipeline, name: str, propagation: str) -> None:
         """Delete a Job; in the foreground, it exists until its pod has ended by SIGTERM, grace period and SIGKILL."""
-        job = self.cache.jobs.get((pipeline.key.namespace, name)) or await self._read_job(
-            pipeline, name
-        )
-        if job and is_owned_by(pipeline, job) and not job["metadata"].get("deletionTimestamp"):
-            await self.api.delete(
-                paths.jobs(pipeline.key.namespace, name), propagation, uid=job["metadata"]["uid"]
-            )
+        namespace = pipeline.key.namespace
+        job = self.cache.jobs.get((namespace, name)) or await self._read_job(pipeline, name)
+        if job is None or not is_owned_by(pipeline, job):
+            return
+        if not job["metadata"].get("deletionTimestamp"):
+            # The uid: a new Job of the same name is not deleted.
+            uid = job["metadata"]["uid"]
+            await self.api.delete(paths.jobs(namespace, name), propagation, uid=uid)
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Create Kubernetes Events in the background; a failure is logged and not retried."""
@@ -357,68 +361,33 @@ class KubernetesCluster:
     async def mark_invalid(self, key: Key, error: InvalidObject) -> None:
         """Set phase and conditions of an object that the operator cannot read; the rest of its status stays.
 
-        A pipeline that has finished keeps its status if a newer operator can read the object. An object that does not
-        wait for one gets an Event, once for each generation and message.
+        A finished pipeline keeps its status if a newer operator can read the object. An object that waits for no newer
+        operator gets an Event, once for each generation and message.
         """
-        found = await self.api.get(paths.pipeline(key))
-        if found is None:
+        current = await self.api.get(paths.pipeline(key))
+        if current is None:
             return
-        generation, before = found["metadata"]["generation"], found.get("status") or {}
+        generation = current["metadata"]["generation"]
+        before = current.get("status") or {}
         is_newer = isinstance(error, NewerObject)
         if is_newer and before.get("finishedAt") and before.get("observedGeneration") == generation:
             return
         status = unreadable_status(
             str(error), generation, _now(), self.troubleshooting_url, stalled=not is_newer
         )
-        if _told(status) != _told(before):
-            written = (await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status}))[
-                "metadata"
-            ]
-            if not is_newer:
-                about = Regarding(key, written["uid"], written["resourceVersion"])
-                self.events.record(about, [unreadable_event(str(error), self.troubleshooting_url)])
+        # Without this check, each reconcile would write the same report with a new time.
+        if is_same_report(status, before):
+            return
+        answer = await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status})
+        if not is_newer:
+            written = answer["metadata"]
+            about = Regarding(key, written["uid"], written["resourceVersion"])
+            self.events.record(about, [unreadable_event(str(error), self.troubleshooting_url)])
 
     async def close(self) -> None:
         """Cancel the background requests."""
         await self.progress.close()
         await self.probes.close()
-
-
-def _told(status: Object) -> tuple[object, list[str]]:
-    """Return what a status says of an object that cannot be read: two that are equal differ in times only."""
-    ready = [one["message"] for one in status.get("conditions") or [] if one["type"] == READY]
-    return status.get("observedGeneration"), ready
-
-
-def without_progress(status: PipelineStatus) -> PipelineStatus:
-    """Return the status without progress, the only part taken unchanged from a process, which may be the user's own."""
-    nothing = {"progress": None, "loss_curve": None}
-    stages = {name: stage.model_copy(update=nothing) for name, stage in status.stages.items()}
-    return status.model_copy(update={"stages": stages})
-
-
-def parse_pipeline(found: Object) -> Pipeline:
-    """Parse the object. Raises InvalidObject for one that this version of the operator cannot read.
-
-    Raises NewerObject if it only has unknown fields: the API server has removed those that its CRD does not declare.
-    """
-    meta = found["metadata"]
-    try:
-        return Pipeline(
-            key=Key(meta["namespace"], meta["name"]),
-            uid=meta["uid"],
-            generation=meta["generation"],
-            resource_version=meta.get(
-                "resourceVersion", ""
-            ),  # the response to a dry run may have none
-            annotations=meta.get("annotations") or {},
-            spec=PipelineSpec.model_validate(found["spec"]),
-            status=PipelineStatus.model_validate(found.get("status") or {}),
-        )
-    except ValidationError as error:
-        if all(one["type"] == "extra_forbidden" for one in error.errors()):
-            raise NewerObject(describe_unknown_fields(error)) from error
-        raise InvalidObject(describe_validation_error(error)) from error
 
 
 def _now() -> datetime:

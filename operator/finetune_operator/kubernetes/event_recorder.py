@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.core.events import Event
@@ -16,11 +15,11 @@ from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists
+from finetune_operator.kubernetes.translate.pod import Object
 
-Object = dict[str, Any]
 COMPONENT = "finetune-operator"
 MAX_WAITING = 200
-"""Events of one namespace that wait to be created; more are dropped, as they would fill the operator's memory."""
+"""Events of a namespace that wait to be created; more are dropped, as they would fill the operator's memory."""
 MESSAGE_LENGTH = 1024
 """Bytes of the message of an Event that every version of its API takes."""
 log = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Regarding:
-    """What an Event is about, where the object cannot be read as a pipeline."""
+    """The object that an Event is about, if it cannot be read as a pipeline."""
 
     key: Key
     uid: str
@@ -80,13 +79,15 @@ class EventRecorder:
         waiting = self.waiting[namespace]
         while waiting:
             await self._create(namespace, waiting[0])
-            waiting.popleft()  # only now: an Event whose creation was cancelled is created by the next leadership
+            # Only now: if the creation was cancelled, the next leadership creates the Event.
+            waiting.popleft()
         del self.waiting[namespace]
 
     async def _create(self, namespace: str, body: Object) -> None:
         try:
             await self.api.create(paths.events(namespace), body)
         except AlreadyExists:
+            # An earlier request created it: the name is a hash of the content.
             pass
         except ClusterError as error:
             log.warning(
@@ -102,6 +103,7 @@ def _event_object(about: Pipeline | Regarding, event: Event) -> Object:
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
+            # A name has at most 253 characters.
             "name": f"{about.key.name[:230]}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
             "namespace": about.key.namespace,
         },
@@ -125,7 +127,8 @@ def _event_object(about: Pipeline | Regarding, event: Event) -> Object:
 
 def _message(event: Event) -> str:
     """Return the message, cut so that its link is whole."""
-    text, end = event.message.encode(), event.link
+    text = event.message.encode()
+    end = event.link
     if len(text) + len(end.encode()) > MESSAGE_LENGTH:
         end = f" …{end}"
     return text[: MESSAGE_LENGTH - len(end.encode())].decode(errors="ignore") + end

@@ -13,18 +13,17 @@ from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blo
 async def create_headless_service(
     api: KubernetesClient, cache: ResourceCache, pipeline: Pipeline, stage: str
 ) -> None:
-    """Create the Service of the stage's attempts unless it exists. Raises Blocked where another owner has the name."""
-    namespace, name = pipeline.key.namespace, headless_service_name(pipeline.key.name, stage)
-    found = cache.services.get((namespace, name))
-    if found is None:
+    """Create the Service of the stage's attempts unless it exists. Raises Blocked if another owner has the name."""
+    namespace = pipeline.key.namespace
+    name = headless_service_name(pipeline.key.name, stage)
+    service = cache.services.get((namespace, name))
+    if service is None:
+        desired = build_headless_service(pipeline, stage)
         try:
-            cache.update(
-                SERVICES,
-                await api.create(
-                    paths.services(namespace), build_headless_service(pipeline, stage)
-                ),
-            )
-        except AlreadyExists:  # its watch is behind, or it has lost the operator's label
-            found = await api.get(paths.services(namespace, name))
-    if found and (blocker := foreign_service(pipeline, found)):
+            cache.update(SERVICES, await api.create(paths.services(namespace), desired))
+        except AlreadyExists:
+            # The watch of Services is behind, or the Service has lost the operator's label.
+            service = await api.get(paths.services(namespace, name))
+    blocker = foreign_service(pipeline, service) if service else None
+    if blocker:
         raise Blocked(blocker.reason, blocker.message)

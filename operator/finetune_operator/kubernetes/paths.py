@@ -8,12 +8,12 @@ SERVER_VERSION = "/version"
 
 
 def _path(group: str, plural: str, namespace: str | None, name: str | None) -> str:
-    parts = [
-        group,
-        *(["namespaces", namespace] if namespace else []),
-        plural,
-        *([name] if name else []),
-    ]
+    parts = [group]
+    if namespace:
+        parts += ["namespaces", namespace]
+    parts.append(plural)
+    if name:
+        parts.append(name)
     return "/" + "/".join(parts)
 
 

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.stages.base import Serving
@@ -27,24 +26,25 @@ from finetune_operator.kubernetes.resources.server import (
 )
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked
 from finetune_operator.kubernetes.translate.diagnose import diagnose
-from finetune_operator.kubernetes.translate.pod import Pod, time_of
+from finetune_operator.kubernetes.translate.pod import Object, Pod, time_of
 from finetune_trainer.contract import DeployResult, Failure, TerminationMessage
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
-Object = dict[str, Any]
 MAX_CRASHES = 3
 """Number of restarts before the first answer at which the attempt fails."""
-
-
 IMAGE_VOLUMES_SINCE = (1, 35)
 """Version of Kubernetes in which the feature gate ImageVolume is on by default."""
 
 
-def version_of_cluster(found: Object) -> tuple[int, int]:
+def version_of_cluster(version: Object) -> tuple[int, int]:
     """Return major and minor version of an API server, from its /version; (0, 0) if that is unreadable."""
-    numbers = [re.match(r"\d+", str(found.get(key) or "")) for key in ("major", "minor")]
-    major, minor = (int(number[0]) if number else 0 for number in numbers)
-    return major, minor
+    return _leading_number(version.get("major")), _leading_number(version.get("minor"))
+
+
+def _leading_number(text: object) -> int:
+    # Some providers write a minor version such as 33+.
+    number = re.match(r"\d+", str(text or ""))
+    return int(number[0]) if number else 0
 
 
 class Servers:
@@ -53,24 +53,28 @@ class Servers:
     def __init__(
         self, api: KubernetesClient, cache: ResourceCache, probes: ServerProbe | NoProbe
     ) -> None:
-        self.api, self.cache, self.probes = api, cache, probes
+        self.api = api
+        self.cache = cache
+        self.probes = probes
         self._image_volumes: bool | None = None
 
     async def observe(self, pipeline: Pipeline) -> dict[str, ObservedServer]:
         """Return the pipeline's servers that are not being deleted, by attempt."""
         for stage in pipeline.status.stages.values():
             # A server missing from the cache is read from the API: the stage loses its result only if it is gone.
-            if job := server_job(stage):
+            job = server_job(stage)
+            if job:
                 await self._deployment(pipeline, job)
         current = _traffic_target(pipeline, self.service(pipeline))
-        return {
-            name: ObservedServer(
-                found["metadata"]["labels"][STAGE], name == current, _unavailable(found)
-            )
-            for found in self.cache.deployments.select("owner", pipeline.uid)
-            if _is_intact(found) and not found["metadata"].get("deletionTimestamp")
-            if (name := found["metadata"]["name"])
-        }
+        servers: dict[str, ObservedServer] = {}
+        for deployment in self.cache.deployments.select("owner", pipeline.uid):
+            meta = deployment["metadata"]
+            if _is_intact(deployment) and not meta.get("deletionTimestamp"):
+                name = meta["name"]
+                servers[name] = ObservedServer(
+                    meta["labels"][STAGE], name == current, _unavailable(deployment)
+                )
+        return servers
 
     def service(self, pipeline: Pipeline) -> Object | None:
         """Return the Service of the pipeline's name from the cache."""
@@ -78,54 +82,63 @@ class Servers:
 
     def has_service(self, pipeline: Pipeline) -> bool:
         """Return whether the pipeline's own Service exists."""
-        found = self.service(pipeline)
-        return found is not None and is_owned_by(pipeline, found)
+        service = self.service(pipeline)
+        return service is not None and is_owned_by(pipeline, service)
 
     def service_blocker(self, pipeline: Pipeline) -> Blocker | None:
         """Return why the Service cannot be used: another owner created it."""
-        found = self.service(pipeline)
-        return foreign_service(pipeline, found) if found else None
+        service = self.service(pipeline)
+        return foreign_service(pipeline, service) if service else None
 
     async def observe_attempt(
         self, pipeline: Pipeline, name: str, now: datetime
     ) -> ObservedJob | None:
         """Return the state of the attempt that started this server."""
-        found = await self._deployment(pipeline, name)
-        if found is None:
+        deployment = await self._deployment(pipeline, name)
+        if deployment is None:
             return None
         pods = self.cache.server_pods(pipeline.key.namespace, name)
+        # First: a crashed server is unready as well.
         for pod in pods:
-            if crashed := _observe_crash(name, pod):
+            crashed = _observe_crash(name, pod)
+            if crashed:
                 return crashed
-        unready = next((pod for pod in pods if not pod.ready), None)
-        if not pods or unready or _ready(found) < found["spec"].get("replicas", 1):
-            return _observe_start(
-                name, unready or next(iter(pods), None), self._warning(found, unready), now
-            )
-        if result := self.probes.result(pods[0]):
-            return _observe_answer(pipeline, found, pods[0], serving_of(found), result)
+        unready = [pod for pod in pods if not pod.ready]
+        if not pods or unready:
+            waiting = unready[0] if unready else None
+            return _observe_start(name, waiting, self._warning(deployment, waiting), now)
+        # The cache may have fewer pods than the Deployment is to have.
+        if _ready(deployment) < deployment["spec"].get("replicas", 1):
+            return _observe_start(name, pods[0], self._warning(deployment, None), now)
+        result = self.probes.result(pods[0])
+        if result:
+            return _observe_answer(pipeline, deployment, pods[0], serving_of(deployment), result)
         return replace(_observe_start(name, pods[0], "", now), awaits_probe=True)
 
     def _warning(self, deployment: Object, pod: Pod | None) -> str:
         namespace = deployment["metadata"]["namespace"]
-        return replica_failure(deployment) or (
-            self.cache.warning(namespace, "Pod", pod.name) if pod else ""
-        )
+        failure = replica_failure(deployment)
+        if failure or pod is None:
+            return failure
+        return self.cache.warning(namespace, "Pod", pod.name)
 
     async def _deployment(self, pipeline: Pipeline, name: str) -> Object | None:
+        """Return the attempt's own Deployment, from the API server if the cache does not have it."""
         namespaced_name = (pipeline.key.namespace, name)
-        found = self.cache.deployments.get(namespaced_name)
-        if found is None and (read := await self.api.get(paths.deployments(*namespaced_name))):
-            self.cache.update(DEPLOYMENTS, read)
-            found = self.cache.deployments.get(namespaced_name)
-        if found and not is_owned_by(pipeline, found):
+        deployment = self.cache.deployments.get(namespaced_name)
+        if deployment is None:
+            current = await self.api.get(paths.deployments(*namespaced_name))
+            if current:
+                self.cache.update(DEPLOYMENTS, current)
+                deployment = self.cache.deployments.get(namespaced_name)
+        if deployment and not is_owned_by(pipeline, deployment):
             raise ClusterError(
                 f"the Deployment {name} is not owned by this pipeline: delete it, or rename the pipeline"
             )
-        return found if found and _is_intact(found) else None
+        return deployment if deployment and _is_intact(deployment) else None
 
     async def create(self, pipeline: Pipeline, template: JobTemplate, serving: Serving) -> None:
-        """Start the servers of an attempt in parallel with running ones. Raises Blocked where they could not serve."""
+        """Start the servers of an attempt in parallel with running servers. Raises Blocked if they could not serve."""
         path = paths.deployments(pipeline.key.namespace)
         try:
             desired = build_deployment(
@@ -141,58 +154,62 @@ class Servers:
     async def _has_image_volumes(self) -> bool:
         """Return whether the cluster mounts images as volumes, by its version."""
         if self._image_volumes is None:
-            found = await self.api.get(paths.SERVER_VERSION)
-            self._image_volumes = version_of_cluster(found or {}) >= IMAGE_VOLUMES_SINCE
+            version = await self.api.get(paths.SERVER_VERSION)
+            self._image_volumes = version_of_cluster(version or {}) >= IMAGE_VOLUMES_SINCE
         return self._image_volumes
 
     def probe(self, pipeline: Pipeline, name: str) -> None:
         """Send the prompt to the oldest pod of the attempt's servers, in the background."""
-        found = self.cache.deployments.get((pipeline.key.namespace, name))
+        deployment = self.cache.deployments.get((pipeline.key.namespace, name))
         pods = self.cache.server_pods(pipeline.key.namespace, name)
-        if found and pods:
+        if deployment and pods:
+            # Forgets the results of pods that no longer exist, or the results would only grow.
             self.probes.retain({pod.uid for pod in self.cache.all_pods()})
-            serving = serving_of(found)
+            serving = serving_of(deployment)
             self.probes.start(pods[0], launch_of(serving).model, serving)
 
     async def switch_traffic(self, pipeline: Pipeline, stage: str, name: str) -> None:
-        """Send requests to the servers of this attempt. Raises Blocked where the pipeline does not own the Service."""
+        """Send requests to the servers of this attempt. Raises Blocked if the pipeline does not own the Service."""
         desired = build_service(pipeline, stage, name)
-        found = self.service(pipeline)
-        if found is None:
+        service = self.service(pipeline)
+        if service is None:
             try:
                 created = await self.api.create(paths.services(pipeline.key.namespace), desired)
-            except AlreadyExists:  # without the operator's labels, no informer lists it
-                found = await self.api.get(_service_path(pipeline))
+            except AlreadyExists:
+                # A Service without the operator's labels is listed by no informer.
+                service = await self.api.get(_service_path(pipeline))
             else:
                 self.cache.update(SERVICES, created)
                 return
-        if found and (blocker := foreign_service(pipeline, found)):
+        blocker = foreign_service(pipeline, service) if service else None
+        if blocker:
             raise Blocked(blocker.reason, blocker.message)
         meta = {
             "labels": desired["metadata"]["labels"],
             "annotations": desired["metadata"]["annotations"],
         }
+        # A patch keeps the clusterIP that the API server has assigned.
         patch = {"metadata": meta, "spec": {"selector": desired["spec"]["selector"]}}
         self.cache.update(SERVICES, await self.api.patch(_service_path(pipeline), patch))
 
     async def delete_service(self, pipeline: Pipeline) -> None:
         """Delete the pipeline's own Service."""
-        found = self.service(pipeline)
-        if (
-            found
-            and is_owned_by(pipeline, found)
-            and not found["metadata"].get("deletionTimestamp")
-        ):
-            await self.api.delete(_service_path(pipeline), uid=found["metadata"]["uid"])
+        service = self.service(pipeline)
+        if service is None or not is_owned_by(pipeline, service):
+            return
+        if not service["metadata"].get("deletionTimestamp"):
+            await self.api.delete(_service_path(pipeline), uid=service["metadata"]["uid"])
 
     async def stop(self, pipeline: Pipeline, name: str) -> bool:
-        """Delete the servers of an attempt; return False where there are none."""
-        found = self.cache.deployments.get((pipeline.key.namespace, name))
-        if found is None or not is_owned_by(pipeline, found):
+        """Delete the servers of an attempt; return False if there are none."""
+        deployment = self.cache.deployments.get((pipeline.key.namespace, name))
+        if deployment is None or not is_owned_by(pipeline, deployment):
             return False
-        if not found["metadata"].get("deletionTimestamp"):
+        meta = deployment["metadata"]
+        if not meta.get("deletionTimestamp"):
             path = paths.deployments(pipeline.key.namespace, name)
-            await self.api.delete(path, "Foreground", uid=found["metadata"]["uid"])
+            # In the foreground: the Deployment exists until its pods have ended.
+            await self.api.delete(path, "Foreground", uid=meta["uid"])
         return True
 
 
@@ -201,15 +218,15 @@ def _service_path(pipeline: Pipeline) -> str:
 
 
 def replica_failure(deployment: Object | None) -> str:
-    """Return why the Deployment cannot create its pods; empty where it can.
+    """Return why the Deployment cannot create its pods; empty if it can.
 
     The Deployment's condition has the reason; the events belong to its ReplicaSet.
     """
     conditions = ((deployment or {}).get("status") or {}).get("conditions") or []
-    failures = (
-        one for one in conditions if (one["type"], one["status"]) == ("ReplicaFailure", "True")
-    )
-    return next((str(one.get("message") or "") for one in failures), "")
+    for condition in conditions:
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
+            return str(condition.get("message") or "")
+    return ""
 
 
 def _ready(deployment: Object) -> int:
@@ -219,17 +236,16 @@ def _ready(deployment: Object) -> int:
 def _unavailable(deployment: Object) -> Blocker | None:
     if _ready(deployment):
         return None
-    name, replicas = deployment["metadata"]["name"], deployment["spec"].get("replicas", 1)
+    name = deployment["metadata"]["name"]
+    replicas = deployment["spec"].get("replicas", 1)
     message = f"0 of {replicas} replicas of the Deployment {name} are ready: see `kubectl describe deployment {name}`"
     return Blocker(Reason.SERVER_NOT_READY, message)
 
 
 def _traffic_target(pipeline: Pipeline, service: Object | None) -> str | None:
-    selector: Object = (
-        (service["spec"].get("selector") or {})
-        if service and is_owned_by(pipeline, service)
-        else {}
-    )
+    if service is None or not is_owned_by(pipeline, service):
+        return None
+    selector: Object = service["spec"].get("selector") or {}
     return selector.get(SERVER)
 
 
@@ -244,12 +260,15 @@ def _is_intact(deployment: Object) -> bool:
 
 
 def _observe_crash(name: str, pod: Pod) -> ObservedJob | None:
-    """Return the failed attempt of a server that will never answer; None where it may still answer."""
+    """Return the failed attempt of a server that will never answer; None if it may still answer."""
     terminated = pod.last_failure
-    code, out_of_memory = terminated.get("exitCode"), terminated.get("reason") == "OOMKilled"
-    if not terminated or not (
-        out_of_memory or code in PERMANENT_EXIT_CODES or pod.restarts >= MAX_CRASHES
-    ):
+    if not terminated:
+        return None
+    code = terminated.get("exitCode")
+    out_of_memory = terminated.get("reason") == "OOMKilled"
+    is_permanent = out_of_memory or code in PERMANENT_EXIT_CODES
+    # The kubelet restarts a server after any other crash, which may pass.
+    if not is_permanent and pod.restarts < MAX_CRASHES:
         return None
     detail = str(terminated.get("message") or "").strip()[-1000:]
     failure = Failure(message=f"the server exited with code {code}: {detail}".rstrip(": "))
@@ -277,7 +296,8 @@ def _observe_answer(
     pipeline: Pipeline, deployment: Object, pod: Pod, serving: Serving, probe: ProbeResult
 ) -> ObservedJob:
     """Return the attempt as complete with the probe's answer, or as failed with the probe's failure."""
-    name, started_at = deployment["metadata"]["name"], pod.started_at
+    name = deployment["metadata"]["name"]
+    started_at = pod.started_at
     if probe.failure:
         message = TerminationMessage(failure=Failure(message=probe.failure))
         return ObservedJob(name, JobState.FAILED, started_at=started_at, message=message)
@@ -300,4 +320,6 @@ def _observe_answer(
 
 
 def _seconds(started: datetime | None, ready: datetime | None) -> float:
-    return max(0.0, (ready - started).total_seconds()) if started and ready else 0.0
+    if started is None or ready is None:
+        return 0.0
+    return max(0.0, (ready - started).total_seconds())

@@ -15,7 +15,7 @@ DELETIONS_KEPT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """One object, and the version that it was read from."""
+    """An object, and the version that it was read from."""
 
     uid: str
     version: int
@@ -32,7 +32,8 @@ class Store(Generic[T]):
     def __init__(
         self, trim: Callable[[Object], T], **indexes: Callable[[T], Iterable[Hashable]]
     ) -> None:
-        self._trim, self._indexes = trim, indexes
+        self._trim = trim
+        self._indexes = indexes
         self.entries: dict[NamespacedName, Entry[T]] = {}
         self._deleted: OrderedDict[NamespacedName, int] = OrderedDict()
         self._index: dict[str, defaultdict[Hashable, set[NamespacedName]]] = {
@@ -52,20 +53,21 @@ class Store(Generic[T]):
         """Return the objects that the index has under this value, in the order of their names."""
         return [self.entries[name].value for name in sorted(self._index[index].get(value, ()))]
 
-    def is_news(self, found: Object) -> bool:
-        """Return whether the object is newer than what is stored of its name."""
-        name = namespaced_name(found)
+    def is_news(self, raw: Object) -> bool:
+        """Return whether the object is newer than the stored object of its name."""
+        name = namespaced_name(raw)
         entry = self.entries.get(name)
         known = entry.version if entry else self._deleted.get(name, -1)
-        version = version_of(found)
+        version = version_of(raw)
+        # A version that is no number cannot be compared: such an object is always stored.
         return version > known or not version
 
-    def update(self, found: Object) -> T:
-        """Store an object that is newer than the stored one; return its trimmed form."""
-        value = self._trim(found)
+    def update(self, raw: Object) -> T:
+        """Store an object that is newer than the stored object; return its trimmed form."""
+        value = self._trim(raw)
         self.put(
-            namespaced_name(found),
-            Entry(found["metadata"].get("uid", ""), version_of(found), value),
+            namespaced_name(raw),
+            Entry(raw["metadata"].get("uid", ""), version_of(raw), value),
         )
         return value
 
@@ -90,7 +92,8 @@ class Store(Generic[T]):
     def unlisted(
         self, listed: set[NamespacedName], version: int, namespace: str | None
     ) -> Iterator[NamespacedName]:
-        """Yield the names that a complete list of this version does not have, although it is newer than them."""
+        """Yield the stored names that a complete list of this version lacks, although the list is newer."""
+        # A copy: the caller removes entries meanwhile.
         for name, entry in list(self.entries.items()):
             if name not in listed and entry.version <= version and namespace in {None, name[0]}:
                 yield name
@@ -108,12 +111,12 @@ class Store(Generic[T]):
         return entry
 
 
-def namespaced_name(found: Object) -> NamespacedName:
+def namespaced_name(raw: Object) -> NamespacedName:
     """Return the namespace and the name of an object."""
-    return found["metadata"]["namespace"], found["metadata"]["name"]
+    return raw["metadata"]["namespace"], raw["metadata"]["name"]
 
 
-def version_of(found: Object) -> int:
-    """Return the resource version as a number; 0 for one that is none."""
-    text = str(found["metadata"].get("resourceVersion") or "")
+def version_of(raw: Object) -> int:
+    """Return the resource version as a number; 0 if it is not a number."""
+    text = str(raw["metadata"].get("resourceVersion") or "")
     return int(text) if text.isdecimal() else 0

@@ -1,6 +1,6 @@
-"""What the operator reads of an object, and nothing else: pure.
+"""Reduce objects to the fields that the operator reads: pure.
 
-The cache stores only this, and a change of anything else wakes no pipeline.
+The cache stores only these fields, and a change of any other field wakes no pipeline.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,68 +26,72 @@ _POD_CONDITIONS = frozenset({"PodScheduled", "Ready", "DisruptionTarget"})
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 
 
-def trim_job(found: Object) -> Object:
+def trim_job(job: Object) -> Object:
     """Return a Job's owner, claims, number of pods, and the conditions that show that it has ended."""
-    ended = (one for one in _conditions(found, _JOB_CONDITIONS) if one["status"] == "True")
-    spec = found.get("spec") or {}
+    conditions = _conditions(job, _JOB_CONDITIONS)
+    spec = job.get("spec") or {}
     template = spec.get("template") or {}
     return {
-        "metadata": trim_metadata(found),
+        "metadata": trim_metadata(job),
         "claims": claims_of(template.get("spec") or {}),
         "spec": _pick(spec, ("completions",)),
-        "status": {"conditions": list(ended)},
+        "status": {
+            "conditions": [condition for condition in conditions if condition["status"] == "True"]
+        },
     }
 
 
-def trim_pod(found: Object) -> Object:
-    """Return how a pod starts, runs and ends, its memory limit, and where its progress is read."""
-    spec, status = found.get("spec") or {}, found.get("status") or {}
+def trim_pod(pod: Object) -> Object:
+    """Return the state of a pod, its node, its memory limit, and the address of its progress."""
+    spec = pod.get("spec") or {}
+    status = pod.get("status") or {}
     states = {
-        kind: [_container_status(one) for one in status.get(kind) or []]
+        kind: [_container_status(container) for container in status.get(kind) or []]
         for kind in ("containerStatuses", "initContainerStatuses")
     }
     return {
-        "metadata": trim_metadata(found),
+        "metadata": trim_metadata(pod),
         "claims": claims_of(spec),
         "spec": {"nodeName": spec.get("nodeName") or "", "containers": _stage_container(spec)},
         "status": {
             **_pick(status, ("phase", "podIP", "reason", "message")),
             **states,
-            "conditions": _conditions(found, _POD_CONDITIONS),
+            "conditions": _conditions(pod, _POD_CONDITIONS),
         },
     }
 
 
-def trim_deployment(found: Object) -> Object:
+def trim_deployment(deployment: Object) -> Object:
     """Return whether a server's Deployment has ready pods, and why it cannot create them."""
-    status = found.get("status") or {}
+    status = deployment.get("status") or {}
     return {
-        "metadata": trim_metadata(found),
-        "spec": {"replicas": (found.get("spec") or {}).get("replicas", 1)},
+        "metadata": trim_metadata(deployment),
+        # The API server's default.
+        "spec": {"replicas": (deployment.get("spec") or {}).get("replicas", 1)},
         "status": {
             "readyReplicas": status.get("readyReplicas") or 0,
-            "conditions": _conditions(found, frozenset({"ReplicaFailure"})),
+            "conditions": _conditions(deployment, frozenset({"ReplicaFailure"})),
         },
     }
 
 
-def trim_service(found: Object) -> Object:
+def trim_service(service: Object) -> Object:
     """Return a Service's owner and selector."""
     return {
-        "metadata": trim_metadata(found),
-        "spec": {"selector": (found.get("spec") or {}).get("selector") or {}},
+        "metadata": trim_metadata(service),
+        "spec": {"selector": (service.get("spec") or {}).get("selector") or {}},
     }
 
 
-def trim_claim(found: Object) -> Object:
+def trim_claim(claim: Object) -> Object:
     """Return a claim's owners, size, class and access modes."""
-    spec = _pick(found.get("spec") or {}, ("accessModes", "storageClassName", "resources"))
-    return {"metadata": trim_metadata(found), "spec": spec}
+    spec = _pick(claim.get("spec") or {}, ("accessModes", "storageClassName", "resources"))
+    return {"metadata": trim_metadata(claim), "spec": spec}
 
 
-def trim_metadata(found: Object) -> Object:
-    """Return the metadata that the operator reads; ownerReferences whole, because a patch replaces all of them."""
-    meta = found["metadata"]
+def trim_metadata(raw: Object) -> Object:
+    """Return the metadata that the operator reads; all ownerReferences, because a patch replaces all of them."""
+    meta = raw["metadata"]
     own = {
         name: value
         for name, value in (meta.get("annotations") or {}).items()
@@ -104,35 +108,42 @@ def trim_metadata(found: Object) -> Object:
 
 def claims_of(pod_spec: Object) -> list[str]:
     """Return the claims that a pod mounts for writing."""
-    volumes = (one.get("persistentVolumeClaim") or {} for one in pod_spec.get("volumes") or [])
+    volumes = pod_spec.get("volumes") or []
+    mounts = [volume.get("persistentVolumeClaim") or {} for volume in volumes]
     return sorted(
-        str(one["claimName"]) for one in volumes if "claimName" in one and not one.get("readOnly")
+        str(mount["claimName"])
+        for mount in mounts
+        if "claimName" in mount and not mount.get("readOnly")
     )
 
 
 def _stage_container(spec: Object) -> list[Object]:
-    containers = (one for one in spec.get("containers") or [] if one.get("name") == STAGE_CONTAINER)
-    return [
-        {
-            "name": STAGE_CONTAINER,
-            "env": [_pick(v, ("name", "value")) for v in one.get("env") or [] if _is_port(v)],
-            "resources": {
-                "limits": _pick((one.get("resources") or {}).get("limits") or {}, ("memory",))
-            },
-        }
-        for one in containers
-    ]
+    trimmed: list[Object] = []
+    for container in spec.get("containers") or []:
+        # Other containers say nothing about the attempt.
+        if container.get("name") != STAGE_CONTAINER:
+            continue
+        limits = (container.get("resources") or {}).get("limits") or {}
+        environment = [
+            _pick(variable, ("name", "value"))
+            for variable in container.get("env") or []
+            if variable.get("name") == METRICS_PORT
+        ]
+        trimmed.append(
+            {
+                "name": STAGE_CONTAINER,
+                "env": environment,
+                "resources": {"limits": _pick(limits, ("memory",))},
+            }
+        )
+    return trimmed
 
 
-def _is_port(variable: Object) -> bool:
-    return bool(variable.get("name") == METRICS_PORT)
-
-
-def _container_status(one: Object) -> Object:
+def _container_status(status: Object) -> Object:
     return {
-        **_pick(one, ("name", "restartCount")),
-        "state": _container_state(one.get("state") or {}),
-        "lastState": _container_state(one.get("lastState") or {}),
+        **_pick(status, ("name", "restartCount")),
+        "state": _container_state(status.get("state") or {}),
+        "lastState": _container_state(status.get("lastState") or {}),
     }
 
 
@@ -145,10 +156,12 @@ def _container_state(state: Object) -> Object:
     return {kind: _pick(state[kind], names) for kind, names in fields.items() if state.get(kind)}
 
 
-def _conditions(found: Object, kinds: frozenset[str]) -> list[Object]:
-    conditions = (found.get("status") or {}).get("conditions") or []
-    return [_pick(one, _CONDITION) for one in conditions if one.get("type") in kinds]
+def _conditions(raw: Object, kinds: frozenset[str]) -> list[Object]:
+    conditions = (raw.get("status") or {}).get("conditions") or []
+    return [
+        _pick(condition, _CONDITION) for condition in conditions if condition.get("type") in kinds
+    ]
 
 
-def _pick(found: Mapping[str, Any], names: Iterable[str]) -> Object:
-    return {name: found[name] for name in names if name in found}
+def _pick(fields: Mapping[str, Any], names: Iterable[str]) -> Object:
+    return {name: fields[name] for name in names if name in fields}

@@ -70,7 +70,9 @@ class Folders:
     def workspace(self, pipeline: Pipeline) -> Path:
         """Return the folder that represents the pipeline's volume."""
         claim = pipeline.spec.workspace.existing_claim
-        return self.claims / claim if claim else self.workdir / "volumes" / "workspace"
+        if claim:
+            return self.claims / claim
+        return self.workdir / "volumes" / "workspace"
 
     def link_claims(self, claims: Mapping[str, Path]) -> None:
         """Link claims to folders, so that pvc://NAME/… refers to them in this run and in later runs."""
@@ -92,7 +94,8 @@ class LocalCluster:
         save_digests: bool = True,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self.folders, self.on_event = folders, on_event
+        self.folders = folders
+        self.on_event = on_event
         self.variables = variables or {}
         """Environment variables of all stages; the manifest's variables of the same names take precedence."""
         self.pipeline_file = PipelineFile(folders.workdir)
@@ -106,24 +109,22 @@ class LocalCluster:
         pipeline = self.pipeline_file.read()
         if pipeline is None or pipeline.key != key:
             return None
-        return (
-            replace(pipeline, spec=pipeline.spec.model_copy(update={"suspend": True}))
-            if self.stopping
-            else pipeline
-        )
+        if not self.stopping:
+            return pipeline
+        return replace(pipeline, spec=pipeline.spec.model_copy(update={"suspend": True}))
 
     async def observe(self, pipeline: Pipeline) -> Observation:
         """Read the folders of the attempts that have not ended, and the digests of the sources."""
-        names = (attempt.job for attempt in pipeline.status.running_attempts().values())
-        jobs = {name: job for name in names if (job := self.job(name))}
+        jobs: dict[str, ObservedJob] = {}
+        for attempt in pipeline.status.running_attempts().values():
+            job = self.job(attempt.job)
+            if job:
+                jobs[attempt.job] = job
+        sources = pipeline.spec.source_uris()
+        environment = self.environment(pipeline)
         # In a thread: hashing a large model takes a while, and the event loop must keep handling Ctrl-C.
-        sources, environment = pipeline.spec.source_uris(), self.environment(pipeline)
-        return Observation(
-            jobs,
-            source_digests=await asyncio.to_thread(
-                self.source_digests.digests, sources, environment
-            ),
-        )
+        digests = await asyncio.to_thread(self.source_digests.digests, sources, environment)
+        return Observation(jobs, source_digests=digests)
 
     def job(self, name: str) -> ObservedJob | None:
         """Return the current state of one attempt's Job, or None if it never started."""
@@ -137,7 +138,7 @@ class LocalCluster:
             raise ClusterError(f"cannot write {self.pipeline_file.path}: {error}") from error
 
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> Mapping[str, Blocker]:
-        """Start and stop runners; raise ClusterError if one cannot be started."""
+        """Start and stop runners; raise ClusterError if a runner cannot be started."""
         for action in actions:
             match action:
                 case CreateJob(job):
@@ -145,9 +146,11 @@ class LocalCluster:
                 case StopJob(name, _):
                     self._send_command(name, STOP)
                 case DeletePipeline() | DeleteJob() | CreateWorkspace(_) | ChangeWorkspace():
-                    pass  # the user deletes the work folder
+                    # The user deletes the work folder.
+                    pass
                 case ProbeServer() | SwitchTraffic() | DeleteService():
-                    pass  # no local server outlives its attempt
+                    # No local server outlives its attempt.
+                    pass
         return {}
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
@@ -165,13 +168,13 @@ class LocalCluster:
         except OSError as error:
             raise ClusterError(f"cannot write events.jsonl: {error}") from error
 
-    def evict(self, job: str, why: str) -> None:
+    def evict(self, job: str, reason: str) -> None:
         """Evict the Job's process: SIGTERM, then SIGKILL after the grace period."""
-        self._send_command(job, f"{EVICT} {why}")
+        self._send_command(job, f"{EVICT} {reason}")
 
-    def kill(self, job: str, why: str) -> None:
+    def kill(self, job: str, reason: str) -> None:
         """Kill the Job's process with SIGKILL at once, as the loss of its node would."""
-        self._send_command(job, f"{KILL} {why}")
+        self._send_command(job, f"{KILL} {reason}")
 
     async def wait(self, seconds: float) -> None:
         """Wait until a runner has ended, at most this long."""
@@ -186,7 +189,7 @@ class LocalCluster:
             await asyncio.sleep(POLL_SECONDS)
 
     def environment(self, pipeline: Pipeline, job: Path | None = None) -> Environment:
-        """Return the paths that a stage's process gets; without a job folder, those that a reader of URIs needs."""
+        """Return the paths of a stage's process; without a job folder, the paths that a reader of URIs needs."""
         return Environment(
             workspace=self.folders.workspace(pipeline),
             claims=self.folders.claims,
@@ -203,7 +206,10 @@ class LocalCluster:
         environment = replace(
             self.environment(pipeline, folder), pipeline_uid=pipeline.uid, attempt=job.attempt
         )
-        command = (sys.executable, *job.command[1:]) if job.command[0] == "python" else job.command
+        command = job.command
+        if command[0] == "python":
+            # The interpreter of this command: its environment has the trainer.
+            command = (sys.executable, *command[1:])
         job_file = {
             "command": command,
             "env": {
@@ -224,6 +230,7 @@ class LocalCluster:
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
+                    # Ctrl-C in the terminal must reach this command only, which then decides.
                     start_new_session=True,
                 )
         except OSError as error:
@@ -237,20 +244,21 @@ class LocalCluster:
         folder = self.folders.job(job)
         if code and self.job(job) is None:
             message = f"its runner ended with exit code {code} before it started the process; see {folder / LOG}"
-            with contextlib.suppress(
-                OSError
-            ):  # the next start of the Job reports the problem with the disk
+            # The next start of the Job reports a problem with the disk.
+            with contextlib.suppress(OSError):
                 record_start_failure(folder, message)
 
     def _send_command(self, job: str, command: str) -> None:
         runner = self.runners.get(job)
         if runner is None or runner.stdin is None:
-            return  # started by an earlier `finetune run`, whose pipe is closed: the runner is evicting it already
+            # An earlier `finetune run` started it and closed its pipe: the runner is evicting it already.
+            return
         try:
             runner.stdin.write(command.encode() + b"\n")
             runner.stdin.flush()
         except BrokenPipeError:
-            return  # the runner has ended
+            # The runner has ended.
+            return
 
 
 def _fields(event: Event) -> dict[str, str]:

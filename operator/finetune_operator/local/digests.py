@@ -19,35 +19,44 @@ from finetune_trainer.files import write_durably
 
 
 class SourceDigests:
-    """Computes digests; caches that of a file while its size, modification time and inode are unchanged."""
+    """Computes digests; caches the digest of a file while its size, modification time and inode are unchanged."""
 
     def __init__(self, cache: Path, *, save: bool = True) -> None:
-        self.cache, self.save = cache, save
+        self.cache = cache
+        self.save = save
+        stored = read_json(cache) or {}
         self.file_digests: dict[str, str] = {
-            k: v for k, v in (read_json(cache) or {}).items() if isinstance(v, str)
+            file: digest for file, digest in stored.items() if isinstance(digest, str)
         }
 
     def digests(self, uris: Iterable[str], environment: Environment) -> dict[str, str]:
         """Return URI -> sha256:… for every URI that refers to files on this machine."""
         previous = dict(self.file_digests)
-        found = {uri: digest for uri in uris if (digest := self._digest(uri, environment))}
+        digests: dict[str, str] = {}
+        for uri in uris:
+            digest = self._digest(uri, environment)
+            if digest:
+                digests[uri] = digest
         if self.save and self.file_digests != previous:
-            with contextlib.suppress(OSError):  # on a full disk, the next run computes them again
+            # On a full disk, the next run computes them again.
+            with contextlib.suppress(OSError):
                 write_durably(self.cache, json.dumps(self.file_digests, indent=1).encode())
-        return found
+        return digests
 
     def _digest(self, uri: str, environment: Environment) -> str | None:
         try:
             path = environment.locate(uri)
-            files = (
-                file
-                for found in environment.matches(uri)
-                for file in _files(environment.locate(found))
-            )
+            files: list[Path] = []
+            for match in environment.matches(uri):
+                files += _files(environment.locate(match))
+            # The relative path: a copy of the folder elsewhere is the same data.
             parts = [(os.path.relpath(file, path), self._file_digest(file)) for file in files]
         except (InvalidLocation, OSError):
-            return None  # the stage that needs the source reports what is wrong with it
-        return "sha256:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest() if parts else None
+            # The stage that needs the source reports its problem.
+            return None
+        if not parts:
+            return None
+        return "sha256:" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _file_digest(self, path: Path) -> str:
         info = path.stat()
@@ -85,5 +94,6 @@ def _referenced_files(path: Path) -> Iterator[Path]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a scalar that is no file name, such as a prompt
+    except (OSError, ValueError):
+        # A scalar that is no file name, such as a prompt.
         return False

@@ -21,9 +21,9 @@ def observe_job(folder: Path) -> ObservedJob | None:
     """Return the current state of the Job, or None if it never started."""
     ended = read_json(folder / ENDED)
     locked = ended is None and is_locked(folder)
-    ended = ended or read_json(
-        folder / ENDED
-    )  # again: the Job may have ended between the two reads
+    if ended is None:
+        # Again: the Job may have ended between the two reads.
+        ended = read_json(folder / ENDED)
     started = read_json(folder / STARTED)
     if ended:
         return _finished(folder, started, ended)
@@ -35,9 +35,9 @@ def observe_job(folder: Path) -> ObservedJob | None:
             started_at=_time(started),
             progress=read_model(folder / PROGRESS, Progress),
         )
-    return (
-        _finished(folder, started, {"code": None, "disruption": RUNNER_LOST}) if started else None
-    )
+    if not started:
+        return None
+    return _finished(folder, started, {"code": None, "disruption": RUNNER_LOST})
 
 
 def _finished(folder: Path, started: dict[str, Any] | None, ended: dict[str, Any]) -> ObservedJob:
@@ -54,7 +54,9 @@ def _finished(folder: Path, started: dict[str, Any] | None, ended: dict[str, Any
 
 
 def _time(record: dict[str, Any] | None) -> datetime | None:
-    return datetime.fromisoformat(record["at"]) if record and "at" in record else None
+    if record is None or "at" not in record:
+        return None
+    return datetime.fromisoformat(record["at"])
 
 
 def is_locked(folder: Path) -> bool:
@@ -77,7 +79,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return content if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        return None
+    return content
 
 
 def read_message(path: Path) -> TerminationMessage | None:

@@ -2,7 +2,7 @@
 
 Run as `python -m finetune_operator.local.runner JOB_FOLDER`, a process of its own (ADR 3). The `finetune` command that
 started it may be killed at any moment. Its end of the pipe then closes, and the runner evicts the process.
-The runner locks the folder while it lives. The lock tells a running Job from one whose runner was killed.
+The runner locks the folder while it lives. The lock tells a running Job from a Job with a killed runner.
 """
 
 import fcntl
@@ -22,13 +22,20 @@ from typing import IO, Any
 from finetune_trainer.files import write_durably
 from finetune_trainer.parent_death import die_with_parent
 
-JOB_FILE, LOCK, STARTED, ENDED, LOG = "job.json", "lock", "started.json", "ended.json", "log"
-TERMINATION, PROGRESS = "termination.json", "progress.json"
+JOB_FILE = "job.json"
+LOCK = "lock"
+STARTED = "started.json"
+ENDED = "ended.json"
+LOG = "log"
+TERMINATION = "termination.json"
+PROGRESS = "progress.json"
 
-STOP, EVICT, KILL = "stop", "evict", "kill"
-"""Commands, one per line on stdin or in the named pipe: `stop`, `evict REASON` or `kill REASON`."""
+# Commands, each in a line on stdin or in the named pipe: `stop`, `evict REASON` or `kill REASON`.
+STOP = "stop"
+EVICT = "evict"
+KILL = "kill"
 COMMANDS = "commands"
-"""A named pipe for commands of other processes than the one that started the runner."""
+"""A named pipe for commands of other processes than the process that started the runner."""
 
 LEFTOVERS_SECONDS = 5.0
 """How long the runner tries to kill the processes that the Job's process left behind."""
@@ -71,10 +78,8 @@ class Supervisor:
         """Send a signal to every process of the Job."""
         try:
             os.killpg(self.group, number)
-        except (
-            ProcessLookupError,
-            PermissionError,
-        ):  # macOS returns EPERM for a group that contains only zombies
+        except (ProcessLookupError, PermissionError):
+            # macOS returns EPERM for a group that contains only zombies.
             return
 
 
@@ -98,9 +103,8 @@ def main(folder: Path) -> None:
     code = supervise(child, supervisor, commands)
     # 128 + signal, as in a shell and in a pod. The record comes before the release of the lock: otherwise a reader
     # could find neither of them and take the runner for lost.
-    write_record(
-        folder / ENDED, code=code if code >= 0 else 128 - code, disruption=supervisor.disruption
-    )
+    exit_code = code if code >= 0 else 128 - code
+    write_record(folder / ENDED, code=exit_code, disruption=supervisor.disruption)
     (folder / COMMANDS).unlink(missing_ok=True)
     lock.close()
 
@@ -125,7 +129,7 @@ def open_commands(folder: Path) -> int | None:
 
 
 def send_command(folder: Path, command: str) -> None:
-    """Send a command to the runner of a folder, from any process of its user; raises OSError where none reads it."""
+    """Send a command to the runner of a folder, from any process of its user; raises OSError if no runner reads it."""
     pipe = os.open(folder / COMMANDS, os.O_WRONLY | os.O_NONBLOCK)
     try:
         os.write(pipe, f"{command}\n".encode())
@@ -169,17 +173,22 @@ def supervise(
         child.wait()
         os.write(wake_writer, b"e")
 
-    signal.signal(
-        signal.SIGTERM, lambda *_: os.write(wake_writer, b"t")
-    )  # at shutdown of the machine
+    # SIGTERM comes at the shutdown of the machine. The handler only wakes the loop, which may then send signals.
+    signal.signal(signal.SIGTERM, lambda *_: os.write(wake_writer, b"t"))
     threading.Thread(target=wait_for_exit, daemon=True).start()
-    inputs = [wake_reader, sys.stdin.fileno(), *([] if commands is None else [commands])]
+    inputs = [wake_reader, sys.stdin.fileno()]
+    if commands is not None:
+        inputs.append(commands)
     while True:
-        timeout = max(0.0, supervisor.kill_at - time.monotonic()) if supervisor.kill_at else None
+        timeout = None
+        if supervisor.kill_at:
+            timeout = max(0.0, supervisor.kill_at - time.monotonic())
         ready, _, _ = select.select(inputs, [], [], timeout)
-        if wake_reader in ready and b"e" in (wake_bytes := os.read(wake_reader, 64)):
+        wake_bytes = os.read(wake_reader, 64) if wake_reader in ready else b""
+        # First: a process that has ended needs no more commands.
+        if b"e" in wake_bytes:
             break
-        if wake_reader in ready and b"t" in wake_bytes:
+        if b"t" in wake_bytes:
             supervisor.handle(f"{EVICT} the machine is shutting down")
         if commands is not None and commands in ready:
             _execute(os.read(commands, 4096).decode(), supervisor)

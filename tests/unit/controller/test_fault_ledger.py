@@ -21,10 +21,10 @@ def pod(name: str, job: str = "demo-0f1e2d3c-train-a1", identity: str = "i1") ->
     )
 
 
-def succeeded(ledger: Ledger, one: StagePod) -> None:
-    ledger.start(one)
-    ledger.end(one, success=True)
-    ledger.keep_result(one)
+def succeeded(ledger: Ledger, request: StagePod) -> None:
+    ledger.start(request)
+    ledger.end(request, success=True)
+    ledger.keep_result(request)
 
 
 def test_second_pod_on_a_claim_is_a_problem():

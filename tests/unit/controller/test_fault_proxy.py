@@ -157,6 +157,6 @@ def test_requests_are_numbered_by_kind():
         for end in ("pods", "leases/operator", "services"):
             await session.get(url.replace("pods", end))
         await watched(session, url)
-        return [(one.kind, one.number) for one in proxy.requests]
+        return [(request.kind, request.number) for request in proxy.requests]
 
     assert with_proxy(test) == [("request", 1), ("lease", 1), ("request", 2), ("watch", 1)]

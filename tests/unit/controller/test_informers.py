@@ -9,7 +9,7 @@ from support.cluster_objects import job_of, pipeline_object, pod_of, running_sta
 from support.fake_api import FakeApi
 from support.pods import job_condition, running, terminated
 
-from finetune_operator.controller import informers as module
+from finetune_operator.controller import kopf_watch as module
 from finetune_operator.controller.informers import Informers
 from finetune_operator.controller.signals import StopSignal
 from finetune_operator.controller.workqueue import WorkQueue
@@ -58,21 +58,21 @@ class InformerScenario:
         self.create(PIPELINES, pipeline_object(status=running_status(NAME)))
         self.create(JOBS, job_of())
 
-    def create(self, kind, found, namespace="team"):
-        meta = {**found["metadata"], "namespace": namespace}
+    def create(self, kind, raw, namespace="team"):
+        meta = {**raw["metadata"], "namespace": namespace}
         path = f"{PATHS[kind].format(namespace)}/{meta['name']}"
-        stored = self.api.put(path, {**found, "metadata": meta})
+        stored = self.api.put(path, {**raw, "metadata": meta})
         self.cache.update(kind, stored)
         return stored
 
-    def event(self, kind, found, *, gone=False):
+    def event(self, kind, raw, *, gone=False):
         """Change an object as a watch shows it, and return the change."""
         self.api.version += 1
-        found = {
-            **found,
-            "metadata": {**found["metadata"], "resourceVersion": str(self.api.version)},
+        raw = {
+            **raw,
+            "metadata": {**raw["metadata"], "resourceVersion": str(self.api.version)},
         }
-        return (self.cache.remove if gone else self.cache.update)(kind, found)
+        return (self.cache.remove if gone else self.cache.update)(kind, raw)
 
     def list(self, during_list=lambda: None):
         self.api.during_list = during_list
@@ -112,10 +112,10 @@ def test_job_that_completes_during_a_list_is_complete():
     pages = scenario.api.pages
 
     async def pages_then_event(path, **query):
-        found = [page async for page in pages(path, **query)]
+        raw = [page async for page in pages(path, **query)]
         if path.endswith("/jobs"):
             scenario.event(JOBS, job_of("demo", "train", job_condition("Complete")))
-        for page in found:
+        for page in raw:
             yield page
 
     scenario.api.pages = pages_then_event
@@ -293,7 +293,7 @@ def test_namespace_is_watched_once_it_can_be_listed():
     assert watched == [["team"], ["other", "team"]]
     jobs = [path for path, _ in scenario.api.watched if path.endswith("/jobs")]
     assert jobs.count(PATHS[JOBS].format("other")) == 1
-    assert not scenario.informers.signals.requested.is_set()
+    assert not scenario.informers.kopf_watch.signals.requested.is_set()
 
 
 def test_watches_survive_an_outage_after_kopf_has_ended():
@@ -330,11 +330,11 @@ def test_watches_survive_an_outage_after_kopf_has_ended():
 
 def handler_of(scenario):
     """Return the function that kopf calls with each event of a pipeline."""
-    [handler] = scenario.informers._registry()._watching._handlers
-    return lambda kind, found: handler.fn(event={"type": kind, "object": found})
+    [handler] = scenario.informers.kopf_watch.registry()._watching._handlers
+    return lambda kind, raw: handler.fn(event={"type": kind, "object": raw})
 
 
-def delivered(scenario, kind, found, *, processing=False):
+def delivered(scenario, kind, raw, *, processing=False):
     """Deliver an event of the pipeline, and return what is queued now and later."""
 
     async def deliver():
@@ -342,8 +342,8 @@ def delivered(scenario, kind, found, *, processing=False):
             scenario.queue.add(DEMO)
             assert await scenario.queue.get() == DEMO
         scenario.api.version += 1
-        found["metadata"]["resourceVersion"] = str(scenario.api.version)
-        await handler_of(scenario)(kind, found)
+        raw["metadata"]["resourceVersion"] = str(scenario.api.version)
+        await handler_of(scenario)(kind, raw)
         queue = scenario.queue
         return SimpleNamespace(now=DEMO in queue._urgent.added_at, later=DEMO in queue._delayed)
 

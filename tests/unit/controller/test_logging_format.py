@@ -39,10 +39,10 @@ def test_json_line_has_time_level_logger_and_message(configured):
     start, written = configured
     start()
     log.warning("cannot list %s", "team")
-    [found] = objects(written())
-    time = datetime.fromisoformat(found.pop("time"))
+    [result] = objects(written())
+    time = datetime.fromisoformat(result.pop("time"))
     assert abs((datetime.now(UTC) - time).total_seconds()) < 60
-    assert found == {
+    assert result == {
         "level": "warning",
         "logger": "finetune_operator.test",
         "message": "cannot list team",
@@ -64,8 +64,8 @@ def test_record_in_a_context_names_its_pipeline(configured):
     with pipeline_context(DEMO):
         log.info("one")
     log.info("two")
-    one, two = objects(written())
-    assert (one["namespace"], one["name"]) == ("team", "demo")
+    first, two = objects(written())
+    assert (first["namespace"], first["name"]) == ("team", "demo")
     assert "namespace" not in two
 
 
@@ -74,8 +74,8 @@ def test_extra_names_pipeline_stage_and_attempt(configured):
     start()
     with pipeline_context(Key("other", "outer")):
         log.info("done", extra={"pipeline": DEMO, "stage": "train", "attempt": 2})
-    [found] = objects(written())
-    assert {name: found.get(name) for name in ("namespace", "name", "stage", "attempt")} == {
+    [result] = objects(written())
+    assert {name: result.get(name) for name in ("namespace", "name", "stage", "attempt")} == {
         "namespace": "team",
         "name": "demo",
         "stage": "train",
@@ -100,9 +100,9 @@ def test_contexts_of_concurrent_workers_are_separate(configured):
         await asyncio.gather(*(work(f"p{number}") for number in range(5)))
 
     asyncio.run(scenario())
-    found = objects(written())
-    assert len(found) == 10
-    assert all(one["message"] == f"from {one['name']}" for one in found)
+    result = objects(written())
+    assert len(result) == 10
+    assert all(record["message"] == f"from {record['name']}" for record in result)
 
 
 def test_traceback_is_one_field_of_the_same_line(configured):
@@ -112,10 +112,10 @@ def test_traceback_is_one_field_of_the_same_line(configured):
         json.loads("{")
     except ValueError:
         log.exception("failed")
-    [found] = objects(written())
-    assert found["message"] == "failed"
-    assert found["exception"].startswith("Traceback (most recent call last):\n")
-    assert "JSONDecodeError" in found["exception"].splitlines()[-1]
+    [result] = objects(written())
+    assert result["message"] == "failed"
+    assert result["exception"].startswith("Traceback (most recent call last):\n")
+    assert "JSONDecodeError" in result["exception"].splitlines()[-1]
 
 
 @pytest.mark.parametrize("text", ['a "quoted" \n line', "\ud800", "ünïcödé\u2028"])
@@ -161,8 +161,8 @@ def test_python_warnings_are_json_lines(configured):
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("deprecated", stacklevel=1)
-    [found] = objects(written())
-    assert (found["level"], "deprecated" in found["message"]) == ("warning", True)
+    [result] = objects(written())
+    assert (result["level"], "deprecated" in result["message"]) == ("warning", True)
 
 
 def test_log_is_set_up_again_in_another_format(configured):

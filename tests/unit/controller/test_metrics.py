@@ -156,8 +156,8 @@ BELOW_GATE = finished("BelowThreshold", gates_passed=False)
 def test_pipeline_is_counted_once_it_finishes(before, after, count):
     def counted() -> float:
         return sum(
-            REGISTRY.get_sample_value("finetune_pipelines_finished_total", {"phase": one})
-            for one in FINAL_PHASES
+            REGISTRY.get_sample_value("finetune_pipelines_finished_total", {"phase": phase})
+            for phase in FINAL_PHASES
         )
 
     earlier = counted()

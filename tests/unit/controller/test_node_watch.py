@@ -48,12 +48,12 @@ def node(name: str, *taints: str, version: int = 1, **more: Any) -> Object:
         "conditions": [{"type": "Ready", "status": "True"}],
         **more.pop("status", {}),
     }
-    found = [{"key": key, "effect": "NoSchedule"} for key in ("spot", *taints)]
-    return {"metadata": meta, "spec": {"taints": found, **more}, "status": status}
+    raw = [{"key": key, "effect": "NoSchedule"} for key in ("spot", *taints)]
+    return {"metadata": meta, "spec": {"taints": raw, **more}, "status": status}
 
 
-def event(kind: str, found: Object) -> Object:
-    return {"type": kind, "object": found}
+def event(kind: str, raw: Object) -> Object:
+    return {"type": kind, "object": raw}
 
 
 def stage_pod(port: int, name: str = "one", node_name: str = "spot-1", **meta: Any) -> Pod:
@@ -85,7 +85,7 @@ def test_label_or_condition_of_a_cloud_is_a_notice() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "raw",
     [
         node("spot-1", "node.kubernetes.io/unschedulable", unschedulable=True),
         node("spot-1", "node.kubernetes.io/out-of-service", "node.kubernetes.io/unreachable"),
@@ -99,13 +99,13 @@ def test_label_or_condition_of_a_cloud_is_a_notice() -> None:
     ],
     ids=["cordon", "lost", "candidate", "label", "condition", "bare"],
 )
-def test_other_mark_of_a_node_is_no_notice(found: Object) -> None:
-    assert notices_of(found) == frozenset()
+def test_other_mark_of_a_node_is_no_notice(raw: Object) -> None:
+    assert notices_of(raw) == frozenset()
 
 
 def test_only_new_notices_are_passed_on() -> None:
     seen: list[tuple[str, str]] = []
-    cache = NodeNotices(lambda *one: seen.append(one))
+    cache = NodeNotices(lambda *notice: seen.append(notice))
     for taints in ([], [REBALANCE], [REBALANCE], [REBALANCE, SPOT_ITN]):
         cache.update("nodes", node("spot-1", *taints))
     assert seen == [("spot-1", REBALANCE), ("spot-1", SPOT_ITN)]

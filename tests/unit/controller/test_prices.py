@@ -31,8 +31,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def publish(folder, day, **found):
-    publish_text(folder, json.dumps({"date": day, "prices": found}))
+def publish(folder, day, **prices):
+    publish_text(folder, json.dumps({"date": day, "prices": prices}))
 
 
 def publish_text(folder, text):
@@ -46,7 +46,10 @@ def publish_text(folder, text):
 
 def current(settings):
     defaults = settings.current.placement_defaults
-    return {one.name: (one.price, one.price_date) for one in defaults.node_classes}
+    return {
+        node_class.name: (node_class.price, node_class.price_date)
+        for node_class in defaults.node_classes
+    }
 
 
 def oldest():

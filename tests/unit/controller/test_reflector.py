@@ -13,7 +13,8 @@ from finetune_operator.controller.informers import UNFINISHED_JOBS
 from finetune_operator.controller.reflector import Reflector, Resource
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.cache import EVENTS, JOBS, PIPELINES, PODS, ResourceCache, Urgency
+from finetune_operator.kubernetes.cache import EVENTS, JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.change import Urgency
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 PATHS = {
@@ -36,8 +37,8 @@ class Reflected:
             self.api, self.cache, resource, self.changes.append, self.changes.append
         )
 
-    def put(self, found):
-        return self.api.put(f"{self.path}/{found['metadata']['name']}", found)
+    def put(self, raw):
+        return self.api.put(f"{self.path}/{raw['metadata']['name']}", raw)
 
     def list(self):
         self.changes.clear()
@@ -68,10 +69,10 @@ class Reflected:
         ]
 
 
-def event(kind, found, version):
+def event(kind, raw, version):
     return {
         "type": kind,
-        "object": {**found, "metadata": {**found["metadata"], "resourceVersion": str(version)}},
+        "object": {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(version)}},
     }
 
 
@@ -190,8 +191,8 @@ def test_watch_that_only_fails_gives_no_answer(stream, answered):
 
     async def watch(*arguments, **query):
         await asyncio.sleep(0.05)
-        async for found in watch_at_once(*arguments, **query):
-            yield found
+        async for raw in watch_at_once(*arguments, **query):
+            yield raw
 
     async def scenario():
         reflected.api.watch = watch
@@ -240,8 +241,8 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("kind", [JOBS, PODS, PIPELINES, EVENTS])
-@pytest.mark.parametrize("found", MALFORMED, ids=str)
-def test_malformed_object_does_not_hide_the_next_one(kind, found):
+@pytest.mark.parametrize("raw", MALFORMED, ids=str)
+def test_malformed_object_does_not_hide_the_next_one(kind, raw):
     reflected = Reflected(kind)
     sound = {
         JOBS: job_of(),
@@ -255,7 +256,7 @@ def test_malformed_object_does_not_hide_the_next_one(kind, found):
     }[kind]
     reflected.cache.update(JOBS, job_of())
     events = [
-        event(change, found, 300 + n) for n, change in enumerate(("ADDED", "MODIFIED", "DELETED"))
+        event(change, raw, 300 + n) for n, change in enumerate(("ADDED", "MODIFIED", "DELETED"))
     ]
     versions = reflected.watch([*events, event("ADDED", sound, 310)])
     assert versions == ["100", "310"], "the watch went on"

@@ -150,7 +150,7 @@ def test_worker_retries_when_invalid_status_is_not_written(error, caplog):
     async def scenario():
         cluster, queue = FailingCluster(InvalidObject("of another version")), WorkQueue()
 
-        async def mark_invalid(key, why):
+        async def mark_invalid(key, reason):
             raise error
 
         cluster.mark_invalid = mark_invalid

@@ -30,10 +30,10 @@ def test_labels_are_excluded_without_an_own_requirement(affinity):
 def test_each_own_term_excludes_the_labels_too():
     """A node must match one of the terms only."""
     fields = [{"key": "metadata.name", "operator": "In", "values": ["a"]}]
-    found = terms_of(
+    result = terms_of(
         affinity_without(LABELS, own({"matchExpressions": [OWN]}, {"matchFields": fields}))
     )
-    assert found == [
+    assert result == [
         {"matchExpressions": [OWN, *EXCLUDED]},
         {"matchFields": fields, "matchExpressions": EXCLUDED},
     ]
@@ -41,11 +41,11 @@ def test_each_own_term_excludes_the_labels_too():
 
 def test_other_parts_of_the_affinity_stay():
     preferred = [{"weight": 1, "preference": {"matchExpressions": [OWN]}}]
-    found = affinity_without(
+    result = affinity_without(
         LABELS, {"podAntiAffinity": {}, "nodeAffinity": {"preferred": preferred}}
     )
-    assert found["podAntiAffinity"] == {}
-    assert found["nodeAffinity"]["preferred"] == preferred
+    assert result["podAntiAffinity"] == {}
+    assert result["nodeAffinity"]["preferred"] == preferred
 
 
 @pytest.mark.parametrize("term", [{}, {"matchExpressions": []}, {"matchExpressions": None}])

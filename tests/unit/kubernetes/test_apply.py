@@ -2,17 +2,13 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from support.cluster_objects import pipeline_object
 from support.fake_api import FakeApi
-from support.kstatus import kstatus_of
-from support.scenario import Scenario, a_pipeline, merged
+from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.api.group import API_VERSION, KIND
-from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.actions import (
     ChangeWorkspace,
     CreateJob,
@@ -26,9 +22,10 @@ from finetune_operator.core.actions import (
 from finetune_operator.core.metadata import service_name
 from finetune_operator.core.observation import ClaimChange
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.errors import Conflict, InvalidObject, NewerObject
+from finetune_operator.errors import Conflict
 from finetune_operator.kubernetes.cache import PIPELINES, ResourceCache
-from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline
+from finetune_operator.kubernetes.cluster import KubernetesCluster
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
 from finetune_operator.kubernetes.resources.owner_references import owner_references
@@ -52,7 +49,8 @@ class EmptyCluster:
         self.templates = {
             job.template.stage: job.template for job in scenario.cluster.jobs.values()
         }
-        self.api, self.cache = FakeApi(), ResourceCache()
+        self.api = FakeApi()
+        self.cache = ResourceCache()
         stored = self.api.put(PIPELINE, pipeline_object())
         self.cache.update(PIPELINES, stored)
         self.pipeline = parse_pipeline(stored)
@@ -131,11 +129,11 @@ def test_foreign_service_blocks_and_is_not_changed(env):
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("a.b", "a-b"), ("1a", "p1a"), ("1a", "p-1a"), ("a.b", "a.b-x")]
+    ("first", "other"), [("a.b", "a-b"), ("1a", "p1a"), ("1a", "p-1a"), ("a.b", "a.b-x")]
 )
-def test_service_names_are_unique_and_valid(one, other):
-    assert service_name(one) != service_name(other)
-    for name in (one, other, "x" * 253, f"{'9.' * 100}9"):
+def test_service_names_are_unique_and_valid(first, other):
+    assert service_name(first) != service_name(other)
+    for name in (first, other, "x" * 253, f"{'9.' * 100}9"):
         assert len(service_name(name)) <= 63
         assert service_name(name)[0].isalpha()
         assert "." not in service_name(name)
@@ -154,7 +152,7 @@ def test_nothing_is_created_and_all_is_stopped_after_an_error(env, error):
     actions += [DeleteService(), StopJob(stray, Reason.CANCELLED), DeletePipeline()]
     if error is QUOTA:
         refused = env.apply(*actions)
-        assert {name: one.reason for name, one in refused.items()} == {
+        assert {name: blocker.reason for name, blocker in refused.items()} == {
             env.templates["prepare"].name: Reason.WAITING_FOR_QUOTA
         }
     else:
@@ -315,7 +313,7 @@ def test_rejected_status_is_written_without_progress(env, caplog):
     )
     asyncio.run(env.cluster.write_status(env.pipeline, status_with_progress()))
     [stored] = [
-        one for one in env.api.objects[PIPELINE]["status"]["stages"] if one["name"] == "train"
+        stage for stage in env.api.objects[PIPELINE]["status"]["stages"] if stage["name"] == "train"
     ]
     assert stored["attempts"]
     assert "progress" not in stored
@@ -349,72 +347,3 @@ def test_foreign_job_of_an_attempt_is_not_observed(env):
     env.cache.update("jobs", env.put_job(job, "another"))
     pipeline: Pipeline = replace(env.pipeline, status=scenario.status)
     assert asyncio.run(env.cluster.observe_children(pipeline)).jobs == {}
-
-
-# An object that the operator cannot read.
-
-
-def test_unreadable_object_is_stalled_for_kstatus(env):
-    """Its observedGeneration is that of the object, or kstatus would not read Stalled; finishedAt is another spec's."""
-    before = env.api.objects[PIPELINE]
-    env.api.put(
-        PIPELINE,
-        {**before, "status": {**before.get("status", {}), "finishedAt": "2030-01-01T00:00:00Z"}},
-    )
-    asyncio.run(env.cluster.mark_invalid(env.pipeline.key, InvalidObject("train: nonsense")))
-    found = env.api.objects[PIPELINE]
-    status = PipelineStatus.model_validate(found["status"])
-    assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **found}) == "Failed"
-    assert (status.phase, status.finished_at) == ("Failed", None)
-
-
-def test_unreadable_object_is_told_once_for_each_generation(env):
-    for generation in (1, 1, 2):
-        env.api.objects[PIPELINE]["metadata"]["generation"] = generation
-        asyncio.run(env.cluster.mark_invalid(env.pipeline.key, InvalidObject("train: nonsense")))
-    assert env.api.writes == [f"patch {PIPELINE}/status"] * 2
-    message = "train: nonsense (see docs/guides/troubleshooting.md#specinvalid)"
-    events = env.cluster.events.waiting["team"]
-    assert [(one["type"], one["reason"], one["message"]) for one in events] == [
-        ("Warning", "PipelineFailed", message)
-    ] * 2
-    assert {one["involvedObject"]["uid"] for one in events} == {env.pipeline.uid}
-    assert len({one["metadata"]["name"] for one in events}) == 2
-
-
-NEWER = {"spec": {"train": {"optimizer": {"sharpness": 0.5}}}}
-
-
-def error_of(found: dict[str, Any], changes: dict[str, Any]) -> InvalidObject:
-    with pytest.raises(InvalidObject) as raised:
-        parse_pipeline(merged(found, changes))
-    return raised.value
-
-
-def test_pipeline_of_a_newer_crd_is_in_progress(env):
-    """During an upgrade, the new CRD's defaults appear in every object before the new operator starts."""
-    error = error_of(env.api.objects[PIPELINE], NEWER)
-    assert isinstance(error, NewerObject)
-    asyncio.run(env.cluster.mark_invalid(env.pipeline.key, error))
-    found = env.api.objects[PIPELINE]
-    assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **found}) == "InProgress"
-    assert "sharpness: Extra inputs" in found["status"]["conditions"][0]["message"]
-    assert (
-        "the CRD is newer than this operator: upgrade it"
-        in found["status"]["conditions"][0]["message"]
-    )
-    assert env.cluster.events.waiting == {}
-
-
-def test_finished_pipeline_of_a_newer_crd_keeps_its_status(env):
-    status = {"finishedAt": "2030-01-01T00:00:00Z", "observedGeneration": 1, "phase": "Succeeded"}
-    env.api.put(PIPELINE, {**env.api.objects[PIPELINE], "status": status})
-    asyncio.run(
-        env.cluster.mark_invalid(env.pipeline.key, error_of(env.api.objects[PIPELINE], NEWER))
-    )
-    assert env.api.objects[PIPELINE]["status"] == status
-
-
-def test_wrong_value_beside_a_newer_field_is_invalid(env):
-    wrong = merged(NEWER, {"spec": {"seed": -1}})
-    assert not isinstance(error_of(env.api.objects[PIPELINE], wrong), NewerObject)

@@ -15,7 +15,7 @@ def job_of(changes=None, stage="train", notices=""):
     pipeline = a_pipeline(**(changes or {}))
     scenario = Scenario(pipeline).finish()
     [template] = [
-        one.template for one in scenario.cluster.jobs.values() if one.template.stage == stage
+        job.template for job in scenario.cluster.jobs.values() if job.template.stage == stage
     ]
     owner = Pipeline(Key("team", "demo"), "uid-1", 1, pipeline)
     return build_job(owner, template, notices)
@@ -27,7 +27,7 @@ def pod_of(job):
 
 def env_of(job):
     [container] = pod_of(job)["containers"]
-    return {one["name"]: one["value"] for one in container["env"]}
+    return {variable["name"]: variable["value"] for variable in container["env"]}
 
 
 def test_job_is_one_attempt_that_fails_on_disruption():
@@ -232,7 +232,9 @@ def test_attempt_and_pipeline_are_in_the_environment():
     assert env["FINETUNE_PIPELINE_UID"]
 
 
-@pytest.mark.parametrize(("stage", "found"), [("train", "EC2"), ("prepare", None)])
-def test_only_training_watches_for_notices(stage, found):
-    assert env_of(job_of(stage=stage, notices="EC2")).get("FINETUNE_INTERRUPTION_NOTICES") == found
+@pytest.mark.parametrize(("stage", "provider"), [("train", "EC2"), ("prepare", None)])
+def test_only_training_watches_for_notices(stage, provider):
+    assert (
+        env_of(job_of(stage=stage, notices="EC2")).get("FINETUNE_INTERRUPTION_NOTICES") == provider
+    )
     assert "FINETUNE_INTERRUPTION_NOTICES" not in env_of(job_of(stage=stage))

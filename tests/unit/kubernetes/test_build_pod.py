@@ -47,20 +47,20 @@ def workload(stage: str, **changes: Any) -> Object:
     return built_objects(manifest, "team").workloads[stage]
 
 
-def pod_of(found: Object) -> Object:
-    spec: Object = found["spec"]["template"]["spec"]
+def pod_of(raw: Object) -> Object:
+    spec: Object = raw["spec"]["template"]["spec"]
     return spec
 
 
-def container_of(found: Object) -> Object:
-    [container] = pod_of(found)["containers"]
+def container_of(raw: Object) -> Object:
+    [container] = pod_of(raw)["containers"]
     return container
 
 
-def variables(found: Object) -> dict[str, Object]:
-    env = container_of(found)["env"]
-    assert len({one["name"] for one in env}) == len(env), "a variable is set twice"
-    return {one["name"]: one for one in env}
+def variables(raw: Object) -> dict[str, Object]:
+    env = container_of(raw)["env"]
+    assert len({variable["name"] for variable in env}) == len(env), "a variable is set twice"
+    return {variable["name"]: variable for variable in env}
 
 
 @pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
@@ -69,12 +69,12 @@ def changes(request):
 
 
 @pytest.fixture(params=["train", "deploy"])
-def found(request, changes):
+def raw(request, changes):
     return workload(request.param, **changes)
 
 
-def test_pod_has_every_field_of_the_users_pod(found):
-    pod = pod_of(found)
+def test_pod_has_every_field_of_the_users_pod(raw):
+    pod = pod_of(raw)
     for field in (
         "imagePullSecrets",
         "affinity",
@@ -85,8 +85,8 @@ def test_pod_has_every_field_of_the_users_pod(found):
         assert pod[field] == FULL[field]
     assert (pod["runtimeClassName"], pod["nodeSelector"]) == ("nvidia", {"pool": "big"})
     assert FULL["tolerations"][0] in pod["tolerations"]
-    assert container_of(found)["imagePullPolicy"] == "IfNotPresent"
-    assert container_of(found)["resources"] == FULL["resources"]
+    assert container_of(raw)["imagePullPolicy"] == "IfNotPresent"
+    assert container_of(raw)["resources"] == FULL["resources"]
 
 
 def test_absent_fields_of_the_pod_are_absent():
@@ -103,16 +103,16 @@ def test_absent_fields_of_the_pod_are_absent():
         assert "imagePullPolicy" not in container_of(workload(stage))
 
 
-def test_references_are_passed_on_and_texts_are_escaped(found):
-    env = variables(found)
-    for one in FULL["env"][1:]:
-        assert env[one["name"]] == one
+def test_references_are_passed_on_and_texts_are_escaped(raw):
+    env = variables(raw)
+    for variable in FULL["env"][1:]:
+        assert env[variable["name"]] == variable
     assert env["PLAIN"] == {"name": "PLAIN", "value": "$$(A) 1"}
-    assert container_of(found)["envFrom"] == FULL["envFrom"]
+    assert container_of(raw)["envFrom"] == FULL["envFrom"]
 
 
-def test_variables_of_the_stage_contract_are_the_operators(found):
-    env = variables(found)
+def test_variables_of_the_stage_contract_are_the_operators(raw):
+    env = variables(raw)
     own = {name for name in env if name.startswith("FINETUNE_")}
     assert "FINETUNE_CONFIG" in own
     assert all(
@@ -132,14 +132,17 @@ def test_metrics_port_may_be_the_users(stage, source):
 
 
 def test_reference_replaces_a_default_of_the_operator():
-    one = {"name": "PYTHONUNBUFFERED", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}
+    entry = {
+        "name": "PYTHONUNBUFFERED",
+        "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}},
+    }
     for stage in ("train", "deploy"):
-        assert variables(workload(stage, podDefaults={"env": [one]}))["PYTHONUNBUFFERED"] == one
+        assert variables(workload(stage, podDefaults={"env": [entry]}))["PYTHONUNBUFFERED"] == entry
 
 
-def test_labels_and_annotations_are_on_object_and_pod(found):
-    stage = "deploy" if found["kind"] == "Deployment" else "train"
-    for meta in (found["metadata"], found["spec"]["template"]["metadata"]):
+def test_labels_and_annotations_are_on_object_and_pod(raw):
+    stage = "deploy" if raw["kind"] == "Deployment" else "train"
+    for meta in (raw["metadata"], raw["spec"]["template"]["metadata"]):
         assert meta["labels"]["kueue.x-k8s.io/queue-name"] == "nlp"
         assert meta["labels"]["app.kubernetes.io/managed-by"] == "finetune-operator"
         assert meta["labels"]["finetune.dev/stage"] == stage
@@ -166,7 +169,7 @@ def test_gpu_of_the_defaults_is_announced_and_tolerated():
     limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     built = workload("train", podDefaults=limits)
     assert variables(built)["FINETUNE_GPUS"]["value"] == "1"
-    assert "nvidia.com/gpu" in {one["key"] for one in pod_of(built)["tolerations"]}
+    assert "nvidia.com/gpu" in {toleration["key"] for toleration in pod_of(built)["tolerations"]}
     server = workload("deploy", podDefaults=limits)
     [verify] = pod_of(server)["initContainers"]
     assert container_of(server)["resources"] == limits["resources"]
@@ -177,5 +180,5 @@ def test_claim_and_service_have_no_labels_of_pods():
     manifest = {"metadata": {"name": "demo"}, "spec": merged(ALL_STAGES, {"podDefaults": FULL})}
     objects = built_objects(manifest, "team")
     assert objects.service
-    for one in (objects.claim, objects.service):
-        assert "kueue.x-k8s.io/queue-name" not in one["metadata"].get("labels", {})
+    for child in (objects.claim, objects.service):
+        assert "kueue.x-k8s.io/queue-name" not in child["metadata"].get("labels", {})

@@ -12,7 +12,8 @@ from support.scenario import Scenario, a_pipeline
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.kubernetes.cache import DEPLOYMENTS, NO_CHANGE, PODS, ResourceCache
+from finetune_operator.kubernetes.cache import DEPLOYMENTS, PODS, ResourceCache
+from finetune_operator.kubernetes.change import NO_CHANGE
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.resources.server import (
     build_deployment,
@@ -31,7 +32,7 @@ PIPELINE = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline())
 def template_of(pod_defaults=None, **deploy):
     scenario = Scenario(a_pipeline(deploy=deploy, podDefaults=pod_defaults)).finish()
     [template] = [
-        one.template for one in scenario.cluster.jobs.values() if one.template.stage == "deploy"
+        job.template for job in scenario.cluster.jobs.values() if job.template.stage == "deploy"
     ]
     return template
 
@@ -169,8 +170,8 @@ def built(uri: str, *, image_volumes: bool) -> tuple[Object, Object, Object]:
 
 
 def mount_at(container: Object, path: str) -> Object:
-    [found] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == path]
-    return found
+    [result] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == path]
+    return result
 
 
 def test_image_is_mounted_where_the_cluster_can():

@@ -7,14 +7,8 @@ from support.fake_api import FakeApi
 
 from finetune_operator.controller.informers import CHILDREN
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import (
-    DEFAULTS,
-    NO_CHANGE,
-    PIPELINES,
-    Change,
-    ResourceCache,
-    Urgency,
-)
+from finetune_operator.kubernetes.cache import DEFAULTS, PIPELINES, ResourceCache
+from finetune_operator.kubernetes.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress

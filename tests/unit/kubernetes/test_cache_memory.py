@@ -47,8 +47,8 @@ def churned(cache: ResourceCache, numbers: range) -> int:
             JOBS: job_of(name, version=version),
             PODS: pod_of(name, version=version),
         }
-        for kind, found in objects.items():
-            cache.update(kind, found)
+        for kind, result in objects.items():
+            cache.update(kind, result)
         cache.update(EVENTS, warning(f"{name}-pod"))
         for kind in (PODS, JOBS, PIPELINES, CLAIMS):
             gone = objects[kind]
@@ -63,7 +63,7 @@ def churned(cache: ResourceCache, numbers: range) -> int:
 def test_memory_of_deleted_objects_is_bounded(monkeypatch):
     for limit in (
         "finetune_operator.kubernetes.store.DELETIONS_KEPT",
-        "finetune_operator.kubernetes.cache.WARNINGS_KEPT",
+        "finetune_operator.kubernetes.warning_events.WARNINGS_KEPT",
     ):
         monkeypatch.setattr(limit, 128)
     cache = ResourceCache()

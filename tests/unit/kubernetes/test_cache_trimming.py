@@ -38,19 +38,19 @@ MAX_STORED = 3_000
 
 def template_of(stage):
     jobs = Scenario(a_pipeline()).finish().cluster.jobs.values()
-    return next(one.template for one in jobs if one.template.stage == stage)
+    return next(job.template for job in jobs if job.template.stage == stage)
 
 
-def as_received(found):
+def as_received(result):
     """Return the object with the fields that an API server and kubectl add."""
-    found = deepcopy(found)
-    found["metadata"] |= {"uid": "u", "creationTimestamp": "2030-01-01T00:00:00Z", **LONG}
-    found["metadata"]["annotations"] |= APPLIED
-    return found
+    result = deepcopy(result)
+    result["metadata"] |= {"uid": "u", "creationTimestamp": "2030-01-01T00:00:00Z", **LONG}
+    result["metadata"]["annotations"] |= APPLIED
+    return result
 
 
-def length(found):
-    return len(json.dumps(found))
+def length(result):
+    return len(json.dumps(result))
 
 
 def test_trimmed_job_and_pod_give_the_same_observation():
@@ -98,11 +98,13 @@ def test_trimmed_deployment_keeps_serving_replicas_and_labels():
 
 
 def test_trimmed_pipeline_lacks_only_metadata_of_other_programs():
-    found = pipeline_object(claim="c", status={"phase": "Running"}, annotations={**APPLIED}, **LONG)
+    result = pipeline_object(
+        claim="c", status={"phase": "Running"}, annotations={**APPLIED}, **LONG
+    )
     cache = ResourceCache()
-    cache.update(PIPELINES, found)
+    cache.update(PIPELINES, result)
     stored = cache.pipelines.get(("team", "demo"))
-    assert parse_pipeline(stored.content()) == replace(parse_pipeline(found), annotations={})
+    assert parse_pipeline(stored.content()) == replace(parse_pipeline(result), annotations={})
     assert "x" * 100 not in json.dumps(stored.content())
 
 

@@ -26,10 +26,10 @@ def waiting(state="Pending", reason="WaitingForQuota", **status):
         {"name": "prepare", "state": "Succeeded"},
         {"name": "train", "state": state, "reason": reason},
     ]
-    found = pipeline_object(
+    result = pipeline_object(
         creationTimestamp=at(1), status={"stage": "train", "stages": stages, **status}
     )
-    return trim_pipeline(found).waiting
+    return trim_pipeline(result).waiting
 
 
 def since(minute):
@@ -61,13 +61,13 @@ def test_finished_pipeline_does_not_wait():
 
 
 def test_suspended_pipeline_does_not_wait():
-    found = pipeline_object(
+    result = pipeline_object(
         status={"stage": "train", "stages": [{"name": "train", "state": "Pending"}]}
     )
-    found["metadata"]["creationTimestamp"] = at(1)
-    assert trim_pipeline(found).waiting
-    found["spec"]["suspend"] = True
-    assert trim_pipeline(found).waiting is None
+    result["metadata"]["creationTimestamp"] = at(1)
+    assert trim_pipeline(result).waiting
+    result["spec"]["suspend"] = True
+    assert trim_pipeline(result).waiting is None
 
 
 @pytest.mark.parametrize("stalled", [True, False], ids=["malformed", "of a newer CRD"])
@@ -78,17 +78,17 @@ def test_unreadable_pipeline_does_not_wait(stalled):
         "prepare",
         False,
     )
-    found = merged(
+    result = merged(
         before, {"status": unreadable_status("train: no", 1, START, "", stalled=stalled)}
     )
-    assert found["status"]["stages"] == before["status"]["stages"]
-    assert (trim_pipeline(found).waiting, trim_pipeline(found).unreadable) == (None, True)
+    assert result["status"]["stages"] == before["status"]["stages"]
+    assert (trim_pipeline(result).waiting, trim_pipeline(result).unreadable) == (None, True)
 
 
 @pytest.mark.parametrize("conditions", ["none", [None], [{}], [{"type": ["Ready"]}]], ids=str)
 def test_malformed_conditions_are_not_unreadable(conditions):
-    found = pipeline_object(status={"conditions": conditions})
-    assert not trim_pipeline(found).unreadable
+    result = pipeline_object(status={"conditions": conditions})
+    assert not trim_pipeline(result).unreadable
 
 
 def test_wait_begins_with_the_last_change():

@@ -46,24 +46,24 @@ class SharedClaim:
             self.api, self.cache, NoProgress(), NoProbe(), enqueue=self.queue.append
         )
         for kind, part in ((PIPELINES, "finetunepipelines/"), (JOBS, "jobs/"), (PODS, "pods/")):
-            for where, found in self.api.objects.items():
+            for where, actual in self.api.objects.items():
                 if part in where:
-                    self.cache.update(kind, found)
+                    self.cache.update(kind, actual)
 
     def submit(self, name, created, **status):
         known = pipeline_object(name, claim="shared", creationTimestamp=created, status=status)
         self.cache_update(PIPELINES, self.api.put(f"{FINETUNE}/{name}", known))
 
-    def cache_update(self, kind, found):
+    def cache_update(self, kind, actual):
         if hasattr(self, "cache"):
-            self.cache.update(kind, found)
+            self.cache.update(kind, actual)
 
     def reconcile(self, name, **settings):
         key = Key("team", name)
         return asyncio.run(reconcile(key, self.cluster, Settings(**settings), NOW))
 
     def end_job(self, name, condition="Failed"):
-        where = next(one for one in self.api.objects if one.startswith(f"{JOBS_PATH}/{name}-"))
+        where = next(path for path in self.api.objects if path.startswith(f"{JOBS_PATH}/{name}-"))
         job = self.api.put(
             where, {**self.api.objects[where], "status": {"conditions": [job_condition(condition)]}}
         )
@@ -71,11 +71,13 @@ class SharedClaim:
 
     def reason(self, name):
         conditions = self.api.objects[f"{FINETUNE}/{name}"]["status"]["conditions"]
-        return next(one["reason"] for one in conditions if one["type"] == "Ready")
+        return next(condition["reason"] for condition in conditions if condition["type"] == "Ready")
 
     def message(self, name):
         conditions = self.api.objects[f"{FINETUNE}/{name}"]["status"]["conditions"]
-        return next(one["message"] for one in conditions if one["type"] == "Ready")
+        return next(
+            condition["message"] for condition in conditions if condition["type"] == "Ready"
+        )
 
     @property
     def writers(self):
@@ -205,7 +207,7 @@ def test_unseen_pod_of_its_own_deleted_job_holds_the_claim(sharing):
     """The status does not have the Job's createdAt yet, so the attempt itself is not looked for."""
     sharing.submit("younger", "2031", **FINISHED)
     sharing.reconcile("older")
-    [where] = [one for one in sharing.api.objects if one.startswith(f"{JOBS_PATH}/older-")]
+    [where] = [path for path in sharing.api.objects if path.startswith(f"{JOBS_PATH}/older-")]
     job = sharing.api.objects.pop(where)
     meta = {"name": "left", "labels": {"batch.kubernetes.io/job-name": job["metadata"]["name"]}}
     owner = {

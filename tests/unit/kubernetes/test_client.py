@@ -48,8 +48,8 @@ def test_json_error_page_that_is_no_object_is_an_error(text):
 
 
 def test_get_of_a_missing_object_returns_none():
-    found, _ = call(rejecting(404, "NotFound"), lambda api: api.get("/x"))
-    assert found is None
+    result, _ = call(rejecting(404, "NotFound"), lambda api: api.get("/x"))
+    assert result is None
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_every_request_names_the_operator_and_its_version():
             await api.patch("/x", {})
             await api.apply("/x", {})
             await api.delete("/x")
-            [one async for one in api.list("/x")]
-            [one async for one in api.watch("/x", "1", 1)]
-            [one async for one in api.stream_lines("/x")]
+            [item async for item in api.list("/x")]
+            [event async for event in api.watch("/x", "1", 1)]
+            [line async for line in api.stream_lines("/x")]
 
     asyncio.run(scenario())
     assert len(agents) == 9
@@ -288,7 +288,7 @@ def test_list_follows_the_continue_token():
 
     async def scenario():
         async with client_of(respond) as api:
-            return [one async for one in api.list("/x")]
+            return [item async for item in api.list("/x")]
 
     assert asyncio.run(scenario()) == [1, 2, 3]
 

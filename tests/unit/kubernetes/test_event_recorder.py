@@ -35,15 +35,17 @@ def recorded(*batches, api=None):
         running.cancel()
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
-    return [found["message"] for where, found in api.objects.items() if "/events/" in where]
+    return [result["message"] for where, result in api.objects.items() if "/events/" in where]
 
 
 def test_event_names_its_pipeline_by_uid():
     api = FakeApi()
     recorded([FAILED], api=api)
-    [found] = [one for where, one in api.objects.items() if "/namespaces/team/events/" in where]
-    assert found["involvedObject"]["uid"] == PIPELINE.uid
-    assert (found["type"], found["reason"], found["message"]) == (
+    [result] = [
+        event for where, event in api.objects.items() if "/namespaces/team/events/" in where
+    ]
+    assert result["involvedObject"]["uid"] == PIPELINE.uid
+    assert (result["type"], result["reason"], result["message"]) == (
         FAILED.type,
         FAILED.reason,
         FAILED.message,
@@ -93,7 +95,7 @@ def test_slow_namespace_delays_its_own_events_only():
 
     recorder = asyncio.run(asyncio.wait_for(scenario(), 10))
     assert [where.split("/")[4] for where in recorder.api.objects] == ["other", "other"]
-    assert [found["message"] for found in recorder.waiting["team"]] == [FAILED.message]
+    assert [result["message"] for result in recorder.waiting["team"]] == [FAILED.message]
 
 
 def test_event_interrupted_by_lost_leadership_is_created_later():
@@ -119,7 +121,7 @@ def test_event_interrupted_by_lost_leadership_is_created_later():
         running.cancel()
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
-    assert [found["message"] for found in api.objects.values()] == [FAILED.message]
+    assert [result["message"] for result in api.objects.values()] == [FAILED.message]
 
 
 def test_events_beyond_the_limit_are_dropped(caplog):

@@ -33,20 +33,20 @@ def build(spec: Object) -> BuiltObjects | None:
 
 
 def violations(objects: BuiltObjects) -> list[str]:
-    found = [
+    result = [
         problem
-        for one in objects.workloads.values()
-        for problem in pod_violations(one["spec"]["template"]["spec"])
+        for child in objects.workloads.values()
+        for problem in pod_violations(child["spec"]["template"]["spec"])
     ]
-    for one in objects:
-        meta = one["metadata"]
+    for child in objects:
+        meta = child["metadata"]
         if meta["namespace"] != "own":
-            found.append(f"{one['kind']} in {meta['namespace']}")
+            result.append(f"{child['kind']} in {meta['namespace']}")
         if any(owner["uid"] != UID for owner in meta["ownerReferences"]):
-            found.append(f"{one['kind']} of another owner")
+            result.append(f"{child['kind']} of another owner")
     if objects.service and objects.service["spec"].keys() - {"selector", "ports"}:
-        found.append(f"Service with {set(objects.service['spec'])}")
-    return found
+        result.append(f"Service with {set(objects.service['spec'])}")
+    return result
 
 
 def test_fields_are_found_in_every_part_of_the_schema():
@@ -142,7 +142,7 @@ def test_checker_finds_a_dangerous_pod(problem, change):
     """Proves that the other tests of this file would notice such a pod."""
     changed = pod()
     change(changed)
-    assert [found for found in pod_violations(changed) if problem in found], json.dumps(changed)
+    assert [result for result in pod_violations(changed) if problem in result], json.dumps(changed)
 
 
 @pytest.mark.parametrize(
@@ -185,5 +185,5 @@ def test_container_receives_each_text_unchanged(text):
     objects = build(spec)
     assert objects
     [container] = objects.jobs["train"]["spec"]["template"]["spec"]["containers"]
-    [sent] = [one["value"] for one in container["env"] if one["name"] == "A"]
+    [sent] = [variable["value"] for variable in container["env"] if variable["name"] == "A"]
     assert received(sent) == text

@@ -11,7 +11,8 @@ from support.pods import ENDED, job_condition, running, terminated
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState
 from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCache
-from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline
+from finetune_operator.kubernetes.cluster import KubernetesCluster
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
 
@@ -37,11 +38,11 @@ class Observed:
         self.api, self.cache = FakeApi(), ResourceCache()
         self.cluster = KubernetesCluster(self.api, self.cache, NoProgress(), NoProbe())
         attempt = {"createdAt": ENDED} if seen else {}
-        found = pipeline_object(status=running_status(JOB, **attempt))
-        self.pipeline = parse_pipeline(found)
-        for kind, objects in ((PIPELINES, [found]), (JOBS, jobs), (PODS, pods)):
-            for one in objects:
-                self.cache.update(kind, one)
+        actual = pipeline_object(status=running_status(JOB, **attempt))
+        self.pipeline = parse_pipeline(actual)
+        for kind, objects in ((PIPELINES, [actual]), (JOBS, jobs), (PODS, pods)):
+            for child in objects:
+                self.cache.update(kind, child)
 
     def jobs(self):
         return asyncio.run(self.cluster.observe_children(self.pipeline)).jobs

@@ -79,9 +79,9 @@ def test_redirect_is_not_followed():
             return web.Response(text="token=1")
         raise web.HTTPFound("/secret")
 
-    found = probe_result(respond)
-    assert "status 302" in found.failure
-    assert "token" not in found.failure
+    actual = probe_result(respond)
+    assert "status 302" in actual.failure
+    assert "token" not in actual.failure
 
 
 def test_long_response_is_truncated():
@@ -104,8 +104,8 @@ def test_long_response_is_truncated():
     "text", ["[" * 100_000, "null", "{}", "", '{"choices": [{"text": "\\ud800"}]}']
 )
 def test_malformed_response_raises_no_error(text):
-    found = probe_result(responding(text))
-    assert found.failure or found.text.encode()
+    actual = probe_result(responding(text))
+    assert actual.failure or actual.text.encode()
 
 
 async def hang(_request):
@@ -195,8 +195,8 @@ def test_mute_server_fails_after_its_patience():
             ):
                 return await wait_result(session)
 
-    found = asyncio.run(asyncio.wait_for(scenario(), 20))
-    assert found == ProbeResult(failure="the server did not answer the prompt within 0 s")
+    actual = asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert actual == ProbeResult(failure="the server did not answer the prompt within 0 s")
 
 
 def test_patience_grows_with_the_length_of_the_answer():

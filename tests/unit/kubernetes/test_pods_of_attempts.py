@@ -60,7 +60,7 @@ def pod(index, state=None, *conditions, phase="Failed", node="", gone=False, **m
         "batch.kubernetes.io/job-name": NAME,
         "batch.kubernetes.io/job-completion-index": str(index),
     }
-    found = a_pod(
+    actual = a_pod(
         state,
         *conditions,
         phase=phase,
@@ -69,8 +69,8 @@ def pod(index, state=None, *conditions, phase="Failed", node="", gone=False, **m
         labels=labels,
         **meta,
     )
-    found["spec"]["nodeName"] = "" if node is None else node or f"spot-{index}"
-    return Pod(found, gone=gone)
+    actual["spec"]["nodeName"] = "" if node is None else node or f"spot-{index}"
+    return Pod(actual, gone=gone)
 
 
 def ended(*pods, condition=FAILED, count=2):
@@ -154,8 +154,8 @@ ENDINGS = {
 
 @pytest.mark.parametrize(("pods", "outcome", "text"), ENDINGS.values(), ids=ENDINGS)
 def test_ending_has_the_cause_and_names_its_pod(pods, outcome, text):
-    found, message, _ = ended(*pods)
-    assert found is outcome
+    actual, message, _ = ended(*pods)
+    assert actual is outcome
     assert message.startswith(text)
 
 

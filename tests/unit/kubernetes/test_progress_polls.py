@@ -186,11 +186,11 @@ def test_cancelled_poller_has_no_request_in_flight():
 def test_wait_doubles_up_to_a_minute():
     async def scenario(poller, pods, enqueued):
         await enqueued.get()
-        found = []
+        actual = []
         for _ in range(5):
             await poll_again(poller, pods[0])
-            found.append(poller.states[pods[0].uid].wait)
-        return found
+            actual.append(poller.states[pods[0].uid].wait)
+        return actual
 
     assert with_poller(responding(progress_json(3)), scenario) == [20, 40, 60, 60, 60]
 

@@ -10,9 +10,9 @@ from finetune_operator.kubernetes.resources.server import build_deployment, buil
 FOUND = pipeline_object(status={"phase": "Running"})
 PIPELINE = parse_pipeline(FOUND)
 [TEMPLATE] = [
-    one.template
-    for one in Scenario().finish().cluster.jobs.values()
-    if one.template.stage == "deploy"
+    job.template
+    for job in Scenario().finish().cluster.jobs.values()
+    if job.template.stage == "deploy"
 ]
 
 

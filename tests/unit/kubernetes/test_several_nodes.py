@@ -58,7 +58,10 @@ def container_of(job):
 
 
 def env_of(job):
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container_of(job)["env"]}
+    return {
+        variable["name"]: variable.get("value", variable.get("valueFrom"))
+        for variable in container_of(job)["env"]
+    }
 
 
 # The Job.
@@ -166,7 +169,7 @@ def test_service_is_created_before_the_job_and_once():
     env = EmptyCluster()
     assert env.create() == {}
     env.api.objects = {
-        path: found for path, found in env.api.objects.items() if "/jobs/" not in path
+        path: result for path, result in env.api.objects.items() if "/jobs/" not in path
     }
     assert env.create() == {}
     created = [
@@ -202,15 +205,15 @@ def test_foreign_service_stops_the_attempt_and_stays():
 )
 def test_claim_of_several_nodes_must_be_shared(mode, nodes, error):
     pipeline = pipeline_of(nodes=nodes)
-    found = build_claim(pipeline)
-    found["spec"]["accessModes"] = [mode]
-    message = sharing_error(pipeline, found)
+    result = build_claim(pipeline)
+    result["spec"]["accessModes"] = [mode]
+    message = sharing_error(pipeline, result)
     assert (message is not None) is error
     assert (
         message is None
         or "has ReadWriteOnce, and train runs on 2 nodes, which need ReadWriteMany" in message
     )
-    assert sharing_error(pipeline_of(), found) is None
+    assert sharing_error(pipeline_of(), result) is None
 
 
 # The cache.

@@ -18,9 +18,9 @@ def an_object(version="", name="one", namespace="team", color="red"):
 
 
 def a_store(*objects):
-    store = Store(lambda found: found["color"], color=lambda color: [color])
-    for found in objects:
-        store.update(found)
+    store = Store(lambda raw: raw["color"], color=lambda color: [color])
+    for raw in objects:
+        store.update(raw)
     return store
 
 

@@ -78,7 +78,7 @@ class OwnClaim:
     @property
     def ready(self):
         conditions = self.api.objects[PIPELINE]["status"]["conditions"]
-        return next(one for one in conditions if one["type"] == "Ready")
+        return next(condition for condition in conditions if condition["type"] == "Ready")
 
 
 def test_when_deleted_is_applied_after_a_failed_patch():
@@ -214,12 +214,12 @@ def test_workspace_warning_does_not_stop_the_stages():
     observe = scenario.cluster.observe
 
     async def observed(pipeline):
-        found = await observe(pipeline)
-        return replace(found, workspace=replace(found.workspace, warning=warning))
+        result = await observe(pipeline)
+        return replace(result, workspace=replace(result.workspace, warning=warning))
 
     scenario.cluster.observe = observed
     scenario.finish()
-    ready = next(one for one in scenario.status.conditions if one.type == "Ready")
+    ready = next(condition for condition in scenario.status.conditions if condition.type == "Ready")
     assert (ready.status, ready.reason) == ("True", Reason.ALL_STAGES_SUCCEEDED)
     assert "workspace.size: no" in ready.message
 

@@ -15,9 +15,9 @@ from finetune_operator.local.runner import COMMANDS
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> CliWorkspace:
-    found = CliWorkspace(tmp_path)
-    found.set_env("train", STEPS="900", STEP_SECONDS="0.1", SAVE_EVERY="7")
-    return found
+    result = CliWorkspace(tmp_path)
+    result.set_env("train", STEPS="900", STEP_SECONDS="0.1", SAVE_EVERY="7")
+    return result
 
 
 def wait_for_step(workspace: CliWorkspace, step: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import owner_key
+from finetune_operator.kubernetes.children import owner_key
 from finetune_operator.kubernetes.translate.pod import Pod
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ async def request(
         content = bytearray()
         async for piece in response.content.iter_any():
             content += piece
+            # A pod may send without end.
             if len(content) >= max_bytes:
                 break
         return response.status, bytes(content[:max_bytes])
@@ -62,7 +63,9 @@ async def request(
 
 def url_host(pod: Pod) -> str:
     """Return the pod's address as the host of a URL: IPv6 in brackets."""
-    return f"[{pod.address}]" if ":" in pod.address else pod.address
+    if ":" in pod.address:
+        return f"[{pod.address}]"
+    return pod.address
 
 
 @dataclass
@@ -73,7 +76,7 @@ class _Limit:
 
 
 class NamespaceLimits:
-    """A limit of concurrent requests for each namespace: requests wait for those of their own namespace only."""
+    """A limit of concurrent requests for each namespace: a request waits for others of its own namespace only."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -109,12 +112,13 @@ class BackgroundRequests:
     """
 
     def __init__(self, limit: int, enqueue: Enqueue) -> None:
-        self.limits, self.enqueue = NamespaceLimits(limit), enqueue
+        self.limits = NamespaceLimits(limit)
+        self.enqueue = enqueue
         self.tasks: dict[str, asyncio.Task[None]] = {}
         """Pod's uid -> its request, which waits or is in flight."""
 
     def start(self, pod: Pod, send: Callable[[], Awaitable[bool]]) -> None:
-        """Start a request, unless one to this pod waits or is in flight."""
+        """Start a request, unless a request to this pod waits or is in flight."""
         if pod.uid not in self.tasks:
             task = self.tasks[pod.uid] = asyncio.create_task(self._run(pod, send))
             task.add_done_callback(lambda done: self._on_done(pod.uid, done))
@@ -141,7 +145,8 @@ class BackgroundRequests:
     def cancel(self, uids: Iterable[str]) -> None:
         """Cancel the requests to these pods."""
         for uid in uids:
-            if task := self.tasks.pop(uid, None):
+            task = self.tasks.pop(uid, None)
+            if task:
                 task.cancel()
 
     def cancel_all(self) -> None:

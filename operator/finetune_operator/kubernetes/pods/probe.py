@@ -22,14 +22,18 @@ from finetune_operator.kubernetes.translate.pod import Pod
 
 REQUESTS_PER_NAMESPACE = 4
 """Probes at once in a namespace. A server is probed once, so that more than a few at once are rare."""
-FIRST_TOKEN_SECONDS, TOKEN_SECONDS = 120.0, 0.1
-"""Patience for the answer: a time until its first token, and a time for each further token.
+TOKEN_SECONDS = 0.1
+"""Patience for each token of the answer."""
+FIRST_TOKEN_SECONDS = 120.0
+"""Patience until the first token of the answer, in addition.
 
 The server is Ready, so that its model is loaded. The first prompt may still compile kernels, which takes a large model
 a minute. A server that generates fewer than 10 tokens a second for one user is not ready for many.
 """
-TRIES, PAUSE_SECONDS = 5, 2.0
-"""Attempts to connect, and the pause between them: a server that is Ready may not be reachable for a moment."""
+TRIES = 5
+"""Attempts to connect: a server that is Ready may not be reachable for a moment."""
+PAUSE_SECONDS = 2.0
+"""Pause between two of them."""
 MAX_ANSWER_LENGTH = 1024
 """Characters of the answer that are kept."""
 
@@ -46,7 +50,8 @@ class ServerProbe:
     """Probes each pod once in the background and keeps the result; `enqueue` is called when it is there."""
 
     def __init__(self, session: aiohttp.ClientSession, enqueue: Enqueue = ignore) -> None:
-        self.session, self.requests = session, BackgroundRequests(REQUESTS_PER_NAMESPACE, enqueue)
+        self.session = session
+        self.requests = BackgroundRequests(REQUESTS_PER_NAMESPACE, enqueue)
         self.results: dict[str, ProbeResult] = {}
         """Pod's uid -> its result."""
 
@@ -77,17 +82,18 @@ class ServerProbe:
             "model": model,
             "prompt": serving.prompt,
             "max_tokens": serving.max_tokens,
+            # Greedy decoding: the same model gives the same answer.
             "temperature": 0,
         }
         url = f"http://{url_host(pod)}:{PORT}/v1/completions"
-        patience, cause = patience_seconds(serving), ""
+        patience = patience_seconds(serving)
+        cause = ""
         for _ in range(TRIES):
             try:
                 async with asyncio.timeout(patience):
                     return _parse(*await request(self.session, url, body))
-            except (
-                aiohttp.ClientError
-            ) as error:  # before TimeoutError: aiohttp's connection timeout is both
+            # Before TimeoutError: aiohttp's connection timeout is both.
+            except aiohttp.ClientError as error:
                 cause = str(error) or type(error).__name__
             except TimeoutError:
                 return ProbeResult(
@@ -126,9 +132,8 @@ def _parse(status: int, content: bytes) -> ProbeResult:
         body: Any = json.loads(content)
         if status == HTTPStatus.OK:
             text = str(body["choices"][0]["text"])[:MAX_ANSWER_LENGTH]
-            return ProbeResult(
-                text.encode(errors="replace").decode()
-            )  # JSON may hold lone surrogates
+            # JSON may hold lone surrogates, which no UTF-8 text can.
+            return ProbeResult(text.encode(errors="replace").decode())
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
     text = content[:500].decode(errors="replace")

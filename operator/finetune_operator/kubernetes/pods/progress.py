@@ -22,7 +22,7 @@ from finetune_operator.kubernetes.pods.http import (
 from finetune_operator.kubernetes.resources.job import METRICS_PORT
 from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_trainer.contract import PROGRESS_BYTES, Progress
-from finetune_trainer.contract import environment as names
+from finetune_trainer.contract import environment as variables
 
 POLL_SECONDS = 60.0
 """Shortest time between two requests to a pod that has run for longer: each response may change the status."""
@@ -35,9 +35,9 @@ The requests come 5, 10, 20, 40 and 80 s after the start, before jitter. A short
 first step is known soon: from it the steps are known that the attempt before has lost.
 """
 SCAN_SECONDS = 2.0
-"""Between two looks at which pods are due."""
+"""Between two scans for pods that are due."""
 SAVED_SECONDS = 2.0
-"""Time from a request to save to the first look at what is saved; more follow, as after a pod's start."""
+"""Time from a request to save to the first poll; more polls follow, as after a pod's start."""
 PROGRESS_TIMEOUT_SECONDS = 2.0
 REQUESTS_PER_NAMESPACE = 16
 """Requests at once in a namespace: 16 pods that accept a request and never answer cost their namespace 2 s."""
@@ -48,7 +48,7 @@ class _PodProgress:
     due_at: float
     """When the next request is due, on the monotonic clock."""
     wait: float
-    """Seconds from the next request to the one after it, before jitter."""
+    """Seconds from the next request to the request after it, before jitter."""
     progress: Progress | None = None
 
 
@@ -65,14 +65,16 @@ class ProgressPoller:
         pods: Callable[[], Iterable[Pod]],
         enqueue: Enqueue = ignore,
     ) -> None:
-        self.session, self.pods = session, pods
+        self.session = session
+        self.pods = pods
         self.requests = BackgroundRequests(REQUESTS_PER_NAMESPACE, enqueue)
         self.states: dict[str, _PodProgress] = {}
         """Pod's uid -> its state, from the first look at the running pod."""
 
     async def run(self) -> None:
         """Poll the pods until cancelled, which also cancels the requests in flight."""
-        self.states.clear()  # the times of an earlier leadership have passed: all of its pods would be due at once
+        # The times of an earlier leadership have passed: all of its pods would be due at once.
+        self.states.clear()
         try:
             while True:
                 self.poll_due_pods()
@@ -82,13 +84,16 @@ class ProgressPoller:
 
     def latest(self, pod: Pod | None) -> Progress | None:
         """Return a pod's latest progress; None while it has reported none."""
-        state = self.states.get(pod.uid) if pod else None
-        return state.progress if state else None
+        if pod is None or pod.uid not in self.states:
+            return None
+        return self.states[pod.uid].progress
 
     def poll_soon(self, pod: Pod) -> None:
-        """Poll a pod that is about to save as often as one that has just started."""
-        if state := self.states.get(pod.uid):
-            state.due_at, state.wait = time.monotonic() + SAVED_SECONDS, FIRST_POLL_SECONDS
+        """Poll a pod that is about to save as often as a pod that has just started."""
+        state = self.states.get(pod.uid)
+        if state:
+            state.due_at = time.monotonic() + SAVED_SECONDS
+            state.wait = FIRST_POLL_SECONDS
 
     def poll_due_pods(self) -> None:
         """Start a request to each pod that is due, and drop the state of pods that no longer exist."""
@@ -99,6 +104,7 @@ class ProgressPoller:
         for uid in self.states.keys() - pods.keys():
             del self.states[uid]
         for pod in pods.values():
+            # Of several pods of an attempt, only the first reports progress.
             if not pod.finished and pod.address and pod.started_at and pod.index == 0:
                 self._poll_if_due(pod, pod.started_at)
 
@@ -107,7 +113,8 @@ class ProgressPoller:
         if state is None:
             state = self.states[pod.uid] = _schedule(started_at)
         if time.monotonic() >= state.due_at:
-            state.due_at = time.monotonic() + POLL_SECONDS  # the response sets it anew
+            # Keeps the pod from being polled again while the request waits; the response sets the time anew.
+            state.due_at = time.monotonic() + POLL_SECONDS
             self.requests.start(pod, partial(self._poll, pod, state))
 
     async def close(self) -> None:
@@ -115,11 +122,12 @@ class ProgressPoller:
         await self.requests.close()
 
     async def _poll(self, pod: Pod, state: _PodProgress) -> bool:
-        found, before = await self._read(pod), state.progress
-        state.progress = found or before
+        progress = await self._read(pod)
+        before = state.progress
+        state.progress = progress or before
         state.due_at = time.monotonic() + state.wait * random.uniform(1.0, JITTER)  # noqa: S311
         state.wait = min(2 * state.wait, POLL_SECONDS)
-        return found is not None and not _is_same(found, before)
+        return progress is not None and not _is_same(progress, before)
 
     async def _read(self, pod: Pod) -> Progress | None:
         port = metrics_port(pod)
@@ -131,7 +139,8 @@ class ProgressPoller:
                 status, content = await request(self.session, url, max_bytes=PROGRESS_BYTES)
             return Progress.model_validate_json(content) if status == HTTPStatus.OK else None
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
-            return None  # not listening yet, or the port serves something else: the stage runs without progress
+            # Not listening yet, or the port serves something else: the stage runs without progress.
+            return None
 
 
 class NoProgress:
@@ -151,24 +160,26 @@ def _schedule(started_at: datetime) -> _PodProgress:
     A pod that has run for a while was polled by an earlier leader. Such pods become known together, when a replica
     becomes the leader, so that their requests are spread over one interval.
     """
-    now, age = time.monotonic(), (datetime.now(UTC) - started_at).total_seconds()  # noqa: TID251  an edge
+    now = time.monotonic()
+    age = (datetime.now(UTC) - started_at).total_seconds()  # noqa: TID251  an edge
     if age < POLL_SECONDS:
         return _PodProgress(now + FIRST_POLL_SECONDS, FIRST_POLL_SECONDS)
     return _PodProgress(now + random.uniform(0.0, POLL_SECONDS), POLL_SECONDS)  # noqa: S311
 
 
-def _is_same(found: Progress, before: Progress | None) -> bool:
+def _is_same(progress: Progress, before: Progress | None) -> bool:
     """Return whether nothing but the time of the report has changed."""
-    return before is not None and found == before.model_copy(
-        update={"updated_at": found.updated_at}
-    )
+    if before is None:
+        return False
+    return progress == before.model_copy(update={"updated_at": progress.updated_at})
 
 
 def metrics_port(pod: Pod) -> int:
     """Return the port from the environment of the stage's container; 0: none."""
     for container in pod.raw["spec"].get("containers") or []:
         if container["name"] == STAGE_CONTAINER:
-            env = {one["name"]: one.get("value") for one in container.get("env") or []}
-            text = env.get(names.METRICS_PORT, str(METRICS_PORT)) or "0"
+            env = {entry["name"]: entry.get("value") for entry in container.get("env") or []}
+            text = env.get(variables.METRICS_PORT, str(METRICS_PORT)) or "0"
+            # isdigit alone accepts characters such as ², which int refuses.
             return int(text) if text.isascii() and text.isdigit() else 0
     return 0

@@ -9,7 +9,7 @@ from http import HTTPStatus
 import aiohttp
 
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import owner_key
+from finetune_operator.kubernetes.children import owner_key
 from finetune_operator.kubernetes.pods.http import BackgroundRequests, ignore, request, url_host
 from finetune_operator.kubernetes.pods.progress import metrics_port
 from finetune_operator.kubernetes.translate.pod import Pod
@@ -18,8 +18,10 @@ log = logging.getLogger(__name__)
 REQUESTS_PER_NAMESPACE = 64
 """Requests at once in a namespace: all pods of a zone may be announced together."""
 TIMEOUT_SECONDS = 2.0
-PATIENCE_SECONDS, PAUSE_SECONDS = 30.0, 3.0
-"""Time for which a pod that does not answer is asked again, and the pause between two requests.
+PAUSE_SECONDS = 3.0
+"""Pause between two requests to a pod that does not answer."""
+PATIENCE_SECONDS = 30.0
+"""Time for which a pod that does not answer is asked again.
 
 Two minutes after its notice a spot node is gone, on some clouds after 30 s.
 """
@@ -30,16 +32,17 @@ NOT_OFFERED = frozenset(
 
 
 class SaveSender:
-    """Sends each pod one request for each notice, in the background; `on_accepted` is called when it has taken it."""
+    """Sends each pod a request for each notice, in the background; `on_accepted` is called if the pod accepts."""
 
     def __init__(self, session: aiohttp.ClientSession, on_accepted: Callable[[Pod], None]) -> None:
-        self.session, self.on_accepted = session, on_accepted
+        self.session = session
+        self.on_accepted = on_accepted
         self.requests = BackgroundRequests(REQUESTS_PER_NAMESPACE, ignore)
         self.sent: set[tuple[str, str, str]] = set()
         """Pod's uid, node and notice of each request that was started."""
 
     def send(self, pod: Pod, notice: str, node: str) -> None:
-        """Ask a pod to save, unless it was asked because of this notice. A request under way stands for a new one.
+        """Ask a pod to save, unless it was asked because of this notice. A request under way stands for a new request.
 
         The notice may be on the node of another pod of the attempt, which ends with it.
         """
@@ -58,9 +61,9 @@ class SaveSender:
         self.requests.start(pod, partial(self._send, pod, key))
 
     def retain(self, uids: set[str]) -> None:
-        """Forget all pods but these, which are those that exist."""
+        """Forget all pods but these, which are the pods that exist."""
         self.requests.cancel(self.requests.tasks.keys() - uids)
-        self.sent = {one for one in self.sent if one[0] in uids}
+        self.sent = {sent for sent in self.sent if sent[0] in uids}
 
     async def close(self) -> None:
         """Cancel all requests."""
@@ -86,6 +89,7 @@ class SaveSender:
         url = f"http://{url_host(pod)}:{metrics_port(pod)}/save"
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
+                # Only the status of the answer matters.
                 status, _ = await request(self.session, url, method="POST", max_bytes=1)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             return f"nothing ({str(error) or type(error).__name__})"

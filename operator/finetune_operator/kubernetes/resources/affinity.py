@@ -10,7 +10,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 def affinity_without(labels: Iterable[tuple[str, str]], affinity: Object) -> Object:
     """Return the user's affinity for nodes that have none of the labels.
 
-    What is no affinity stays as it is, because the API server refuses it in its own words.
+    A malformed affinity stays as it is, because the API server refuses it in its own words.
     """
     excluded = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in labels]
     node = affinity.get("nodeAffinity") or {}
@@ -19,11 +19,10 @@ def affinity_without(labels: Iterable[tuple[str, str]], affinity: Object) -> Obj
     required = node.get(REQUIRED)
     if required is None:
         required = {"nodeSelectorTerms": [{"matchExpressions": excluded}]}
-    elif isinstance(required, dict) and isinstance(
-        terms := required.get("nodeSelectorTerms"), list
-    ):
-        # A node must match one of the terms, so that each gets the expressions.
-        required = {**required, "nodeSelectorTerms": [_narrowed(term, excluded) for term in terms]}
+    elif isinstance(required, dict) and isinstance(required.get("nodeSelectorTerms"), list):
+        # A node must match only one of the terms, so each term gets the expressions.
+        terms = [_narrowed(term, excluded) for term in required["nodeSelectorTerms"]]
+        required = {**required, "nodeSelectorTerms": terms}
     return {**affinity, "nodeAffinity": {**node, REQUIRED: required}}
 
 
@@ -32,8 +31,6 @@ def _narrowed(term: Any, excluded: list[Object]) -> Any:
     if not isinstance(term, dict) or not any(term.values()):
         return term
     expressions = term.get("matchExpressions") or []
-    return (
-        {**term, "matchExpressions": [*expressions, *excluded]}
-        if isinstance(expressions, list)
-        else term
-    )
+    if not isinstance(expressions, list):
+        return term
+    return {**term, "matchExpressions": [*expressions, *excluded]}

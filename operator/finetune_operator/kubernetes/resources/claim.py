@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 
@@ -11,12 +10,13 @@ from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE, worksp
 from finetune_operator.core.observation import ClaimChange
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.owner_references import owner_references
+from finetune_operator.kubernetes.translate.pod import Object
 
 WORKSPACE_OF = f"{GROUP}/workspace-of"
 """Annotation: the pipeline that the operator created the claim for."""
 SHARED = "ReadWriteMany"
-WHEN_DELETED, SIZE = "workspace.whenDeleted", "workspace.size"
-"""Fields of the pipeline's spec."""
+WHEN_DELETED = "workspace.whenDeleted"
+SIZE = "workspace.size"
 
 
 def claim_name(pipeline: Pipeline) -> str:
@@ -24,19 +24,20 @@ def claim_name(pipeline: Pipeline) -> str:
     return pipeline.spec.workspace.existing_claim or workspace_name(pipeline.key.name)
 
 
-def build_claim(pipeline: Pipeline, storage_class: str | None = None) -> dict[str, Any]:
-    """Build the claim that the operator creates; `storage_class` is for a pipeline that names none.
+def build_claim(pipeline: Pipeline, storage_class: str | None = None) -> Object:
+    """Build the claim that the operator creates; `storage_class` is the default for a pipeline without a class.
 
     A retained claim has no owner and none of the pipeline's labels, so that no tool prunes it with the pipeline.
     """
     workspace = pipeline.spec.workspace
     requests = {"storage": workspace.size}
-    spec: dict[str, Any] = {
+    spec: Object = {
         "accessModes": [workspace.access_mode],
         "resources": {"requests": requests},
     }
-    if name := workspace.storage_class_name or storage_class:
-        spec["storageClassName"] = name
+    storage_class = workspace.storage_class_name or storage_class
+    if storage_class:
+        spec["storageClassName"] = storage_class
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -51,14 +52,17 @@ def build_claim(pipeline: Pipeline, storage_class: str | None = None) -> dict[st
     }
 
 
-def desired_owners(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Return the claim's owner references: none where it is to outlive the pipeline."""
-    return owner_references(pipeline) if pipeline.spec.workspace.when_deleted == "Delete" else []
+def desired_owners(pipeline: Pipeline) -> list[Object]:
+    """Return the claim's owner references: none if it is to outlive the pipeline."""
+    if pipeline.spec.workspace.when_deleted == "Delete":
+        return owner_references(pipeline)
+    return []
 
 
-def ownership_error(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
-    """Return why the existing claim cannot be the pipeline's workspace; None where it can."""
-    meta = found["metadata"]
+def ownership_error(pipeline: Pipeline, claim: Object) -> str | None:
+    """Return why the existing claim cannot be the pipeline's workspace; None if it can."""
+    meta = claim["metadata"]
+    # A user's own claim needs no mark of the operator.
     if pipeline.spec.workspace.existing_claim:
         return None
     if meta.get("annotations", {}).get(WORKSPACE_OF) != pipeline.key.name:
@@ -71,59 +75,65 @@ def ownership_error(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
     return None
 
 
-def sharing_error(pipeline: Pipeline, found: dict[str, Any]) -> str | None:
-    """Return why the pods of an attempt cannot all mount the claim; None where they can."""
+def sharing_error(pipeline: Pipeline, claim: Object) -> str | None:
+    """Return why the pods of an attempt cannot all mount the claim; None if they can."""
     pods = {name: stage.pods for name, stage in pipeline.spec.stages().items() if stage.pods > 1}
-    modes = (found.get("spec") or {}).get("accessModes") or []
+    modes = (claim.get("spec") or {}).get("accessModes") or []
     if not pods or SHARED in modes:
         return None
-    [(stage, count), *_] = pods.items()
+    stage, count = next(iter(pods.items()))
     return (
-        f"the claim {found['metadata']['name']} has {', '.join(modes)}, and {stage} runs on {count} nodes, which need "
+        f"the claim {claim['metadata']['name']} has {', '.join(modes)}, and {stage} runs on {count} nodes, which need "
         f"{SHARED}: use a claim that has it as workspace.existingClaim, or set {stage}.nodes to 1"
     )
 
 
-def pending_changes(pipeline: Pipeline, found: dict[str, Any]) -> list[ClaimChange]:
-    """Return the changes that bring the pipeline's own claim to what its spec asks for."""
-    return [*_owners_changed(pipeline, found), *_resize(pipeline, found)]
+def pending_changes(pipeline: Pipeline, claim: Object) -> list[ClaimChange]:
+    """Return the changes that the spec asks for and that the pipeline's own claim lacks."""
+    return [*_owners_changed(pipeline, claim), *_resize(pipeline, claim)]
 
 
-def _owners_changed(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[ClaimChange]:
-    current = found["metadata"].get("ownerReferences", [])
-    desired = [*(ref for ref in current if ref.get("kind") != KIND), *desired_owners(pipeline)]
-    if [ref["uid"] for ref in current] != [ref["uid"] for ref in desired]:
+def _owners_changed(pipeline: Pipeline, claim: Object) -> Iterator[ClaimChange]:
+    current = claim["metadata"].get("ownerReferences", [])
+    # References of other kinds are not the operator's: another tool has set them.
+    foreign = [reference for reference in current if reference.get("kind") != KIND]
+    desired = [*foreign, *desired_owners(pipeline)]
+    if _uids(current) != _uids(desired):
         yield ClaimChange(WHEN_DELETED, {"metadata": {"ownerReferences": desired}})
 
 
-def _resize(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[ClaimChange]:
+def _uids(references: list[Object]) -> list[str]:
+    return [reference["uid"] for reference in references]
+
+
+def _resize(pipeline: Pipeline, claim: Object) -> Iterator[ClaimChange]:
     size = pipeline.spec.workspace.size
-    if (current := _size(found)) and _amount(size) > _amount(current):
+    current = _size(claim)
+    if current and _amount(size) > _amount(current):
         yield ClaimChange(SIZE, {"spec": {"resources": {"requests": {"storage": size}}}})
 
 
-def immutable_differences(pipeline: Pipeline, found: dict[str, Any]) -> Iterator[str]:
+def immutable_differences(pipeline: Pipeline, claim: Object) -> Iterator[str]:
     """Yield each difference between the pipeline's own claim and its spec that Kubernetes lets no client change."""
-    workspace, name, spec = (
-        pipeline.spec.workspace,
-        found["metadata"]["name"],
-        found.get("spec") or {},
-    )
+    workspace = pipeline.spec.workspace
+    name = claim["metadata"]["name"]
+    spec = claim.get("spec") or {}
     fix = f"revert the edit, or back up what you need from {name} and delete it; all stages then run again"
-    if (size := _size(found)) and _amount(workspace.size) < _amount(size):
+    size = _size(claim)
+    if size and _amount(workspace.size) < _amount(size):
         yield f"{SIZE}: {name} has {size} and cannot shrink to {workspace.size}: set it to {size}"
-    if (current := spec.get("storageClassName")) and workspace.storage_class_name not in {
-        None,
-        current,
-    }:
+    current = spec.get("storageClassName")
+    # A spec without a class accepts the cluster's default class, which the API server has filled in.
+    if current and workspace.storage_class_name not in {None, current}:
         yield f"workspace.storageClassName: {name} has class {current}, not {workspace.storage_class_name}; {fix}"
-    if (modes := spec.get("accessModes")) and workspace.access_mode not in modes:
+    modes = spec.get("accessModes")
+    if modes and workspace.access_mode not in modes:
         yield f"workspace.accessMode: {name} has {', '.join(modes)}, not {workspace.access_mode}; {fix}"
 
 
-def _size(found: dict[str, Any]) -> str:
+def _size(claim: Object) -> str:
     """Return the storage request of a claim, as Kubernetes formats it: 0.5Ti comes back as 512Gi."""
-    requests = ((found.get("spec") or {}).get("resources") or {}).get("requests") or {}
+    requests = ((claim.get("spec") or {}).get("resources") or {}).get("requests") or {}
     return str(requests.get("storage") or "")
 
 

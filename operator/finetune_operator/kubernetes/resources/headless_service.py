@@ -33,6 +33,7 @@ def build_headless_service(pipeline: Pipeline, stage: str) -> dict[str, Any]:
             "ownerReferences": owner_references(pipeline),
         },
         "spec": {
+            # Without an address of its own, the name resolves to the pods' addresses.
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": selector,

@@ -16,7 +16,7 @@ from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.affinity import affinity_without
 from finetune_operator.kubernetes.resources.claim import claim_name
 from finetune_operator.kubernetes.resources.owner_references import owner_references
-from finetune_trainer.contract import environment as names
+from finetune_trainer.contract import environment as variables
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
 Object = dict[str, Any]
@@ -26,10 +26,9 @@ WORKSPACE = PurePosixPath("/workspace")
 CLAIMS = PurePosixPath("/claims")
 TERMINATION_LOG = "/dev/termination-log"
 METRICS_PORT = 8080
-"""Port of /metrics and /progress, unless the stage's env sets another; 0: none."""
+"""Port of /metrics and /progress, unless the stage's env sets another port; 0: no port."""
 MAX_PORT = 1 << 16
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  inside the pod
-SEVERAL = 2
 USER = 65532
 """uid and gid of all containers: neither root nor an existing account. Volumes are group-writable through fsGroup."""
 UNREACHABLE_SECONDS = 30
@@ -44,7 +43,7 @@ RESTRICTED_SECURITY_CONTEXT: Object = {
 def build_job(pipeline: Pipeline, template: JobTemplate, notices: str = "") -> Object:
     """Build the Job of one attempt; a disruption of a pod fails it at once and leaves its evidence in a condition.
 
-    `notices` is the cloud whose metadata endpoint a training process watches; empty: it watches none.
+    `notices` is the cloud whose metadata endpoint a training process watches; empty: no endpoint is watched.
     """
     annotations = template.pod.annotations | {PIPELINE_NAME: pipeline.key.name}
     return {
@@ -58,8 +57,10 @@ def build_job(pipeline: Pipeline, template: JobTemplate, notices: str = "") -> O
             "ownerReferences": owner_references(pipeline),
         },
         "spec": {
+            # The operator decides about each new attempt: a Job never starts its pod again.
             "backoffLimit": 0,
             **_completion(template),
+            # Kubernetes allows no other value beside a podFailurePolicy.
             "podReplacementPolicy": "Failed",
             # The Job's condition names the rule that matched, and outlives the pod.
             "podFailurePolicy": {
@@ -90,7 +91,7 @@ def build_job(pipeline: Pipeline, template: JobTemplate, notices: str = "") -> O
 
 
 def _completion(template: JobTemplate) -> Object:
-    """Build the number of pods. The success of the first of several is that of the Job, and ends the others."""
+    """Build the number of pods. If the first of several pods succeeds, the Job does, and the other pods end."""
     count = {"completions": template.pods, "parallelism": template.pods}
     if template.pods == 1:
         return count
@@ -103,14 +104,12 @@ def _completion(template: JobTemplate) -> Object:
 
 def pod_spec(pipeline: Pipeline, template: JobTemplate, notices: str) -> Object:
     """Build the spec of the attempt's pod."""
+    # The headless Service gives each pod of several a host name by which the others find it.
+    service = headless_service_name(pipeline.key.name, template.stage)
     return {
         "restartPolicy": "Never",
         **common_pod_spec(template),
-        **_without_empty(
-            subdomain=headless_service_name(pipeline.key.name, template.stage)
-            if template.pods > 1
-            else ""
-        ),
+        **({"subdomain": service} if template.pods > 1 else {}),
         "containers": [_container(pipeline, template, notices)],
         "volumes": _volumes(pipeline, template),
     }
@@ -125,7 +124,7 @@ def common_pod_spec(template: JobTemplate) -> Object:
         "securityContext": security_context(),
         "nodeSelector": template.placement.node_selector,
         "tolerations": [
-            *(_as_json(one) for one in template.placement.tolerations),
+            *(_as_json(toleration) for toleration in template.placement.tolerations),
             *_unreachable_tolerations(),
         ],
         **_without_empty(
@@ -134,7 +133,7 @@ def common_pod_spec(template: JobTemplate) -> Object:
             priorityClassName=template.pod.priority_class_name,
             schedulerName=template.pod.scheduler_name,
             runtimeClassName=template.pod.runtime_class_name,
-            imagePullSecrets=[_as_json(one) for one in template.pod.image_pull_secrets],
+            imagePullSecrets=[_as_json(secret) for secret in template.pod.image_pull_secrets],
         ),
     }
 
@@ -146,31 +145,33 @@ def security_context() -> Object:
         "runAsUser": USER,
         "runAsGroup": USER,
         "fsGroup": USER,
-        "fsGroupChangePolicy": "OnRootMismatch",  # Always would walk over all checkpoints at each start
+        # Always would walk over all checkpoints at each start.
+        "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
 
 def _container(pipeline: Pipeline, template: JobTemplate, notices: str) -> Object:
-    defaults = {"PYTHONUNBUFFERED": "1", names.METRICS_PORT: str(METRICS_PORT)}
+    defaults = {"PYTHONUNBUFFERED": "1", variables.METRICS_PORT: str(METRICS_PORT)}
     own = {
         **_path_variables(),
-        names.PIPELINE_UID: pipeline.uid,
-        names.ATTEMPT: str(template.attempt),
+        variables.PIPELINE_UID: pipeline.uid,
+        variables.ATTEMPT: str(template.attempt),
     }
     if notices and template.stage == Train.name:
-        own[names.INTERRUPTION_NOTICES] = notices
-    if gpus := template.pod.resources.accelerators:
-        # Without it the trainer would use the CPU where the GPU cannot be used, and say nothing.
-        own[names.GPUS] = str(gpus)
+        own[variables.INTERRUPTION_NOTICES] = notices
+    gpus = template.pod.resources.accelerators
+    if gpus:
+        # Without it the trainer would silently use the CPU if the GPU cannot be used.
+        own[variables.GPUS] = str(gpus)
     if template.pods > 1:
-        own[names.MASTER_ADDRESS] = (
-            f"{template.name}-0.{headless_service_name(pipeline.key.name, template.stage)}"
-        )
+        service = headless_service_name(pipeline.key.name, template.stage)
+        own[variables.MASTER_ADDRESS] = f"{template.name}-0.{service}"
     mounts: list[Object] = [
         {"name": "workspace", "mountPath": str(WORKSPACE)},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-        *shared_memory_mounts(template, SEVERAL),
+        # Only the processes of several GPUs exchange tensors there.
+        *shared_memory_mounts(template, min_accelerators=2),
     ]
     mounts += [
         {"name": _volume_of(claim, pipeline, number), "mountPath": str(CLAIMS / claim)}
@@ -198,36 +199,43 @@ def _with_node_rank(template: JobTemplate, environment: Object) -> Object:
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}
     return {
         **environment,
-        "env": [*environment["env"], {"name": names.NODE_RANK, "valueFrom": index}],
+        "env": [*environment["env"], {"name": variables.NODE_RANK, "valueFrom": index}],
     }
 
 
-def shared_memory_volumes(template: JobTemplate, accelerators: int) -> list[Object]:
-    """Return the volume for /dev/shm of a pod with at least so many accelerators, as large as the pod's memory.
+def shared_memory_volumes(template: JobTemplate, min_accelerators: int) -> list[Object]:
+    """Return the volume for /dev/shm, as large as the pod's memory; none for a pod with fewer accelerators.
 
-    The processes of several GPUs exchange tensors there, and a container runtime gives it 64 MiB. What they write
+    The processes of several GPUs exchange tensors there, and a container runtime gives it 64 MiB only. The content
     counts against the memory limit of the container.
     """
-    has_them = template.pod.resources.accelerators >= accelerators
-    return [{"name": "shm", "emptyDir": {"medium": "Memory"}}] if has_them else []
+    if template.pod.resources.accelerators < min_accelerators:
+        return []
+    return [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
 
 
-def shared_memory_mounts(template: JobTemplate, accelerators: int) -> list[Object]:
+def shared_memory_mounts(template: JobTemplate, min_accelerators: int) -> list[Object]:
     """Return the mount of that volume."""
     return [
-        {"name": one["name"], "mountPath": SHARED_MEMORY}
-        for one in shared_memory_volumes(template, accelerators)
+        {"name": volume["name"], "mountPath": SHARED_MEMORY}
+        for volume in shared_memory_volumes(template, min_accelerators)
     ]
 
 
 def _ports(template: JobTemplate) -> list[Object]:
-    """Return the port of /metrics, by whose name Prometheus finds it; none where the environment has no number."""
-    text = template.env.get(names.METRICS_PORT, str(METRICS_PORT))
-    is_reference = any(
-        one.name == names.METRICS_PORT and one.value_from for one in template.pod.env
-    )
-    number = int(text) if text.isascii() and text.isdigit() and not is_reference else 0
-    return [{"name": "metrics", "containerPort": number}] if 0 < number < MAX_PORT else []
+    """Return the port of /metrics, which Prometheus finds by its name; none if the environment has no number."""
+    for variable in template.pod.env:
+        # The kubelet resolves a reference: the operator does not know the value.
+        if variable.name == variables.METRICS_PORT and variable.value_from:
+            return []
+    text = template.env.get(variables.METRICS_PORT, str(METRICS_PORT))
+    # isdigit alone accepts characters such as ², which int refuses.
+    if not (text.isascii() and text.isdigit()):
+        return []
+    number = int(text)
+    if not 0 < number < MAX_PORT:
+        return []
+    return [{"name": "metrics", "containerPort": number}]
 
 
 def image_of(template: JobTemplate) -> Object:
@@ -244,16 +252,16 @@ def environment_of(
     """Build env and envFrom: the user's variables replace `defaults`, and `own` replaces the user's."""
     values = {**defaults, **template.env, **own}
     references = {
-        one.name: _as_json(one)
-        for one in template.pod.env
-        if one.value_from and one.name not in own
+        variable.name: _as_json(variable)
+        for variable in template.pod.env
+        if variable.value_from and variable.name not in own
     }
     literal = {
         name: {"name": name, "value": escape_expansion(value)} for name, value in values.items()
     }
     return {
-        "env": [one for _, one in sorted((literal | references).items())],
-        "envFrom": [_as_json(one) for one in template.pod.env_from],
+        "env": [entry for _, entry in sorted((literal | references).items())],
+        "envFrom": [_as_json(source) for source in template.pod.env_from],
     }
 
 
@@ -264,15 +272,17 @@ def escape_expansion(text: str) -> str:
 
 def _path_variables() -> dict[str, str]:
     return {
-        names.WORKSPACE: str(WORKSPACE),
-        names.CLAIMS: str(CLAIMS),
-        names.TERMINATION_LOG: TERMINATION_LOG,
+        variables.WORKSPACE: str(WORKSPACE),
+        variables.CLAIMS: str(CLAIMS),
+        variables.TERMINATION_LOG: TERMINATION_LOG,
     }
 
 
 def _volume_of(claim: str, pipeline: Pipeline, number: int) -> str:
-    # A claim is one volume of a pod, even where it is mounted twice.
-    return "workspace" if claim == claim_name(pipeline) else f"claim-{number}"
+    # A claim is one volume of a pod, even if it is mounted twice.
+    if claim == claim_name(pipeline):
+        return "workspace"
+    return f"claim-{number}"
 
 
 def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
@@ -287,7 +297,8 @@ def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
         }
         for volume, claim in claims.items()
     ]
-    return [*volumes, {"name": "tmp", "emptyDir": {}}, *shared_memory_volumes(template, SEVERAL)]
+    shared_memory = shared_memory_volumes(template, min_accelerators=2)
+    return [*volumes, {"name": "tmp", "emptyDir": {}}, *shared_memory]
 
 
 def _read_only(claim: str, pipeline: Pipeline, template: JobTemplate) -> Object:
@@ -296,7 +307,9 @@ def _read_only(claim: str, pipeline: Pipeline, template: JobTemplate) -> Object:
     A read-only volume also keeps its owners and permissions: the kubelet applies fsGroup to all others.
     """
     written = claim == claim_name(pipeline) or claim in template.written_claims
-    return {} if written else {"readOnly": True}
+    if written:
+        return {}
+    return {"readOnly": True}
 
 
 def resources_of(resources: Resources) -> Object:
@@ -304,8 +317,8 @@ def resources_of(resources: Resources) -> Object:
     return _without_empty(requests=resources.requests, limits=resources.limits)
 
 
-def _as_json(one: BaseModel) -> Object:
-    return one.model_dump(mode="json", by_alias=True, exclude_none=True)
+def _as_json(model: BaseModel) -> Object:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def _unreachable_tolerations() -> list[Object]:

@@ -1,14 +1,13 @@
 """Owner references between a pipeline and its children: pure."""
 
-from typing import Any
-
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.kubernetes.translate.pod import Object
 
 
-def owner_reference(pipeline: Pipeline) -> dict[str, Any]:
+def owner_reference(pipeline: Pipeline) -> Object:
     """Return the reference that makes Kubernetes delete a child with its pipeline."""
     return {
         "apiVersion": API_VERSION,
@@ -16,30 +15,32 @@ def owner_reference(pipeline: Pipeline) -> dict[str, Any]:
         "name": pipeline.key.name,
         "uid": pipeline.uid,
         "controller": True,
+        # In a foreground deletion, the pipeline stays until this child is gone.
         "blockOwnerDeletion": True,
     }
 
 
-def owner_references(pipeline: Pipeline) -> list[dict[str, Any]]:
+def owner_references(pipeline: Pipeline) -> list[Object]:
     """Return metadata.ownerReferences of a child."""
     return [owner_reference(pipeline)]
 
 
-def is_owned_by_uid(uid: str, found: dict[str, Any]) -> bool:
+def is_owned_by_uid(uid: str, child: Object) -> bool:
     """Return whether the object of this uid owns an object."""
-    return any(ref["uid"] == uid for ref in found["metadata"].get("ownerReferences", []))
+    references = child["metadata"].get("ownerReferences", [])
+    return any(reference["uid"] == uid for reference in references)
 
 
-def is_owned_by(pipeline: Pipeline, found: dict[str, Any]) -> bool:
-    """Return whether an object is owned by this pipeline, and not by an earlier one of the same name."""
-    return is_owned_by_uid(pipeline.uid, found)
+def is_owned_by(pipeline: Pipeline, child: Object) -> bool:
+    """Return whether an object is owned by this pipeline, and not by an earlier pipeline of the same name."""
+    return is_owned_by_uid(pipeline.uid, child)
 
 
-def foreign_service(pipeline: Pipeline, found: dict[str, Any]) -> Blocker | None:
-    """Return why the pipeline cannot use a Service of its name: another owner has created it. None where it can."""
-    if is_owned_by(pipeline, found):
+def foreign_service(pipeline: Pipeline, child: Object) -> Blocker | None:
+    """Return why the pipeline cannot use a Service of its name: another owner has created it. None if it can."""
+    if is_owned_by(pipeline, child):
         return None
-    name = found["metadata"]["name"]
+    name = child["metadata"]["name"]
     message = (
         f"the Service {name} was not created for this pipeline: delete it, or rename the pipeline"
     )

@@ -1,6 +1,7 @@
 """Build the objects that `deploy` leaves running: a Deployment for each attempt, and one Service: pure.
 
-The Deployment of a new model runs in parallel with the old one. The Service selects it once it has answered a probe.
+The Deployment of a new model runs in parallel with the old Deployment, until it has answered a probe. Then the Service
+selects it.
 """
 
 import json
@@ -41,7 +42,7 @@ from finetune_trainer.contract.engines import ENGINES, LaunchSpec, model_name
 
 Object = dict[str, Any]
 SERVING_ANNOTATION = "finetune.dev/serving"
-"""Annotation: what the Deployment serves and how it is probed, as JSON."""
+"""Annotation: the served model and the probe of the Deployment, as JSON."""
 VERIFY = "verify"
 """The init container."""
 MODEL_VOLUME = "model"
@@ -124,12 +125,11 @@ def url_of(pipeline: Pipeline) -> str:
     return f"http://{service_name(pipeline.key.name)}.{pipeline.key.namespace}.svc:{PORT}/v1"
 
 
-def serving_of(found: Object) -> Serving:
-    """Parse a Deployment's serving annotation. Raises LookupError, TypeError or ValueError where it is invalid."""
-    values = json.loads(found["metadata"]["annotations"][SERVING_ANNOTATION])
-    known = {
-        field.name for field in fields(Serving)
-    }  # another version of the operator may have written more
+def serving_of(deployment: Object) -> Serving:
+    """Parse a Deployment's serving annotation. Raises LookupError, TypeError or ValueError if it is invalid."""
+    values = json.loads(deployment["metadata"]["annotations"][SERVING_ANNOTATION])
+    # Another version of the operator may have written more fields.
+    known = {field.name for field in fields(Serving)}
     return Serving(**{name: value for name, value in values.items() if name in known})
 
 
@@ -163,10 +163,11 @@ class ModelVolume:
 
 
 def model_volume(uri: str, *, image_volumes: bool) -> ModelVolume | None:
-    """Return the volume of a model, or None for one on a claim."""
+    """Return the volume of a model, or None for a model on a claim."""
     scheme, _, reference = uri.partition("://")
     if scheme == "pvc":
         return None
+    # Only with a digest: a tag may point to another image by now.
     if scheme == "oci" and image_volumes and "@sha256:" in reference:
         return ModelVolume(
             {"image": {"reference": reference, "pullPolicy": "IfNotPresent"}}, IMAGE_FOLDER, False
@@ -180,12 +181,17 @@ def _pod(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> 
         {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
         for number, claim in enumerate(template.claims)
     ]
-    volumes += [{"name": MODEL_VOLUME, **model.source}] if model else []
+    if model:
+        volumes.append({"name": MODEL_VOLUME, **model.source})
     return {
         **pod,
         "initContainers": [_init_container(template, serving, model)],
         "containers": [_server_container(template, serving, model)],
-        "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}, *shared_memory_volumes(template, 1)],
+        "volumes": [
+            *volumes,
+            {"name": "tmp", "emptyDir": {}},
+            *shared_memory_volumes(template, min_accelerators=1),
+        ],
     }
 
 
@@ -193,15 +199,22 @@ def _model_mounts(serving: Serving, model: ModelVolume | None, *, read_only: boo
     if model is None:
         return []
     mount: Object = {"name": MODEL_VOLUME, "mountPath": str(folder_of(serving.model))}
-    sub_path = {"subPath": model.sub_path} if model.sub_path else {}
-    return [mount | sub_path | ({"readOnly": True} if read_only else {})]
+    if model.sub_path:
+        mount["subPath"] = model.sub_path
+    if read_only:
+        mount["readOnly"] = True
+    return [mount]
 
 
 def _server_container(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> Object:
-    launch, folder = launch_of(serving), folder_of(serving.model)
-    command = (*launch.command, *template.args) if _is_trainer(template) else template.command
+    launch = launch_of(serving)
+    folder = folder_of(serving.model)
+    command = template.command
+    if _is_trainer(template):
+        # The trainer's command stands for the engine's own, with the user's arguments.
+        command = (*launch.command, *template.args)
     defaults = _container_defaults(template)
-    shared_memory = shared_memory_mounts(template, 1)
+    shared_memory = shared_memory_mounts(template, min_accelerators=1)
     variables = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp", **launch.env}  # noqa: S108
     return {
         **defaults,
@@ -249,17 +262,13 @@ def _probes() -> Object:
 def _init_container(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> Object:
     """Build the init container: it downloads the model if needed, and verifies every byte before the server starts."""
     is_fetched = model is not None and model.is_fetched
-    digest = ["--digest", serving.digest] if serving.digest else []
-    fetch = ["--fetch", serving.model] if is_fetched else []
-    command = [
-        "python",
-        "-P",
-        "-m",
-        "finetune_trainer.serving.verify",
-        str(folder_of(serving.model)),
-        *digest,
-        *fetch,
-    ]
+    # -P: no file in the working folder shadows a library.
+    command = ["python", "-P", "-m", "finetune_trainer.serving.verify"]
+    command.append(str(folder_of(serving.model)))
+    if serving.digest:
+        command += ["--digest", serving.digest]
+    if is_fetched:
+        command += ["--fetch", serving.model]
     defaults = _container_defaults(template)
     # Credentials of a store are in the stage's variables. Without a download, the container needs none of them.
     variables = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp"}  # noqa: S108
@@ -300,5 +309,5 @@ def _container_defaults(template: JobTemplate) -> Object:
 
 
 def _is_trainer(template: JobTemplate) -> bool:
-    """Return whether the stage runs the trainer's command and not one of the user's."""
+    """Return whether the stage runs the trainer's command and not a command of the user."""
     return template.command[: len(TRAINER)] == TRAINER

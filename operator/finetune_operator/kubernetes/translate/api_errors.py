@@ -19,7 +19,9 @@ class ApiError(ClusterError):
         self, status: int, message: str, reason: str = "", details: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.reason, self.details = status, reason, details or {}
+        self.status = status
+        self.reason = reason
+        self.details = details or {}
 
 
 class AlreadyExists(ApiError):
@@ -39,8 +41,9 @@ TOO_LARGE = re.compile("request is too large|message larger than max", re.IGNORE
 
 
 def classify_api_error(error: ApiError) -> Blocker | None:
-    """Return the blocker for a rejection that people can fix; None where the API server is merely busy."""
+    """Return the blocker for a rejection that people can fix; None if the API server is only busy."""
     message = str(error)
+    # First: a quota's refusal is a 403 as well.
     if "exceeded quota" in message:
         fix = "the operator retries until other workloads have finished or the quota is raised"
         return Blocker(Reason.WAITING_FOR_QUOTA, f"{message}; {fix}")
@@ -57,7 +60,7 @@ def classify_api_error(error: ApiError) -> Blocker | None:
 
 
 def _classify_lasting_failure(status: int, message: str) -> Blocker | None:
-    """Return the blocker for a failure of the API server or of what it calls that does not pass by itself."""
+    """Return the blocker for a failure of the API server, or of a webhook, that does not pass by itself."""
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or TOO_LARGE.search(message):
         fix = "the object is too large to be stored: shorten env, command, args or affinity of the stage's pod"
         return Blocker(Reason.SPEC_INVALID, f"{message}; {fix}")
@@ -88,6 +91,8 @@ def describe_first_error(error: ValidationError, *, observed: bool = False) -> s
     value = first["input"]
     shown = f", not {value!r:.80}" if observed and isinstance(value, str | int | float) else ""
     more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
-    return (
-        f"{field}{': ' if field else ''}{first['msg'].removeprefix('Value error, ')}{shown}{more}"
-    )
+    # An error of the whole object has no field.
+    prefix = f"{field}: " if field else ""
+    # Pydantic puts this before the message of a validator's ValueError.
+    problem = first["msg"].removeprefix("Value error, ")
+    return f"{prefix}{problem}{shown}{more}"

@@ -1,42 +1,59 @@
-"""The pods of one attempt as one process: when it started, what ended it, and what it left: pure."""
+"""The pods of an attempt as a single process: its start, the cause of its end, and its result: pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import IntEnum
 from functools import cached_property
-from typing import Any
 
 from finetune_operator.core.endings import SIGNAL_EXIT_CODES
-from finetune_operator.kubernetes.translate.pod import Pod, time_of
+from finetune_operator.kubernetes.translate.pod import Object, Pod, time_of
 from finetune_trainer.contract import ExitCode, TerminationMessage
 
-Object = dict[str, Any]
 EVER = datetime.max.replace(tzinfo=UTC)
+"""Stands for an end whose time is not known, so that a known time comes first."""
+
+
+class CauseRank(IntEnum):
+    """How well the end of a pod explains the end of its attempt: the lowest rank is the cause."""
+
+    OUT_OF_MEMORY = 0
+    EVICTED = 1
+    FAILED = 2
+    KILLED = 3
+    """A signal ended its process."""
+    DELETED = 4
+    STOPPED = 5
+    """The pod was stopped and gives no other reason."""
+    SUCCEEDED = 6
 
 
 @dataclass(frozen=True)
 class AttemptPods:
-    """The pods of one attempt that are known: one of each index, in their order."""
+    """The known pods of one attempt, at most one for each index, in the order of their indexes."""
 
     pods: Sequence[Pod]
     count: int
-    """How many pods the attempt has."""
+    """Number of pods of the attempt, whether they are known or not."""
 
     @classmethod
     def of(cls, job: Object | None, pods: Sequence[Pod]) -> "AttemptPods":
         """Return the pods of a Job; without the Job there are as many as their indexes say."""
-        return cls(
-            pods, completions_of(job) if job else max((pod.index + 1 for pod in pods), default=1)
-        )
+        if job:
+            return cls(pods, completions_of(job))
+        return cls(pods, max((pod.index + 1 for pod in pods), default=1))
 
     @property
     def first(self) -> Pod | None:
         """The pod with index 0, which alone writes and has the result."""
-        return next((pod for pod in self.pods if pod.index == 0), None)
+        for pod in self.pods:
+            if pod.index == 0:
+                return pod
+        return None
 
     @property
     def absent(self) -> int:
-        """How many pods are not known: not created yet, or gone without a trace."""
+        """Number of unknown pods: not created yet, or gone without a trace."""
         return max(0, self.count - len(self.pods))
 
     @property
@@ -45,19 +62,19 @@ class AttemptPods:
         return any(not pod.finished for pod in self.pods)
 
     def started_at(self, *, is_over: bool) -> datetime | None:
-        """Return when the last process started; None while one has not. Pods of an attempt that is over may be gone."""
+        """Return when the last process started; None until all have started. Pods may be gone after the attempt."""
         started = [pod.started_at for pod in self.pods]
         known = [time for time in started if time]
-        return (
-            max(known)
-            if known and len(known) == len(started) and (is_over or not self.absent)
-            else None
-        )
+        all_started = bool(known) and len(known) == len(started)
+        if all_started and (is_over or not self.absent):
+            return max(known)
+        return None
 
     @property
     def finished_at(self) -> datetime | None:
-        """When the last process ended; None where no end is known."""
-        return max((time for pod in self.pods if (time := pod.finished_at)), default=None)
+        """When the last process ended; None if no end is known."""
+        ends = [pod.finished_at for pod in self.pods]
+        return max((end for end in ends if end), default=None)
 
     @property
     def has_result(self) -> bool:
@@ -71,27 +88,31 @@ class AttemptPods:
 
     @cached_property
     def ended_by(self) -> Pod | None:
-        """The pod whose end is that of the attempt, as the others end because of it; None while none has ended.
+        """The pod that ended the attempt: the other pods end because of it. None while no pod has ended.
 
         Certain evidence comes first, then a fault of a pod's own. The Job controller deletes the other pods after the
-        first has failed, so a deletion alone explains nothing that a failure can explain. 75 says that a process was
-        stopped, or that another one has gone.
+        first has failed, so a deletion alone explains nothing that a failure can explain. Exit code 75 means that the
+        process was stopped, or that another process has gone.
         """
         ended = [pod for pod in self.pods if pod.exit_code is not None or pod.disruption]
         return min(ended, key=lambda pod: (_rank(pod), _ended_at(pod), pod.index), default=None)
 
     @property
     def culprit(self) -> str:
-        """The name of that pod for people; empty for the only pod, and where all were stopped."""
+        """The name of that pod for people; empty for the only pod, and if all pods were stopped."""
         pod = self.ended_by
-        return f"pod {pod.index}" if pod and self.count > 1 and _rank(pod) < STOPPED else ""
+        if pod is None or self.count == 1 or _rank(pod) >= CauseRank.STOPPED:
+            return ""
+        return f"pod {pod.index}"
 
     def message_of(self, pod: Pod | None) -> TerminationMessage | None:
-        """Return the termination message of the pod that ended the attempt, with what the first pod has saved."""
-        mine, first = _message(pod), _message(self.first)
+        """Return the termination message of the pod that ended the attempt, with the progress of the first pod."""
+        message = _message(pod)
+        first = _message(self.first)
         if pod is self.first or first is None:
-            return mine
-        failure = mine.failure if mine else None
+            return message
+        # Only the first pod writes checkpoints, so it alone knows what was saved.
+        failure = message.failure if message else None
         return TerminationMessage(
             failure=failure, interruption=first.interruption, progress=first.progress
         )
@@ -102,21 +123,23 @@ class AttemptPods:
         return [pod for pod in self.pods if not pod.node and not pod.finished]
 
     def incomplete_since(self, job: Object | None) -> datetime | None:
-        """Return since when some pods have nodes while others have none, or are not even created; None otherwise."""
+        """Return since when some pods have nodes while other pods have none or do not exist; None otherwise."""
         if job is None or not any(pod.node and not pod.finished for pod in self.pods):
             return None
         if not self.absent and not self.unplaced:
             return None
-        waiting = [time for pod in self.unplaced if (time := pod.unschedulable_since)]
+        waiting = _unschedulable_since(self.unplaced)
         return min(waiting, default=time_of(job["metadata"].get("creationTimestamp")))
 
     @property
     def unschedulable_since(self) -> datetime | None:
-        """Since when no node accepts one of the pods; None where each has one."""
-        return min(self._unschedulable(), default=None)
+        """Since when no node accepts one of the pods; None if each pod has a node."""
+        return min(_unschedulable_since(self.pods), default=None)
 
-    def _unschedulable(self) -> Iterator[datetime]:
-        return (time for pod in self.pods if (time := pod.unschedulable_since))
+
+def _unschedulable_since(pods: Sequence[Pod]) -> list[datetime]:
+    times = [pod.unschedulable_since for pod in pods]
+    return [time for time in times if time]
 
 
 def completions_of(job: Object) -> int:
@@ -124,21 +147,19 @@ def completions_of(job: Object) -> int:
     return int((job.get("spec") or {}).get("completions") or 1)
 
 
-STOPPED = 5
-"""The rank of a pod that was stopped and gives no other reason."""
-
-
-def _rank(pod: Pod) -> int:
-    """Return how well the end of a pod explains the end of all: the lowest is the cause."""
+def _rank(pod: Pod) -> CauseRank:
+    """Return how well the end of a pod explains the end of the attempt."""
     if pod.is_out_of_memory:
-        return 0
+        return CauseRank.OUT_OF_MEMORY
     if pod.eviction:
-        return 1
+        return CauseRank.EVICTED
     if pod.exit_code not in {None, ExitCode.DONE, ExitCode.INTERRUPTED, *SIGNAL_EXIT_CODES}:
-        return 2
+        return CauseRank.FAILED
     if pod.disruption:
-        return 4
-    return 3 if pod.exit_code in SIGNAL_EXIT_CODES else STOPPED + (pod.exit_code == ExitCode.DONE)
+        return CauseRank.DELETED
+    if pod.exit_code in SIGNAL_EXIT_CODES:
+        return CauseRank.KILLED
+    return CauseRank.SUCCEEDED if pod.exit_code == ExitCode.DONE else CauseRank.STOPPED
 
 
 def _ended_at(pod: Pod) -> datetime:

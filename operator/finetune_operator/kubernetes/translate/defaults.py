@@ -12,7 +12,8 @@ from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_operator.core.observation import Blocker
 from finetune_operator.kubernetes.translate.api_errors import describe_first_error
 
-NAME, KEY = "finetune-defaults", "defaults.yaml"
+NAME = "finetune-defaults"
+KEY = "defaults.yaml"
 MAX_CHARACTERS = 8_192
 """Characters of the file. Its author is any user of the namespace, and parsing it holds up the event loop."""
 
@@ -26,23 +27,27 @@ class NamespaceDefaults:
 
     @property
     def blocker(self) -> Blocker | None:
-        """Return why no attempt may start; None where one may."""
+        """Return why no attempt may start; None if attempts may start."""
         return Blocker(Reason.SPEC_INVALID, self.error) if self.error else None
 
 
 NONE = NamespaceDefaults()
 
 
-def read_defaults(found: dict[str, Any]) -> NamespaceDefaults:
+def read_defaults(config_map: dict[str, Any]) -> NamespaceDefaults:
     """Return the defaults of a ConfigMap. Raises nothing: an error is a fact about the namespace."""
-    data = found.get("data") or {}
+    data = config_map.get("data") or {}
     if set(data) != {KEY}:
         return _invalid(f"has the keys {', '.join(sorted(data)) or 'none'}: write one key, {KEY}")
-    if len(text := data[KEY]) > MAX_CHARACTERS:
+    text = data[KEY]
+    if len(text) > MAX_CHARACTERS:
         return _invalid(f"{KEY} has {len(text):,} characters: write at most {MAX_CHARACTERS:,}")
     try:
         content = yaml.load(text, _Loader)  # noqa: S506  a safe loader
-        return NamespaceDefaults(Defaults.model_validate({} if content is None else content))
+        if content is None:
+            # An empty file sets no defaults.
+            content = {}
+        return NamespaceDefaults(Defaults.model_validate(content))
     except ValidationError as error:
         return _invalid(
             f"{KEY}: {describe_first_error(error, observed=True)}: correct it, or delete the ConfigMap"

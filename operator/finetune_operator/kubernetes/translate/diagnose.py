@@ -22,8 +22,6 @@ _IMAGE_ERRORS = frozenset(
 )
 STARTING = frozenset({"ContainerCreating", "PodInitializing", "", None})
 """Reasons of a container that waits for nothing special."""
-
-
 PASSES = frozenset({Reason.WAITING_FOR_CAPACITY, Reason.WAITING_FOR_QUOTA})
 """Reasons that may pass without people."""
 
@@ -31,33 +29,40 @@ PASSES = frozenset({Reason.WAITING_FOR_CAPACITY, Reason.WAITING_FOR_QUOTA})
 def worst_blocker(
     job: str, pods: AttemptPods, warnings: Mapping[str, str], now: datetime
 ) -> Blocker | None:
-    """Return what blocks the attempt: of several pods, what blocks one of them and needs people first."""
+    """Return the blocker of the attempt: of several pods, first a blocker that needs people."""
     if pods.count == 1:
-        pod = next(iter(pods.pods), None)
-        return diagnose(pod, warnings.get(pod.name if pod else job, ""), now)
-    return min(
-        _blockers(job, pods, warnings, now), key=lambda one: one.reason in PASSES, default=None
-    )
+        pod = pods.pods[0] if pods.pods else None
+        subject = pod.name if pod else job
+        return diagnose(pod, warnings.get(subject, ""), now)
+    blockers = list(_blockers(job, pods, warnings, now))
+    for blocker in blockers:
+        if blocker.reason not in PASSES:
+            return blocker
+    return blockers[0] if blockers else None
 
 
 def _blockers(
     job: str, pods: AttemptPods, warnings: Mapping[str, str], now: datetime
 ) -> Iterator[Blocker]:
-    for pod in (one for one in pods.pods if not one.finished):
-        if found := diagnose(pod, warnings.get(pod.name, ""), now):
-            without_node = (
-                found.reason is Reason.WAITING_FOR_CAPACITY and len(pods.unplaced) + pods.absent
-            )
-            share = f"{without_node} of {pods.count} pods have no node; " if without_node else ""
-            yield Blocker(found.reason, f"{share}pod {pod.index}: {found.message}")
-    if pods.absent and (found := diagnose(None, warnings.get(job, ""), now)):
-        yield Blocker(
-            found.reason, f"{pods.absent} of {pods.count} pods do not exist: {found.message}"
-        )
+    for pod in pods.pods:
+        blocker = None if pod.finished else diagnose(pod, warnings.get(pod.name, ""), now)
+        if blocker is None:
+            continue
+        share = ""
+        without_node = len(pods.unplaced) + pods.absent
+        if blocker.reason is Reason.WAITING_FOR_CAPACITY and without_node:
+            share = f"{without_node} of {pods.count} pods have no node; "
+        yield Blocker(blocker.reason, f"{share}pod {pod.index}: {blocker.message}")
+    if not pods.absent:
+        return
+    blocker = diagnose(None, warnings.get(job, ""), now)
+    if blocker:
+        share = f"{pods.absent} of {pods.count} pods do not exist"
+        yield Blocker(blocker.reason, f"{share}: {blocker.message}")
 
 
 def diagnose(pod: Pod | None, warning: str, now: datetime) -> Blocker | None:
-    """Return the first thing that blocks the pod; `warning` is the newest Warning event of the Job or its pod."""
+    """Return the first blocker of the pod; `warning` is the newest Warning event of the Job or its pod."""
     if pod is None:
         return _pod_not_created(warning) if warning else None
     return _node_lost(pod, now) or _unscheduled(pod) or _not_started(pod, warning)
@@ -65,6 +70,7 @@ def diagnose(pod: Pod | None, warning: str, now: datetime) -> Blocker | None:
 
 def _pod_not_created(warning: str) -> Blocker:
     """Return why the controller of the Job or ReplicaSet could not create the pod."""
+    # An event has no code for its cause: only its text tells the cases apart.
     if "exceeded quota" in warning:
         fix = "the pod is created once other workloads have finished or the quota is raised"
         return Blocker(Reason.WAITING_FOR_QUOTA, f"{warning}; {fix}")
@@ -96,23 +102,23 @@ def _unscheduled(pod: Pod) -> Blocker | None:
     if scheduled.get("status") != "False":
         return None
     message = str(scheduled.get("message") or "no node accepts the pod")
-    # persistentvolumeclaim … not found; unbound PersistentVolumeClaims; PersistentVolume's affinity
+    # The scheduler's words: persistentvolumeclaim … not found, unbound PersistentVolumeClaims,
+    # PersistentVolume's affinity.
     if "ersistent" in message:
         fix = "run `kubectl describe pvc`: its StorageClass must exist and provision, and its zone must have nodes"
         return Blocker(Reason.VOLUME_NOT_READY, f"{message}; {fix}")
     lacking = sorted(set(re.findall(r"Insufficient ([\w.-]+/[\w-]+)", message)))
-    fix = (
-        f"; no node has {' or '.join(lacking)} available: wait for other pods, or check that its device plugin runs"
-        if lacking
-        else ""
-    )
-    return Blocker(Reason.WAITING_FOR_CAPACITY, message + fix)
+    if not lacking:
+        return Blocker(Reason.WAITING_FOR_CAPACITY, message)
+    fix = f"no node has {' or '.join(lacking)} available: wait for other pods, or check that its device plugin runs"
+    return Blocker(Reason.WAITING_FOR_CAPACITY, f"{message}; {fix}")
 
 
 def _not_started(pod: Pod, warning: str) -> Blocker | None:
     if pod.finished or pod.started_at:
         return None
-    reason, message = str(pod.waiting.get("reason") or ""), str(pod.waiting.get("message") or "")
+    reason = str(pod.waiting.get("reason") or "")
+    message = str(pod.waiting.get("message") or "")
     if reason in _IMAGE_ERRORS:
         fix = "check the stage's image, and that the nodes can reach its registry and are allowed to pull it"
         return Blocker(Reason.IMAGE_PULL_FAILED, f"{message or warning or reason}; {fix}")

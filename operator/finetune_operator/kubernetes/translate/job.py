@@ -22,7 +22,7 @@ def observe_job(
     progress: Progress | None = None,
     warnings: Mapping[str, str] = NO_WARNINGS,
 ) -> ObservedJob | None:
-    """Return the attempt as observed; None where the Job does not exist and how its process ended is unknown.
+    """Return the attempt as observed; None if the Job does not exist and the end of its process is unknown.
 
     A Job has a condition Complete or Failed only when none of its processes is left. The Job controller sets it a
     second or more after the pods have succeeded, so a succeeded first pod with a result is believed once all others
@@ -35,9 +35,10 @@ def observe_job(
     if state is None:
         return None
     is_over = state in {JobState.COMPLETE, JobState.FAILED}
-    # A result is that of the first pod. Otherwise one pod has ended the attempt, and the others because of it.
-    pod = all_pods.first if state is JobState.COMPLETE else all_pods.ended_by or all_pods.first
+    pod = _deciding_pod(state, all_pods)
     message = all_pods.message_of(pod)
+    reported = message.progress if message else None
+    failed_pod = all_pods.culprit if state is JobState.FAILED else ""
     return ObservedJob(
         name=name,
         state=state,
@@ -51,13 +52,21 @@ def observe_job(
         stage=pod.stage if pod else "",
         message=message,
         # The termination message is newer than the progress that the pod was last polled for.
-        progress=(message.progress if message else None) or progress,
+        progress=reported or progress,
         node=all_pods.first.node if all_pods.first else "",
-        pod=all_pods.culprit if state is JobState.FAILED else "",
+        pod=failed_pod,
         unschedulable_since=all_pods.unschedulable_since,
         incomplete_since=all_pods.incomplete_since(job),
         blocker=None if is_over else worst_blocker(name, all_pods, warnings, now),
     )
+
+
+def _deciding_pod(state: JobState, pods: AttemptPods) -> Pod | None:
+    """Return the pod that decides how the attempt is reported."""
+    # Only the first pod has a result. In a failed attempt, one pod has failed and the others end because of it.
+    if state is JobState.COMPLETE:
+        return pods.first
+    return pods.ended_by or pods.first
 
 
 def _state(job: Object | None, pods: AttemptPods) -> JobState | None:
@@ -69,9 +78,10 @@ def _state(job: Object | None, pods: AttemptPods) -> JobState | None:
         return JobState.FAILED
     if job is not None or pods.live:
         return JobState.RUNNING if pods.started_at(is_over=False) else JobState.WAITING
-    if (code := pods.ended_by.exit_code if pods.ended_by else None) is not None:
-        return JobState.COMPLETE if code == 0 else JobState.FAILED
-    return JobState.FAILED if pods.ended_by else None
+    # The Job was deleted: only its pods show how it ended.
+    if pods.ended_by is None:
+        return None
+    return JobState.COMPLETE if pods.ended_by.exit_code == 0 else JobState.FAILED
 
 
 def is_finished(job: Object | None) -> bool:
@@ -84,15 +94,21 @@ def _has_condition(job: Object | None, kind: str) -> bool:
 
 
 def _condition(job: Object | None, kind: str) -> Object:
-    conditions = (job.get("status") or {}).get("conditions") or [] if job else []
-    return next((one for one in conditions if one["type"] == kind), {})
+    if job is None:
+        return {}
+    for condition in (job.get("status") or {}).get("conditions") or []:
+        if condition["type"] == kind:
+            transition: Object = condition
+            return transition
+    return {}
 
 
 def _finished_at(job: Object | None) -> datetime | None:
-    transitions = (
-        _condition(job, kind).get("lastTransitionTime") for kind in ("Complete", "Failed")
-    )
-    return next((time for text in transitions if (time := time_of(text))), None)
+    for kind in ("Complete", "Failed"):
+        time = time_of(_condition(job, kind).get("lastTransitionTime"))
+        if time:
+            return time
+    return None
 
 
 def _disruption(job: Object | None, pod: Pod | None) -> str | None:
@@ -100,12 +116,10 @@ def _disruption(job: Object | None, pod: Pod | None) -> str | None:
 
     The pod comes first because it names the cause. The Job's condition is still there when the pod was not observed.
     """
-    if pod and (found := pod.disruption):
-        return found
+    if pod and pod.disruption:
+        return pod.disruption
     failed = _condition(job, "Failed")
     message = str(failed.get("message") or "")
-    return (
-        message
-        if failed.get("reason") == "PodFailurePolicy" and "DisruptionTarget" in message
-        else None
-    )
+    if failed.get("reason") == "PodFailurePolicy" and "DisruptionTarget" in message:
+        return message
+    return None

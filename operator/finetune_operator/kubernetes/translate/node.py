@@ -1,4 +1,4 @@
-"""What announces on a Node that it will end: pure."""
+"""The notices on a Node that announce its end: pure."""
 
 from typing import Any
 
@@ -25,18 +25,19 @@ auto-drain). The cluster autoscaler taints a node that it removes. node.kubernet
 says that the node is off already. Nor is node.kubernetes.io/unschedulable, which any administrator's cordon adds.
 """
 LABELS = {"cloud.google.com/active-node-maintenance": "ONGOING"}
-"""Labels with the value that announces: GKE sets this one when the maintenance of the host begins to stop workloads."""
+"""Labels and their announcing value: GKE sets this label when the maintenance of the host begins to stop workloads."""
 CONDITIONS = frozenset({"VMEventScheduled"})
-"""Conditions that are True: the node problem detector of AKS reports Azure's scheduled events with this one."""
+"""Conditions that are True: the node problem detector of AKS reports Azure's scheduled events with this condition."""
 
 
 def notices_of(node: Object) -> frozenset[str]:
-    """Return what announces the end of a node: names of taints, labels and conditions."""
+    """Return the notices of a node's end: names of taints, labels and conditions."""
     labels = node["metadata"].get("labels") or {}
     taints = (node.get("spec") or {}).get("taints") or []
     conditions = (node.get("status") or {}).get("conditions") or []
-    return frozenset(
-        {str(one.get("key")) for one in taints} & TAINTS
-        | {name for name, value in LABELS.items() if labels.get(name) == value}
-        | {str(one.get("type")) for one in conditions if one.get("status") == "True"} & CONDITIONS
-    )
+    keys = {str(taint.get("key")) for taint in taints}
+    true_conditions = {
+        str(condition.get("type")) for condition in conditions if condition.get("status") == "True"
+    }
+    set_labels = {name for name, value in LABELS.items() if labels.get(name) == value}
+    return frozenset((keys & TAINTS) | set_labels | (true_conditions & CONDITIONS))

@@ -41,16 +41,15 @@ class Pod:
     def index(self) -> int:
         """The index in an Indexed Job; 0 for the pod of another Job."""
         text = str((self.raw["metadata"].get("labels") or {}).get(COMPLETION_INDEX) or "")
+        # isdigit alone accepts characters such as ², which int refuses.
         return int(text) if text.isascii() and text.isdigit() else 0
 
     @property
     def memory_limit(self) -> str:
-        """The memory limit of the stage's container; empty where it has none."""
-        containers = self.raw["spec"].get("containers") or []
-        resources = next(
-            (one.get("resources") or {} for one in containers if one["name"] == STAGE_CONTAINER), {}
-        )
-        return str((resources.get("limits") or {}).get("memory") or "")
+        """The memory limit of the stage's container; empty if it has none."""
+        container = _named(self.raw["spec"].get("containers"), STAGE_CONTAINER)
+        limits = (container.get("resources") or {}).get("limits") or {}
+        return str(limits.get("memory") or "")
 
     @property
     def node(self) -> str:
@@ -60,11 +59,9 @@ class Pod:
     @property
     def phase(self) -> str:
         """The phase in Kubernetes' terms, or Terminating for a pod that is being deleted."""
-        return (
-            "Terminating"
-            if self.deleted_at and not self.finished
-            else str(self._status.get("phase") or "Pending")
-        )
+        if self.deleted_at and not self.finished:
+            return "Terminating"
+        return str(self._status.get("phase") or "Pending")
 
     @property
     def address(self) -> str:
@@ -73,27 +70,29 @@ class Pod:
 
     @property
     def _status(self) -> Object:
-        found: Object = self.raw.get("status") or {}
-        return found
+        status: Object = self.raw.get("status") or {}
+        return status
 
     @property
     def _container(self) -> Object:
-        statuses = self._status.get("containerStatuses") or []
-        return next((one for one in statuses if one["name"] == STAGE_CONTAINER), {})
+        return _named(self._status.get("containerStatuses"), STAGE_CONTAINER)
+
+    @property
+    def _containers(self) -> list[Object]:
+        """The statuses of all init containers and of the stage's container, in the order of their start."""
+        return [*self._init_statuses, self._container]
 
     @property
     def restarts(self) -> int:
         """The largest restart count of the stage's container and the init containers."""
-        return max(
-            (int(one.get("restartCount") or 0) for one in (*self._init_statuses, self._container)),
-            default=0,
-        )
+        return max(int(status.get("restartCount") or 0) for status in self._containers)
 
     @property
     def last_failure(self) -> Object:
         """The latest state.terminated of an init container that failed, else of the stage's container."""
-        for one in self._init_statuses:
-            for terminated in _terminations(one):
+        for status in self._init_statuses:
+            for terminated in _terminations(status):
+                # The normal end of an init container is no failure.
                 if terminated.get("exitCode"):
                     return terminated
         return next(_terminations(self._container), {})
@@ -105,17 +104,17 @@ class Pod:
 
     @property
     def _init_statuses(self) -> list[Object]:
-        found: list[Object] = self._status.get("initContainerStatuses") or []
-        return found
+        statuses: list[Object] = self._status.get("initContainerStatuses") or []
+        return statuses
 
     @property
     def waiting(self) -> Object:
         """The state.waiting of the first init container that waits, else of the stage's container."""
-        states = (
-            (one.get("state") or {}).get("waiting")
-            for one in (*self._init_statuses, self._container)
-        )
-        return next((found for found in states if found), {})
+        for status in self._containers:
+            waiting: Object | None = (status.get("state") or {}).get("waiting")
+            if waiting:
+                return waiting
+        return {}
 
     @property
     def terminated(self) -> Object:
@@ -126,10 +125,7 @@ class Pod:
     def started_at(self) -> datetime | None:
         """The time when the process started; None for a pod that the kubelet rejected."""
         running = (self._container.get("state") or {}).get("running") or {}
-        return time_of(
-            running.get("startedAt")
-            or (self.terminated.get("startedAt") if self.terminated else None)
-        )
+        return time_of(running.get("startedAt") or self.terminated.get("startedAt"))
 
     @property
     def exit_code(self) -> int | None:
@@ -159,19 +155,20 @@ class Pod:
         return time_of(self.raw["metadata"].get("deletionTimestamp"))
 
     def condition(self, kind: str) -> Object:
-        """Return a condition; empty where the pod does not have it."""
-        conditions = self._status.get("conditions") or []
-        return next((one for one in conditions if one["type"] == kind), {})
+        """Return a condition; empty if the pod does not have it."""
+        for condition in self._status.get("conditions") or []:
+            if condition["type"] == kind:
+                observed: Object = condition
+                return observed
+        return {}
 
     @property
     def unschedulable_since(self) -> datetime | None:
         """The time since which no node accepts the pod; None for a pod that is scheduled."""
         scheduled = self.condition("PodScheduled")
-        return (
-            time_of(scheduled.get("lastTransitionTime"))
-            if scheduled.get("status") == "False"
-            else None
-        )
+        if scheduled.get("status") != "False":
+            return None
+        return time_of(scheduled.get("lastTransitionTime"))
 
     @property
     def finished_at(self) -> datetime | None:
@@ -191,22 +188,25 @@ class Pod:
     @property
     def eviction(self) -> str | None:
         """The evidence that the pod was evicted or rejected, or that its node was lost."""
-        found = self.condition("DisruptionTarget")
-        where = f" on {self.node}" if self.node else ""
-        if found.get("status") == "True":
-            return f"{found.get('reason')}{where}: {found.get('message', '')}".rstrip(": ")
-        reason, message = self._status.get("reason") or "", self._status.get("message") or ""
+        target = self.condition("DisruptionTarget")
+        place = f" on {self.node}" if self.node else ""
+        if target.get("status") == "True":
+            return f"{target.get('reason')}{place}: {target.get('message', '')}".rstrip(": ")
+        reason = self._status.get("reason") or ""
+        message = self._status.get("message") or ""
         if reason in DISRUPTION_REASONS or message.startswith("Pod was rejected"):
-            return f"{reason}{where}: {message}".rstrip(": ")
+            return f"{reason}{place}: {message}".rstrip(": ")
         if self.terminated.get("reason") in STATUS_UNKNOWN_REASONS:
-            return f"the kubelet lost track of the container{where}; the machine may have restarted"
+            return f"the kubelet lost track of the container{place}; the machine may have restarted"
         return None
 
     @property
     def _deletion(self) -> str | None:
         """The evidence that a client deleted the pod. The Job controller does, too, after another pod has failed."""
+        # 137 and 143: SIGKILL and SIGTERM. Any other exit code is the process's own end.
         if self.deleted_at and self.exit_code in {None, 137, 143}:
-            return "the pod was deleted" + (f" on {self.node}" if self.node else "")
+            place = f" on {self.node}" if self.node else ""
+            return f"the pod was deleted{place}"
         return None
 
     @property
@@ -226,9 +226,18 @@ class Pod:
             return TerminationMessage(failure=Failure(message=text))
 
 
+def _named(containers: list[Object] | None, name: str) -> Object:
+    """Return the container of this name, or its status; empty if there is none."""
+    for container in containers or []:
+        if container["name"] == name:
+            return container
+    return {}
+
+
 def _terminations(container: Object) -> Iterator[Object]:
     for state in ("state", "lastState"):
-        if terminated := (container.get(state) or {}).get("terminated"):
+        terminated = (container.get(state) or {}).get("terminated")
+        if terminated:
             yield terminated
 
 
@@ -237,9 +246,9 @@ DISRUPTION_REASONS = frozenset(
 )
 """Reasons in a pod's status with which a kubelet ends or rejects a pod that is not at fault."""
 STATUS_UNKNOWN_REASONS = frozenset({"ContainerStatusUnknown", "Unknown"})
-"""Reasons of a container whose end the kubelet did not observe; its exit code is 137 or 255."""
+"""Reasons of a container if the kubelet did not observe its end; its exit code is 137 or 255."""
 
 
 def time_of(text: object) -> datetime | None:
-    """Parse a Kubernetes time; None where there is none."""
+    """Parse a Kubernetes time; None if there is none."""
     return datetime.fromisoformat(text) if isinstance(text, str) else None

@@ -1,0 +1,161 @@
+"""The watch of the pipelines, by kopf, and everything that keeps kopf within bounds (ADR 15).
+
+kopf stays the controller of the custom resource, but it is made to own its process. Some responses of an API server (an
+ERROR event, a minute of 503) end its operator, and some errors leave its watch hanging. It installs its own signal
+handlers, and copies each object to find a difference that no handler needs. This module runs kopf as a watch among
+others: it restarts kopf after an end or a hang, passes a signal on to the whole process, and switches the copies off.
+"""
+
+import asyncio
+import logging
+import os
+import random  # noqa: TID251  an edge
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import kopf
+from typing_extensions import override
+
+from finetune_operator.api.group import GROUP, PLURAL, VERSION
+from finetune_operator.controller.metrics import WATCHES_RESTARTED
+from finetune_operator.controller.reflector import BASE_RETRY_SECONDS, WATCH_SECONDS
+from finetune_operator.controller.signals import StopSignal
+from finetune_operator.core.metadata import MANAGED_BY_VALUE
+from finetune_operator.kubernetes.cache import PIPELINES
+from finetune_operator.kubernetes.client import PAGE, WATCH_GRACE_SECONDS, Object
+
+KOPF_EXIT_SECONDS = 5.0
+"""Time that kopf gets to end before it is started again."""
+OnEvent = Callable[[str, Object], None]
+"""Called with the type of a watch event, such as DELETED, and its object."""
+log = logging.getLogger(__name__)
+
+
+class KopfWatch:
+    """Watches the pipelines with kopf, and starts kopf again whenever it ends or hangs."""
+
+    def __init__(
+        self, signals: StopSignal, list_pipelines: Callable[[], Awaitable[None]], on_event: OnEvent
+    ) -> None:
+        self.signals = signals
+        self.list_pipelines, self.on_event = list_pipelines, on_event
+        self.lost_at: float | None = None
+        """When the watch ended, if the pipelines could not be listed since, by the event loop's clock."""
+
+    async def run(self, namespaces: Sequence[str | None], stop: asyncio.Event) -> None:
+        """Watch these namespaces until `stop` is set; None stands for all namespaces."""
+        has_ended = False
+        self.lost_at = None
+        while not stop.is_set():
+            try:
+                if has_ended:
+                    # Lists what has changed since kopf ended: a new watch begins with the present.
+                    await self.list_pipelines()
+                self.lost_at = None
+                await self._run_kopf(namespaces, stop)
+            except Exception as error:  # noqa: BLE001  the watch is restarted after any error
+                log.warning("kopf ended and is restarted: %s", str(error) or type(error).__name__)
+            has_ended = True
+            if self.lost_at is None:
+                self.lost_at = asyncio.get_running_loop().time()
+            WATCHES_RESTARTED.labels(PIPELINES).inc()
+            await asyncio.sleep(BASE_RETRY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
+
+    async def _run_kopf(self, namespaces: Sequence[str | None], stop: asyncio.Event) -> None:
+        """Run kopf until `stop` is set, or until it ends or hangs. Raises kopf's error."""
+        hung = asyncio.Event()
+        asyncio.get_running_loop().set_exception_handler(partial(_notice_hang, hung))
+        clusterwide = None in namespaces
+        scope: dict[str, Any] = {
+            "clusterwide": clusterwide,
+            "namespaces": [] if clusterwide else namespaces,
+        }
+        # An explicit identity: kopf's default contains the user's name, and a container's user has none.
+        peering: dict[str, Any] = {"identity": MANAGED_BY_VALUE, "standalone": True}
+        operator = kopf.operator(registry=self.registry(), settings=_settings(), **scope, **peering)
+        tasks = [asyncio.create_task(wait) for wait in (operator, stop.wait(), hung.wait())]
+        kopf_task = tasks[0]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if kopf_task.done() and not kopf_task.exception():
+                # kopf ends without an error when it receives a signal itself. The signal was for the whole process.
+                self.signals.requested.set()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=KOPF_EXIT_SECONDS)
+        if kopf_task.done() and not kopf_task.cancelled():
+            error = kopf_task.exception()
+            if error:
+                raise error
+
+    def registry(self) -> kopf.OperatorRegistry:
+        """Return kopf's handlers: for the events of pipelines, for its start, and for its login."""
+        registry = kopf.OperatorRegistry()
+
+        @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+        async def on_event(event: Any, **_: Any) -> None:
+            self.on_event(event["type"], dict(event["object"]))
+
+        @kopf.on.startup(registry=registry)
+        async def reinstall_signal_handlers(**_: Any) -> None:
+            # kopf has just installed its own, which would end kopf only.
+            self.signals.install()
+
+        kopf.on.login(registry=registry)(kopf.login_via_client)
+        return registry
+
+
+def silence_kopf_log() -> None:
+    """Drop kopf's own log: `KopfWatch` logs each of its failures in a line."""
+    logging.getLogger("kopf").setLevel(logging.CRITICAL)
+
+
+def _notice_hang(
+    hung: asyncio.Event, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+) -> None:
+    """Log an error that no task has raised, and set `hung` if it comes from kopf's code.
+
+    kopf 1.45 leaves its watch without an end after such an error: a callback of it asserts that it runs in a task, and
+    it does not.
+    """
+    loop.default_exception_handler(context)
+    error = context.get("exception")
+    frames = traceback.extract_tb(error.__traceback__) if error else []
+    if any(f"{os.sep}kopf{os.sep}" in frame.filename for frame in frames):
+        hung.set()
+
+
+def _settings() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    # The operator creates Events itself (`kubernetes.event_recorder`).
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.process.ultimate_exiting_timeout = None
+    settings.networking.request_timeout = 30.0
+    settings.networking.connect_timeout = 10.0
+    # An int: the API server rejects timeoutSeconds=20.0.
+    settings.watching.server_timeout = WATCH_SECONDS
+    settings.watching.inactivity_timeout = WATCH_SECONDS + WATCH_GRACE_SECONDS
+    # As for all lists: a page of the largest pipelines has 55 MB.
+    settings.watching.chunk_size = PAGE
+    settings.persistence.diffbase_storage = NoDiff()
+    return settings
+
+
+class NoDiff(kopf.DiffBaseStorage):
+    """Stores no state to compare an object with: kopf would copy each object, and no handler needs the difference."""
+
+    @override
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return {}
+
+    @override
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    @override
+    def store(self, **_: Any) -> None:
+        return None
