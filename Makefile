@@ -60,6 +60,10 @@ images: ## build finetune-operator:dev and finetune-trainer-cpu:dev (IMAGES=trai
 release: ## push the tagged version to REGISTRY (docs/release.md)
 	@.ci/install cluster
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(PY) .ci/release.py $(REGISTRY)
+	@$(MAKE) wheel
+
+wheel: ## build the Python package into dist/
+	@python3 -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 crds: ## generate the CRD in crds/ and in the chart from the models
 	@.ci/install operator,dev

@@ -1,18 +1,33 @@
-"""Check what a machine can check of STYLE.md; prints `file:line: problem` and exits 1 where it finds any."""
+"""Check what a machine can check of STYLE.md; print `file:line: problem` and exit with 1 if there is any."""
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from code_forms import (
+    CONDITIONAL,
+    WALRUS,
+    Function,
+    complexity,
+    forms_in,
+    functions_in,
+)
+
 ROOT = Path(__file__).resolve().parents[1]
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 MARKDOWN_COLUMNS = 100
 TEST_NAME_LENGTH = 60
 SENTENCE_WORDS = 25
+FILE_LINES = 400
+COMPLEXITY = 15
+PRODUCT = ("operator/", "trainer/")
+
+PRONOUNS = re.compile(r"\b(that|those) of\b", re.IGNORECASE)
 
 BANNED_FIRST_WORDS = frozenset(
     {"give", "gives", "say", "says", "tell", "tells", "have", "has", "let", "lets"}
@@ -26,6 +41,12 @@ BANNED_WORDS = {
     "foretell": "forecast",
     "last words": "termination message",
 }
+# Word for word, because a reader of one file must not think of another.
+SAME_CLASS_NAMES = {
+    "Start": "the start of an objective and of a server are never in one file",
+}
+# Forms of code_forms.py that stay, with the reason.
+FORM_EXCEPTIONS: dict[tuple[str, str], str] = {}
 TEXT = (".py", ".md", ".yaml", ".yml", ".toml", ".tpl", ".txt")
 EXCEPTIONS = {
     ".ci/check_style.py": "names the banned words",
@@ -36,17 +57,17 @@ EXCEPTIONS = {
 
 
 def main() -> int:
-    """Return 1 where a file breaks a rule, else 0. A new file is checked before it is committed."""
+    """Return 1 if a file breaks a rule, else 0. A new file is checked before it is committed."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    found = [
-        problem
-        for name in names.stdout.splitlines()
-        if name not in EXCEPTIONS
-        for problem in problems_of(name)
-    ]
-    print("\n".join(found) or "style: ok", file=sys.stderr if found else sys.stdout)
-    return int(bool(found))
+    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    names = [name for name in output.splitlines() if name not in EXCEPTIONS]
+    problems = [problem for name in names for problem in problems_of(name)]
+    problems += repeated_classes(names)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if not problems:
+        print("style: ok")
+    return int(bool(problems))
 
 
 def problems_of(name: str) -> Iterator[str]:
@@ -54,12 +75,69 @@ def problems_of(name: str) -> Iterator[str]:
     path = ROOT / name
     if path.suffix not in TEXT or not path.is_file():
         return
-    text = path.read_text()
-    yield from (f"{name}:{line}: {problem}" for line, problem in banned_words(text))
-    if path.suffix == ".md":
-        yield from (f"{name}:{line}: {problem}" for line, problem in long_lines(text))
-    if path.suffix == ".py":
-        yield from (f"{name}:{line}: {problem}" for line, problem in code_problems(ast.parse(text)))
+    for line, problem in problems_in(name, path.read_text()):
+        yield f"{name}:{line}: {problem}"
+
+
+def problems_in(name: str, text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and description of every problem in a text."""
+    yield from banned_words(text)
+    if name.endswith(".md"):
+        yield from long_lines(text)
+        yield from pronouns(1, text)
+    if name.endswith(".py"):
+        tree = ast.parse(text)
+        yield from code_problems(tree)
+        yield from dense_forms(name, tree)
+        lines = len(text.splitlines())
+        if lines > FILE_LINES:
+            yield 1, f"the file has {lines} lines, more than {FILE_LINES}"
+        for line, comment in comments(text):
+            yield from pronouns(line, comment)
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each comment."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def pronouns(start: int, text: str) -> Iterator[tuple[int, str]]:
+    """Yield each pronoun that a reader would have to resolve; `start` is the line of the text."""
+    for match in PRONOUNS.finditer(text):
+        yield start + text.count("\n", 0, match.start()), f"'{match[0]}': repeat the noun"
+
+
+def dense_forms(name: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the forms that pack several ideas into a line, and functions with too many branches."""
+    for line, form in forms_in(tree):
+        # A short conditional expression is fine, and a single `:=` may be.
+        if form not in {CONDITIONAL, WALRUS} and (name, form) not in FORM_EXCEPTIONS:
+            yield line, f"{form}: one idea a line"
+    for function in functions_in(tree):
+        walruses = sum(isinstance(node, ast.NamedExpr) for node in ast.walk(function))
+        if walruses > 1:
+            yield function.lineno, f"{function.name} has {walruses} `:=`: assign first, then test"
+        branches = complexity(function)
+        if branches > COMPLEXITY:
+            yield (
+                function.lineno,
+                f"{function.name} has the complexity {branches}, over {COMPLEXITY}",
+            )
+
+
+def repeated_classes(names: list[str]) -> Iterator[str]:
+    """Yield classes of the product that have the name of another class."""
+    places: dict[str, list[str]] = {}
+    for name in names:
+        if name.startswith(PRODUCT) and name.endswith(".py") and (ROOT / name).is_file():
+            for node in ast.parse((ROOT / name).read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(name)
+    for class_name, files in places.items():
+        if len(files) > 1 and class_name not in SAME_CLASS_NAMES:
+            yield f"{files[0]}: the class {class_name} is also in {', '.join(files[1:])}"
 
 
 def banned_words(text: str) -> Iterator[tuple[int, str]]:
@@ -106,6 +184,7 @@ def docstring_problems(node: Documented) -> Iterator[tuple[int, str]]:
     words = re.split(r"(?<=[.!?:])\s|\n\s*\n", ast.get_docstring(node) or "", maxsplit=1)[0].split()
     if words and words[0].lower().strip(".,:`") in BANNED_FIRST_WORDS:
         yield line, f"the docstring of {name} starts with {words[0]}"
+    yield from pronouns(line, ast.get_docstring(node) or "")
     if len(words) > SENTENCE_WORDS:
         yield (
             line,
