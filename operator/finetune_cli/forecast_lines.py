@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from finetune_cli.forecast import Forecast, PlannedAction
+from finetune_cli.forecast.forecast import Forecast, PlannedAction
 
 STYLES: dict[PlannedAction, str] = {
     "reuse": "green",

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from finetune_cli.costs import attempt_cost, attempt_place
 from finetune_cli.diagnostics import UsageError, quoted
+from finetune_cli.output.costs import attempt_cost, attempt_place
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import (
     AttemptStatus,

@@ -9,7 +9,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from finetune_cli.loss_lines import loss_lines
+from finetune_cli.output.loss_curve import loss_lines
 from finetune_cli.status_text import attempts_line, joined, stage_summary
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import (

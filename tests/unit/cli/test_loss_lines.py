@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from support.scenario import Scenario
 
-from finetune_cli.loss_lines import sparkline
+from finetune_cli.output.loss_curve import sparkline
 from finetune_cli.status_tree import live_table
 from finetune_trainer.contract import LossCurve, ValidationPoint
 

@@ -211,7 +211,7 @@ def test_run_with_a_store_that_is_gone_starts_with_a_warning(hub, check, monkeyp
 
 def test_remote_stays_unknown_without_the_trainers_packages(hub, check, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "finetune_cli.remote_check.COMMAND", ("python", "-c", "import no_such_package")
+        "finetune_cli.checks.stores.COMMAND", ("python", "-c", "import no_such_package")
     )
     code, out = check()
     assert code == 0

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from finetune_cli.fields import score_of
+from finetune_cli.manifest.fields import score_of
 from finetune_operator.core.durations import format_duration
 
 COLUMNS = ("NAME", "PHASE", "STAGE", "PROGRESS", "SCORE", "DURATION", "AGE")

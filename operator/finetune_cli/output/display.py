@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from finetune_cli.failures import PIPELINE_FAILED, STAGE_FAILED, FailureLog
+from finetune_cli.output.failures import PIPELINE_FAILED, STAGE_FAILED, FailureLog
 from finetune_cli.status_text import format_progress, joined, loading_text
 from finetune_cli.status_tree import live_table
 from finetune_operator.api.status import PipelineStatus, StageState

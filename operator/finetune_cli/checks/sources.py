@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from finetune_cli.checks.stores import StoreAnswer, is_remote, look_at
+from finetune_cli.checks.tasks import task_errors
 from finetune_cli.diagnostics import Diagnostic, closest_match
-from finetune_cli.fields import UriField, has_cluster_credentials, sources, targets
+from finetune_cli.manifest.fields import UriField, has_cluster_credentials, sources, targets
 from finetune_cli.manifest.manifest import Manifest
 from finetune_cli.manifest.value_check import is_one_name, resembles_repository
-from finetune_cli.remote_check import StoreAnswer, is_remote, look_at
-from finetune_cli.task_check import task_errors
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract import Environment
 from finetune_trainer.contract.environment import InvalidLocation, NotMounted, is_pattern

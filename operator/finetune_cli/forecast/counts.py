@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from finetune_cli.fields import Workload, sources, workload
+from finetune_cli.manifest.fields import Workload, sources, workload
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract import Environment, PrepareResult
 from finetune_trainer.contract.environment import InvalidLocation

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from finetune_cli.exit_codes import BELOW_GATE
-from finetune_cli.fields import PATHS_OF_CONFIG_FIELDS
+from finetune_cli.manifest.fields import PATHS_OF_CONFIG_FIELDS
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import StageState

@@ -7,7 +7,7 @@ from itertools import pairwise
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from finetune_cli.encoding import can_encode
+from finetune_cli.output.encoding import can_encode
 from finetune_operator.api.status import Outcome, StageStatus
 from finetune_trainer.contract import LossCurve
 

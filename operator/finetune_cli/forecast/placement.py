@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.forecast import PipelineForecast
+from finetune_cli.forecast.forecast import PipelineForecast
 from finetune_operator.api.placement import ON_DEMAND, PlacementDefaults
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.core.auto import Decision

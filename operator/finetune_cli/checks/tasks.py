@@ -5,11 +5,11 @@ import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from finetune_cli.built_in_tasks import BuiltInTasks, read_built_in_tasks
+from finetune_cli.checks.built_in_tasks import BuiltInTasks, read_built_in_tasks
+from finetune_cli.checks.task_file import task_metrics
 from finetune_cli.diagnostics import Diagnostic, closest_match
-from finetune_cli.fields import Location, built_in_tasks, gate_metrics, task_files
+from finetune_cli.manifest.fields import Location, built_in_tasks, gate_metrics, task_files
 from finetune_cli.manifest.manifest import Manifest
-from finetune_cli.task_file import task_metrics
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract import Environment
 from finetune_trainer.contract.environment import InvalidLocation

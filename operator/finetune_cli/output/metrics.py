@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from finetune_cli.diagnostics import quoted
-from finetune_cli.listing import aligned
+from finetune_cli.output.table import aligned
 from finetune_trainer.contract import LossCurve
 from finetune_trainer.contract.metric_rows import read_rows
 from finetune_trainer.contract.sample_rows import SampleRow

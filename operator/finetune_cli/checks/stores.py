@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from finetune_cli.fields import UriField
-from finetune_cli.store_access import environment_of
+from finetune_cli.checks.store_access import environment_of
+from finetune_cli.manifest.fields import UriField
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract.uris import ON_THIS_MACHINE, scheme_of, without_secrets
 from finetune_trainer.exit_codes import ExitCode
