@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing_extensions import override
 
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
-from finetune_operator.core.auto import (
+from finetune_operator.core.capacity.policy import (
     Cause,
     Decision,
     Experience,

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
-from finetune_operator.core.auto import (
+from finetune_operator.core.capacity.policy import (
     MIN_PENDING,
     PENDING,
     Cause,

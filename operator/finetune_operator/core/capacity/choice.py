@@ -15,7 +15,16 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
-from finetune_operator.core.auto import (
+from finetune_operator.core.capacity.experience import (
+    experience_of,
+    limits_of,
+    nodes_of,
+    saves,
+    wait_of,
+)
+from finetune_operator.core.capacity.message import message_of
+from finetune_operator.core.capacity.nodes import offers
+from finetune_operator.core.capacity.policy import (
     LONGEST_INCOMPLETE,
     LONGEST_PENDING,
     Cause,
@@ -29,10 +38,7 @@ from finetune_operator.core.auto import (
     pending_limit,
     return_time,
 )
-from finetune_operator.core.experience import experience_of, limits_of, nodes_of, saves, wait_of
 from finetune_operator.core.observation import ObservedJob
-from finetune_operator.core.placement import offers
-from finetune_operator.core.placement_message import message_of
 
 
 @dataclass(frozen=True)

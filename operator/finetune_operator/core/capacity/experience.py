@@ -10,7 +10,7 @@ from finetune_operator.api.placement import AUTO, SPOT, PlacementDefaults
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import AttemptStatus, Outcome, StageStatus
-from finetune_operator.core.auto import (
+from finetune_operator.core.capacity.policy import (
     HOUR,
     Cause,
     Experience,

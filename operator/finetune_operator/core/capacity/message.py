@@ -3,7 +3,7 @@
 from datetime import date, timedelta
 
 from finetune_operator.api.placement import ON_DEMAND, SPOT, PlacementDefaults
-from finetune_operator.core.auto import (
+from finetune_operator.core.capacity.policy import (
     IN_ROW,
     PENDING,
     Cause,
