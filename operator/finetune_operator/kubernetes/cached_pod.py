@@ -1,10 +1,10 @@
 """A pod in the cache, as a trimmed object: who it belongs to, and which of its changes matter: pure."""
 
 from finetune_operator.core.metadata import SERVER
-from finetune_operator.kubernetes.store import NamespacedName
+from finetune_operator.kubernetes.cache.store import NamespacedName
+from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.translate.diagnose import STARTING
 from finetune_operator.kubernetes.translate.pod import Object, Pod
-from finetune_operator.kubernetes.trim import JOB_NAME
 
 
 def pod_of(raw: Object) -> Pod:

@@ -1,9 +1,9 @@
 """The children of pipelines, as trimmed objects: their pipeline, their owners and their claims: pure."""
 
 from finetune_operator.core.pipeline import Key
+from finetune_operator.kubernetes.cache.store import NamespacedName
 from finetune_operator.kubernetes.resources.claim import WORKSPACE_OF
 from finetune_operator.kubernetes.resources.job import PIPELINE_NAME
-from finetune_operator.kubernetes.store import NamespacedName
 from finetune_operator.kubernetes.translate.pod import Object
 
 

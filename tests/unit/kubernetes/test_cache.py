@@ -5,7 +5,7 @@ from support.cluster_objects import cache_of, job_of, pipeline_object, pod_of, r
 from support.pods import job_condition, running, terminated, unschedulable, waiting
 
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import CLAIMS, EVENTS, JOBS, PIPELINES, PODS
+from finetune_operator.kubernetes.cache.cache import CLAIMS, EVENTS, JOBS, PIPELINES, PODS
 from finetune_operator.kubernetes.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.cluster import parse_pipeline
 

@@ -11,7 +11,22 @@ from typing import Any
 
 from finetune_operator.core.metadata import SERVER, service_name
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.kubernetes.cached_pipeline import CachedPipeline, WaitingStage, trim_pipeline
+from finetune_operator.kubernetes.cache.pipeline import CachedPipeline, WaitingStage, trim_pipeline
+from finetune_operator.kubernetes.cache.store import (
+    Entry,
+    NamespacedName,
+    Store,
+    namespaced_name,
+    version_of,
+)
+from finetune_operator.kubernetes.cache.trim import (
+    JOB_NAME,
+    trim_claim,
+    trim_deployment,
+    trim_job,
+    trim_pod,
+    trim_service,
+)
 from finetune_operator.kubernetes.cached_pod import (
     age_order,
     controller_of,
@@ -24,26 +39,11 @@ from finetune_operator.kubernetes.cached_pod import (
 )
 from finetune_operator.kubernetes.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.children import claims_of, owner_key, owner_uids
-from finetune_operator.kubernetes.store import (
-    Entry,
-    NamespacedName,
-    Store,
-    namespaced_name,
-    version_of,
-)
 from finetune_operator.kubernetes.translate.attempt_pods import completions_of
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
 from finetune_operator.kubernetes.translate.defaults import NONE, NamespaceDefaults, read_defaults
 from finetune_operator.kubernetes.translate.job import is_finished
 from finetune_operator.kubernetes.translate.pod import Object, Pod
-from finetune_operator.kubernetes.trim import (
-    JOB_NAME,
-    trim_claim,
-    trim_deployment,
-    trim_job,
-    trim_pod,
-    trim_service,
-)
 from finetune_operator.kubernetes.warning_events import WarningEvents
 
 PIPELINES = "finetunepipelines"
