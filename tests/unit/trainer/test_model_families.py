@@ -30,7 +30,7 @@ from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.merge import load_merged, save_merged, with_adapter
 from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.publishing.generation_config import generation_config
-from finetune_trainer.training.lora import adapter_config, attach_adapter
+from finetune_trainer.training.methods.lora import adapter_config, attach_adapter
 
 torch.set_num_threads(1)
 

@@ -32,10 +32,10 @@ from finetune_trainer.runtime.errors import (
 )
 from finetune_trainer.stages import train
 from finetune_trainer.training.batches import StepSampler
-from finetune_trainer.training.lora import trainable_adapter
-from finetune_trainer.training.model import TrainedModel
-from finetune_trainer.training.objectives import objective_of
-from finetune_trainer.training.ranks import ALONE
+from finetune_trainer.training.distributed.ranks import ALONE
+from finetune_trainer.training.methods.lora import trainable_adapter
+from finetune_trainer.training.model.model import TrainedModel
+from finetune_trainer.training.objectives.registry import objective_of
 from finetune_trainer.training.validation import Validator
 
 torch.set_num_threads(1)

@@ -16,8 +16,8 @@ from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import StepSampler, load_batch
-from finetune_trainer.training.lora import attach_adapter, trainable_adapter
-from finetune_trainer.training.model import TrainedModel, check_isolation
+from finetune_trainer.training.methods.lora import attach_adapter, trainable_adapter
+from finetune_trainer.training.model.model import TrainedModel, check_isolation
 
 torch.set_num_threads(1)
 

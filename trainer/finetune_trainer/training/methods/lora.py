@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from finetune_trainer.contract import Lora, ModelSource
 from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.training.trainable import Trainable, WeightsFormat
+from finetune_trainer.training.methods.trainable import Trainable, WeightsFormat
 
 ADAPTER_CONFIG = "adapter_config.json"
 ALL_LINEAR = "all-linear"

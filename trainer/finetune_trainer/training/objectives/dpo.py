@@ -16,10 +16,10 @@ from typing_extensions import override
 
 from finetune_trainer.data.sampling import Indices
 from finetune_trainer.training.batches import Batch, load_batch
-from finetune_trainer.training.model import TrainedModel
-from finetune_trainer.training.objective import Objective, Start
-from finetune_trainer.training.ranks import ALONE, Ranks
-from finetune_trainer.training.reference import LogProbabilities, reference_of
+from finetune_trainer.training.distributed.ranks import ALONE, Ranks
+from finetune_trainer.training.model.model import TrainedModel
+from finetune_trainer.training.objectives.base import Objective, Start
+from finetune_trainer.training.objectives.reference import LogProbabilities, reference_of
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from finetune_trainer.data.packing_rows import PackedRows
 from finetune_trainer.data.sampling import Indices
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import Batch, batches
-from finetune_trainer.training.model import TrainedModel
-from finetune_trainer.training.objective import Objective
-from finetune_trainer.training.preference import PreferenceOptimization
-from finetune_trainer.training.ranks import ALONE, Ranks
+from finetune_trainer.training.distributed.ranks import ALONE, Ranks
+from finetune_trainer.training.model.model import TrainedModel
+from finetune_trainer.training.objectives.base import Objective
+from finetune_trainer.training.objectives.dpo import PreferenceOptimization
 
 
 class SupervisedFineTuning(Objective):

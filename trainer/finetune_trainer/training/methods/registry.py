@@ -16,8 +16,8 @@ from finetune_trainer.models.full_weights import config_of, stored_names
 from finetune_trainer.models.loading import dtype_of, load_base
 from finetune_trainer.models.start_adapter import StartAdapter
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.training.lora_start import started_adapter
-from finetune_trainer.training.trainable import Trainable, WeightsFormat
+from finetune_trainer.training.methods.lora_start import started_adapter
+from finetune_trainer.training.methods.trainable import Trainable, WeightsFormat
 
 Method = Callable[[BaseModel, TrainConfig, torch.device, StartAdapter | None], Trainable]
 

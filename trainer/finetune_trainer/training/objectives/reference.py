@@ -20,10 +20,10 @@ from finetune_trainer.files import write_durably
 from finetune_trainer.runtime.progress import log_line
 from finetune_trainer.training.batches import Batch, load_batch
 from finetune_trainer.training.determinism import restore_thread_count
-from finetune_trainer.training.model import TrainedModel
+from finetune_trainer.training.distributed.ranks import Ranks
+from finetune_trainer.training.model.model import TrainedModel
 from finetune_trainer.training.non_finite import is_finite, non_finite
-from finetune_trainer.training.objective import Start
-from finetune_trainer.training.ranks import Ranks
+from finetune_trainer.training.objectives.base import Start
 
 FOLDER = "reference"
 PART_ROWS = 512

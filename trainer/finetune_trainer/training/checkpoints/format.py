@@ -22,8 +22,8 @@ from typing_extensions import override
 
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.training.determinism import Tensors
+from finetune_trainer.training.methods.trainable import WeightsFormat, save_tensors
 from finetune_trainer.training.state import State
-from finetune_trainer.training.trainable import WeightsFormat, save_tensors
 
 BEST = "best.safetensors"
 OPTIMIZER = "optimizer.safetensors"

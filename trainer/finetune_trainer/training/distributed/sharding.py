@@ -14,8 +14,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.determinism import Tensors
-from finetune_trainer.training.ranks import Ranks
-from finetune_trainer.training.trainable import Trainable
+from finetune_trainer.training.distributed.ranks import Ranks
+from finetune_trainer.training.methods.trainable import Trainable
 
 PINNED_BYTES = 2 << 30
 """Most bytes of a copy in pinned memory. PyTorch keeps that for the next copy, up to twice as much.

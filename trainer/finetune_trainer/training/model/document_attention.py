@@ -14,7 +14,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from finetune_trainer.runtime.progress import log_line
-from finetune_trainer.training.model import TrainedModel, probe
+from finetune_trainer.training.model.model import TrainedModel, probe
 
 NAME = "documents"
 """Name of this attention in the registry of transformers."""

@@ -12,8 +12,8 @@ from finetune_trainer.models.start_adapter import StartAdapter
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.progress import log_line
 from finetune_trainer.training.determinism import Tensors
-from finetune_trainer.training.lora import trainable_adapter
-from finetune_trainer.training.trainable import Trainable
+from finetune_trainer.training.methods.lora import trainable_adapter
+from finetune_trainer.training.methods.trainable import Trainable
 
 UNSUPPORTED = (
     "rank_pattern",

@@ -13,8 +13,8 @@ from finetune_trainer.data.packing_rows import PackedRows
 from finetune_trainer.data.sampling import Indices
 from finetune_trainer.runtime.fence import UNFENCED, Fence
 from finetune_trainer.runtime.progress import ProgressReporter
-from finetune_trainer.training.model import TrainedModel
-from finetune_trainer.training.ranks import ALONE, Ranks
+from finetune_trainer.training.distributed.ranks import ALONE, Ranks
+from finetune_trainer.training.model.model import TrainedModel
 
 LOSS = "loss"
 

@@ -43,7 +43,7 @@ from finetune_trainer.runtime.errors import (
 )
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.runtime.stage_folder import Context, write_termination_message
-from finetune_trainer.training.ranks import (
+from finetune_trainer.training.distributed.ranks import (
     ALONE,
     TIMEOUT,
     PeerLost,

@@ -15,8 +15,8 @@ from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.early_save import EarlySave
 from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.runtime.fence import UNFENCED, Fence
-from finetune_trainer.training.checkpoint_format import Layout, Snapshot, read_files, write_files
-from finetune_trainer.training.trainable import WeightsFormat
+from finetune_trainer.training.checkpoints.format import Layout, Snapshot, read_files, write_files
+from finetune_trainer.training.methods.trainable import WeightsFormat
 
 STEP_FOLDER = re.compile(r"step-[0-9]{8,}")
 

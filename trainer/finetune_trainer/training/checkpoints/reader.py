@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from finetune_trainer.training.checkpoint_format import Layout, Snapshot, open_files
-from finetune_trainer.training.checkpoint_manager import folder_of
-from finetune_trainer.training.ranks import Ranks
+from finetune_trainer.training.checkpoints.format import Layout, Snapshot, open_files
+from finetune_trainer.training.checkpoints.manager import folder_of
+from finetune_trainer.training.distributed.ranks import Ranks
 
 
 class CheckpointReader:

@@ -12,18 +12,18 @@ from peft.tuners.lora import LoraLayer
 from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import Batch, Documents
-from finetune_trainer.training.dropout import speed_up_dropout
-from finetune_trainer.training.embedding_noise import document_lengths, embedding_noise
-from finetune_trainer.training.loss import (
+from finetune_trainer.training.distributed.sharding import drop_gathered, layers_of, sharded_like
+from finetune_trainer.training.methods.trainable import Trainable
+from finetune_trainer.training.model.dropout import speed_up_dropout
+from finetune_trainer.training.model.embedding_noise import document_lengths, embedding_noise
+from finetune_trainer.training.model.lora_kernels import speed_up_lora
+from finetune_trainer.training.model.loss import (
     Reduction,
     captured_head_input,
     chunk_size,
     chunked_cross_entropy,
     head_at_positions,
 )
-from finetune_trainer.training.low_rank import speed_up_lora
-from finetune_trainer.training.sharding import drop_gathered, layers_of, sharded_like
-from finetune_trainer.training.trainable import Trainable
 
 ISOLATION_TOLERANCE = 0.05
 """Maximum difference as a share of the logits' standard deviation.
