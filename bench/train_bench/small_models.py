@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from finetune_trainer.contract import Environment, TrainConfig
 from finetune_trainer.data.documents import Document
-from finetune_trainer.data.packing_rows import PackedRows
-from finetune_trainer.data.packing_writer import PackedWriter
+from finetune_trainer.data.packing.rows import PackedRows
+from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.runtime.artifacts import digest_file
 from finetune_trainer.runtime.stage_folder import Context

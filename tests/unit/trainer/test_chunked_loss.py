@@ -7,7 +7,7 @@ import torch
 from support.families import FAMILIES, make_family_model
 from support.training import documents, run_train, train_config, write_rows
 
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.training.batches import load_batch
 from finetune_trainer.training.methods.registry import load_trainable

@@ -13,7 +13,7 @@ from support.families import FAMILIES, make_family_model
 from support.training import document, run_train, stage_folder, train_config, write_rows
 from transformers import AutoModelForCausalLM
 
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.merge import load_merged, save_merged, with_adapter

@@ -25,7 +25,7 @@ from finetune_trainer.contract import (
     TrainConfig,
     TrainResult,
 )
-from finetune_trainer.data.chat import end_tokens
+from finetune_trainer.data.records.chat_template import end_tokens
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.merge import load_merged, save_merged, with_adapter
 from finetune_trainer.models.stored_weights import StoredWeights

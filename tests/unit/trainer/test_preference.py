@@ -18,7 +18,7 @@ from support.training import (
 )
 
 from finetune_trainer.contract.metric_rows import METRICS
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import StepSampler, load_batch

@@ -21,8 +21,8 @@ from support.training import (
 
 from finetune_trainer.contract import ExitCode, Samples
 from finetune_trainer.contract.sample_rows import SAMPLES, read_samples
-from finetune_trainer.data.packing_rows import PackedRows
-from finetune_trainer.data.row_format import record_size
+from finetune_trainer.data.packing.row_format import record_size
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.training.batches import StepSampler
 
 ALL = os.environ.get("TRAINING") == "all"

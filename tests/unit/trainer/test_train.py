@@ -20,7 +20,7 @@ from support.training import (
 )
 from transformers import AutoModelForCausalLM
 
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.errors import (

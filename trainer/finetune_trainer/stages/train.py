@@ -13,8 +13,8 @@ from finetune_trainer.contract import (
     TrainConfig,
     TrainResult,
 )
-from finetune_trainer.data.packing_rows import PackedRows, corrupt_rows
-from finetune_trainer.data.row_format import ROW_FILES
+from finetune_trainer.data.packing.row_format import ROW_FILES
+from finetune_trainer.data.packing.rows import PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length
 from finetune_trainer.models.start_adapter import StartAdapter, open_adapter

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from finetune_trainer.contract import TrainRecipe
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.data.sampling import Indices, permutation
 from finetune_trainer.training.distributed.ranks import ALONE, Ranks
 

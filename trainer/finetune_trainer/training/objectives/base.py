@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from finetune_trainer.contract import TrainRecipe
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.data.sampling import Indices
 from finetune_trainer.runtime.fence import UNFENCED, Fence
 from finetune_trainer.runtime.progress import ProgressReporter

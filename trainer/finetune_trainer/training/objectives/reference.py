@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.data.sampling import Indices
 from finetune_trainer.files import write_durably
 from finetune_trainer.runtime.progress import log_line

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from finetune_trainer.contract import Objective as Name
 from finetune_trainer.contract import TrainRecipe
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.data.sampling import Indices
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import Batch, batches

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune_trainer.data.documents import SPLITS, Document, Split
-from finetune_trainer.data.row_format import (
+from finetune_trainer.data.packing.row_format import (
     FIRST,
     INDEX,
     PADDING,

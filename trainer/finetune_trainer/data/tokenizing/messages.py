@@ -15,8 +15,8 @@ import numpy as np
 
 from finetune_trainer.contract import Objective, PrepareRecipe
 from finetune_trainer.data.documents import Document
-from finetune_trainer.data.record_tokenizer import TokenizedBatch, TokenizerSettings
-from finetune_trainer.data.records import Fields, InvalidRecord, Shape, fields_of
+from finetune_trainer.data.records.records import Fields, InvalidRecord, Shape, fields_of
+from finetune_trainer.data.tokenizing.record_tokenizer import TokenizedBatch, TokenizerSettings
 
 _VERSION = 2
 """Version of marshal's format. Later versions spend time to find values that occur twice."""

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 from tokenizers.processors import Sequence
 
 from finetune_trainer.contract import Objective
-from finetune_trainer.data.chat import ChatTemplate, Span
-from finetune_trainer.data.conversations import Conversation, conversation_of
 from finetune_trainer.data.documents import Document
-from finetune_trainer.data.records import (
+from finetune_trainer.data.records.chat_template import ChatTemplate, Span
+from finetune_trainer.data.records.conversations import Conversation, conversation_of
+from finetune_trainer.data.records.records import (
     SHAPES,
     SUPPORTED_SHAPES,
     Fields,
@@ -32,7 +32,7 @@ from finetune_trainer.data.records import (
     complete_shapes,
     text_of,
 )
-from finetune_trainer.data.token_bytes import TokenBytes
+from finetune_trainer.data.tokenizing.token_bytes import TokenBytes
 
 Positions = NDArray[np.int64]
 _ZERO: Positions = np.zeros(1, dtype=np.int64)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finetune_trainer.data.documents import Flags, Split, Tokens
-from finetune_trainer.data.row_format import (
+from finetune_trainer.data.packing.row_format import (
     INDEX,
     PADDING,
     TARGET,

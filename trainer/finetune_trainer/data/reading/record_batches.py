@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from finetune_trainer.data.datasets import Dataset, NumberedRecord
 from finetune_trainer.data.documents import Split
-from finetune_trainer.data.records import Fields, InvalidRecord
+from finetune_trainer.data.reading.datasets import Dataset, NumberedRecord
+from finetune_trainer.data.records.records import Fields, InvalidRecord
 
 BATCH_RECORDS = 1000
 BATCH_CHARACTERS = 256 * 1024

@@ -8,28 +8,28 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from finetune_trainer.data.chat import ChatTemplate
-from finetune_trainer.data.conversations import (
+from finetune_trainer.data.records.chat_template import ChatTemplate
+from finetune_trainer.data.records.conversations import (
     Conversation,
     Message,
     check_has_assistant,
     messages_of,
     tools_of,
 )
-from finetune_trainer.data.encoding import (
-    TextExample,
-    completed_text,
-    missing_field,
-    needed_shapes,
-    rendered_text,
-)
-from finetune_trainer.data.records import (
+from finetune_trainer.data.records.records import (
     Fields,
     InvalidRecord,
     Shape,
     check_not_blank,
     kind_of,
     text_of,
+)
+from finetune_trainer.data.tokenizing.encoder import (
+    TextExample,
+    completed_text,
+    missing_field,
+    needed_shapes,
+    rendered_text,
 )
 
 COMPLETIONS = ("chosen", "rejected")

@@ -13,8 +13,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from finetune_trainer.data.documents import Counts, Split
-from finetune_trainer.data.packing_writer import SplitPart
-from finetune_trainer.data.row_format import file_name, record_size
+from finetune_trainer.data.packing.row_format import file_name, record_size
+from finetune_trainer.data.packing.writer import SplitPart
 from finetune_trainer.files import write_durably
 
 

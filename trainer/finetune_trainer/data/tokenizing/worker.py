@@ -8,14 +8,14 @@ import sys
 import traceback
 from typing import IO
 
-from finetune_trainer.data.batch_messages import (
+from finetune_trainer.data.tokenizing.messages import (
     batch_message,
     read_records,
     read_settings,
     receive,
     send,
 )
-from finetune_trainer.data.record_tokenizer import LoadedTokenizer, RecordTokenizer
+from finetune_trainer.data.tokenizing.record_tokenizer import LoadedTokenizer, RecordTokenizer
 
 READY = b"ready"
 FAILED = b"failed"

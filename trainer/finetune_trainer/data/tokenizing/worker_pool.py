@@ -11,9 +11,9 @@ from queue import SimpleQueue
 from signal import Signals
 from threading import Event
 
-from finetune_trainer.data import worker
-from finetune_trainer.data.batch_messages import read_batch, receive, send
-from finetune_trainer.data.record_tokenizer import TokenizedBatch
+from finetune_trainer.data.tokenizing import worker
+from finetune_trainer.data.tokenizing.messages import read_batch, receive, send
+from finetune_trainer.data.tokenizing.record_tokenizer import TokenizedBatch
 from finetune_trainer.runtime.child_process import start_module
 from finetune_trainer.runtime.errors import ServiceUnavailable
 

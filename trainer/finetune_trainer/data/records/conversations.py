@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from finetune_trainer.data.records import Fields, InvalidRecord, check_not_blank, kind_of, text_of
+from finetune_trainer.data.records.records import (
+    Fields,
+    InvalidRecord,
+    check_not_blank,
+    kind_of,
+    text_of,
+)
 
 Message = dict[str, Any]
 OPTIONAL_TEXTS = ("name", "tool_call_id", "reasoning_content")

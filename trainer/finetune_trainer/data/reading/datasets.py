@@ -13,10 +13,10 @@ from finetune_trainer.contract import (
     PrepareConfig,
 )
 from finetune_trainer.contract.uris import without_secrets
-from finetune_trainer.data.columns import FieldColumns
-from finetune_trainer.data.formats import format_of, known_count, read_records
-from finetune_trainer.data.records import Fields, InvalidRecord
-from finetune_trainer.data.source import BUFFER_BYTES, SourceFile
+from finetune_trainer.data.reading.columns import FieldColumns
+from finetune_trainer.data.reading.formats import format_of, known_count, read_records
+from finetune_trainer.data.reading.source_file import BUFFER_BYTES, SourceFile
+from finetune_trainer.data.records.records import Fields, InvalidRecord
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.stores.data_files import DataFile, fetch_dataset
 

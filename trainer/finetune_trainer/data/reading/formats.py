@@ -17,9 +17,9 @@ from pyarrow import ArrowInvalid
 from pyarrow.parquet import ParquetFile
 
 from finetune_trainer.contract import DataFormat
-from finetune_trainer.data.columns import FieldColumns
-from finetune_trainer.data.records import NESTED, Fields, InvalidRecord, kind_of, shortened
-from finetune_trainer.data.source import COMPRESSIONS, SourceFile
+from finetune_trainer.data.reading.columns import FieldColumns
+from finetune_trainer.data.reading.source_file import COMPRESSIONS, SourceFile
+from finetune_trainer.data.records.records import NESTED, Fields, InvalidRecord, kind_of, shortened
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 
 FORMAT_BY_EXTENSION: dict[str, DataFormat] = {

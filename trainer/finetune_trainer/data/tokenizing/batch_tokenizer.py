@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 from finetune_trainer.contract import PrepareConfig
-from finetune_trainer.data.batch_messages import records_message, settings_message
 from finetune_trainer.data.documents import Counts
-from finetune_trainer.data.record_batches import RecordBatch
-from finetune_trainer.data.record_tokenizer import (
+from finetune_trainer.data.reading.record_batches import RecordBatch
+from finetune_trainer.data.tokenizing.messages import records_message, settings_message
+from finetune_trainer.data.tokenizing.record_tokenizer import (
     RecordTokenizer,
     TokenizedBatch,
     TokenizerSettings,
 )
-from finetune_trainer.data.worker_pool import WorkerPool
+from finetune_trainer.data.tokenizing.worker_pool import WorkerPool
 from finetune_trainer.runtime.processors import memory_limit, own_memory, usable_processors
 
 POOL_CHARACTERS = 16 * 2**20

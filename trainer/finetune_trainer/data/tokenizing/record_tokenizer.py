@@ -8,11 +8,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from finetune_trainer.contract import Objective, PrepareRecipe
-from finetune_trainer.data.chat import ChatTemplate, template_of
 from finetune_trainer.data.documents import Document
-from finetune_trainer.data.encoding import Encoder, RecordFormatter, TextExample
-from finetune_trainer.data.preferences import PreferenceFormatter
-from finetune_trainer.data.records import Fields, InvalidRecord, Shape
+from finetune_trainer.data.records.chat_template import ChatTemplate, template_of
+from finetune_trainer.data.records.records import Fields, InvalidRecord, Shape
+from finetune_trainer.data.tokenizing.encoder import Encoder, RecordFormatter, TextExample
+from finetune_trainer.data.tokenizing.preferences import PreferenceFormatter
 
 Formatter = RecordFormatter | PreferenceFormatter
 FORMATTERS: dict[Objective, type[Formatter]] = {"SFT": RecordFormatter, "DPO": PreferenceFormatter}

@@ -7,13 +7,13 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from finetune_trainer.data.conversations import (
+from finetune_trainer.data.records.conversations import (
     Conversation,
     Message,
     parts_left_out,
     with_last_arguments,
 )
-from finetune_trainer.data.records import InvalidRecord
+from finetune_trainer.data.records.records import InvalidRecord
 
 Span = tuple[int, int]
 """Half-open character range: position of the first character, and position after the last character."""

@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from finetune_trainer.contract import Columns, Objective
-from finetune_trainer.data.records import (
+from finetune_trainer.data.records.records import (
     OPTIONAL_FIELDS,
     SHAPES,
     SHAPES_OF,
