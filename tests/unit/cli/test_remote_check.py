@@ -228,7 +228,7 @@ def test_remote_stays_unknown_without_the_trainers_packages(hub, check, tmp_path
 
 def test_library_that_is_not_installed_leaves_a_source_unknown(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.cloud", None)
-    monkeypatch.delitem(sys.modules, "finetune_trainer.stores.google_bucket", raising=False)
+    monkeypatch.delitem(sys.modules, "finetune_trainer.stores.objects.google_bucket", raising=False)
     problem = look_at(Item("gs://bucket/base", "model"))
     assert problem is not None
     assert problem.exit_code is ExitCode.BUG

@@ -14,8 +14,8 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
 )
-from finetune_trainer.stores import buckets
-from finetune_trainer.stores.buckets import PART_BYTES, SHA256, Location, RemoteObject
+from finetune_trainer.stores.objects import bucket
+from finetune_trainer.stores.objects.bucket import PART_BYTES, SHA256, Location, RemoteObject
 
 try:
     import requests
@@ -42,8 +42,8 @@ class GoogleBucket:
         with self._errors():
             self._bucket: Any = _client(environment).bucket(location.bucket)
         self._options = {
-            "timeout": buckets.RETRY_SECONDS,
-            "retry": DEFAULT_RETRY.with_timeout(buckets.RETRY_SECONDS),
+            "timeout": bucket.RETRY_SECONDS,
+            "retry": DEFAULT_RETRY.with_timeout(bucket.RETRY_SECONDS),
         }
 
     def find(self, key: str) -> RemoteObject | None:

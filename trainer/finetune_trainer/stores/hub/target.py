@@ -25,8 +25,8 @@ from finetune_trainer.runtime.artifacts import (
 )
 from finetune_trainer.runtime.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable
 from finetune_trainer.stores.concurrent import in_thread
-from finetune_trainer.stores.hub import git_object_id
-from finetune_trainer.stores.hub_client import HubRepository, HubUri
+from finetune_trainer.stores.hub.client import HubRepository, HubUri
+from finetune_trainer.stores.hub.source import git_object_id
 from finetune_trainer.stores.port import Publication
 from finetune_trainer.stores.publications import CARD, tag_name, without_card
 

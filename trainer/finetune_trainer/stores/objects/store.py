@@ -17,9 +17,9 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
 )
-from finetune_trainer.stores.buckets import WEB, Bucket, RemoteObject, locate_objects
 from finetune_trainer.stores.concurrent import in_thread
-from finetune_trainer.stores.open_bucket import open_bucket
+from finetune_trainer.stores.objects.bucket import WEB, Bucket, RemoteObject, locate_objects
+from finetune_trainer.stores.objects.open_bucket import open_bucket
 from finetune_trainer.stores.port import Listing, Publication, RemoteFile
 from finetune_trainer.stores.publications import (
     CARD,

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.stores.buckets import Bucket, Location
+from finetune_trainer.stores.objects.bucket import Bucket, Location
 
 
 def open_bucket(location: Location, environment: Mapping[str, str] = os.environ) -> Bucket:
@@ -16,11 +16,11 @@ def open_bucket(location: Location, environment: Mapping[str, str] = os.environ)
     # Imported here, because each library takes a part of a second and a process needs only one of them.
     match location.scheme:
         case "s3" | "az" | "https" | "http":
-            from finetune_trainer.stores.obstore_bucket import ObstoreBucket  # noqa: PLC0415
+            from finetune_trainer.stores.objects.obstore_bucket import ObstoreBucket  # noqa: PLC0415
 
             return ObstoreBucket(location, environment)
         case "gs":
-            from finetune_trainer.stores.google_bucket import GoogleBucket  # noqa: PLC0415
+            from finetune_trainer.stores.objects.google_bucket import GoogleBucket  # noqa: PLC0415
 
             return GoogleBucket(location, environment)
         case _:

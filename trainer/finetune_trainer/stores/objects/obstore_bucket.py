@@ -29,8 +29,8 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
     StageError,
 )
-from finetune_trainer.stores import buckets
-from finetune_trainer.stores.buckets import (
+from finetune_trainer.stores.objects import bucket
+from finetune_trainer.stores.objects.bucket import (
     PARALLEL_PARTS,
     PART_BYTES,
     SHA256,
@@ -278,7 +278,7 @@ def _open(location: Location, environment: Mapping[str, str]) -> S3Store | Azure
     retry: RetryConfig = {
         # More than fit into the time, so that the time decides.
         "max_retries": 1000,
-        "retry_timeout": timedelta(seconds=buckets.RETRY_SECONDS),
+        "retry_timeout": timedelta(seconds=bucket.RETRY_SECONDS),
         "backoff": {"max_backoff": timedelta(seconds=5)},
     }
     match location.scheme:

@@ -18,7 +18,8 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
 )
 from finetune_trainer.stores.concurrent import for_each
-from finetune_trainer.stores.oci_image import (
+from finetune_trainer.stores.oci.client import Outage, RegistryClient, Unavailable
+from finetune_trainer.stores.oci.image import (
     MOST_LAYERS,
     Layer,
     blobs_of,
@@ -31,7 +32,6 @@ from finetune_trainer.stores.oci_image import (
 )
 from finetune_trainer.stores.port import Listing, Publication, RemoteFile
 from finetune_trainer.stores.publications import CARD, tag_name
-from finetune_trainer.stores.registry_client import Outage, RegistryClient, Unavailable
 
 # The tag that clients of registries take if a name has none.
 DEFAULT_TAG = "latest"

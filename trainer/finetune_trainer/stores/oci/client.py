@@ -28,8 +28,8 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
 )
 from finetune_trainer.stop_signal import stop
-from finetune_trainer.stores.oci_image import MANIFEST_TYPE, ImageName
-from finetune_trainer.stores.registry_credentials import Authorization, is_plain
+from finetune_trainer.stores.oci.credentials import Authorization, is_plain
+from finetune_trainer.stores.oci.image import MANIFEST_TYPE, ImageName
 
 RETRY_SECONDS = 60.0
 """Time from the first failure of a request to the last attempt."""

@@ -28,13 +28,13 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
 )
-from finetune_trainer.stores.hub_client import (
+from finetune_trainer.stores.hub.client import (
     TEMPORARY_STATUSES,
     HubRepository,
     HubUri,
     RepositoryType,
 )
-from finetune_trainer.stores.hub_splits import files_of_split
+from finetune_trainer.stores.hub.splits import files_of_split
 from finetune_trainer.stores.port import Listing, RemoteFile
 
 # Only fruitless tries count: a large file may come with any number of broken connections.
