@@ -20,7 +20,7 @@ from finetune_cli.local.serving import keep_serving
 from finetune_cli.local.summary import run_argument, summary_lines
 from finetune_cli.manifest.manifest import read
 from finetune_cli.output.display import Display, display_for
-from finetune_cli.status_tree import live_table
+from finetune_cli.output.status_tree import live_table
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.events import Event

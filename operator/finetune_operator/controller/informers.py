@@ -39,7 +39,7 @@ from finetune_operator.kubernetes.cache.cache import (
     SERVICES,
     ResourceCache,
 )
-from finetune_operator.kubernetes.change import Change, Urgency
+from finetune_operator.kubernetes.cache.change import Change, Urgency
 from finetune_operator.kubernetes.client import KubernetesClient, Object
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME

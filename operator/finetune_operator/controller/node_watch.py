@@ -14,9 +14,9 @@ from finetune_operator.controller.reflector import (
 )
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
+from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change
 from finetune_operator.kubernetes.cache.store import NamespacedName
 from finetune_operator.kubernetes.cache.trim import JOB_NAME
-from finetune_operator.kubernetes.change import NO_CHANGE, Change
 from finetune_operator.kubernetes.client import KubernetesClient, Object
 from finetune_operator.kubernetes.pods.saves import SaveSender
 from finetune_operator.kubernetes.translate.api_errors import ApiError

@@ -63,7 +63,7 @@ def churned(cache: ResourceCache, numbers: range) -> int:
 def test_memory_of_deleted_objects_is_bounded(monkeypatch):
     for limit in (
         "finetune_operator.kubernetes.cache.store.DELETIONS_KEPT",
-        "finetune_operator.kubernetes.warning_events.WARNINGS_KEPT",
+        "finetune_operator.kubernetes.cache.warning_events.WARNINGS_KEPT",
     ):
         monkeypatch.setattr(limit, 128)
     cache = ResourceCache()

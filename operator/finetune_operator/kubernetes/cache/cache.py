@@ -11,7 +11,19 @@ from typing import Any
 
 from finetune_operator.core.metadata import SERVER, service_name
 from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
+from finetune_operator.kubernetes.cache.children import claims_of, owner_key, owner_uids
 from finetune_operator.kubernetes.cache.pipeline import CachedPipeline, WaitingStage, trim_pipeline
+from finetune_operator.kubernetes.cache.pod import (
+    age_order,
+    controller_of,
+    is_of_attempt,
+    job_of,
+    pod_of,
+    server_of,
+    urgent_facts,
+    with_known_end,
+)
 from finetune_operator.kubernetes.cache.store import (
     Entry,
     NamespacedName,
@@ -27,24 +39,12 @@ from finetune_operator.kubernetes.cache.trim import (
     trim_pod,
     trim_service,
 )
-from finetune_operator.kubernetes.cached_pod import (
-    age_order,
-    controller_of,
-    is_of_attempt,
-    job_of,
-    pod_of,
-    server_of,
-    urgent_facts,
-    with_known_end,
-)
-from finetune_operator.kubernetes.change import NO_CHANGE, Change, Urgency
-from finetune_operator.kubernetes.children import claims_of, owner_key, owner_uids
+from finetune_operator.kubernetes.cache.warning_events import WarningEvents
 from finetune_operator.kubernetes.translate.attempt_pods import completions_of
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
 from finetune_operator.kubernetes.translate.defaults import NONE, NamespaceDefaults, read_defaults
 from finetune_operator.kubernetes.translate.job import is_finished
 from finetune_operator.kubernetes.translate.pod import Object, Pod
-from finetune_operator.kubernetes.warning_events import WarningEvents
 
 PIPELINES = "finetunepipelines"
 JOBS = "jobs"

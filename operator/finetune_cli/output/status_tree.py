@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from finetune_cli.output.loss_curve import loss_lines
-from finetune_cli.status_text import attempts_line, joined, stage_summary
+from finetune_cli.output.status_text import attempts_line, joined, stage_summary
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import (
     AttemptStatus,
