@@ -248,9 +248,9 @@ def accumulate_gradients(
         parameter.grad = None
     for batch in micro_batches:
         raise_if_stop_requested()
-        found = objective.sums(model, batch)
-        (found[0] / max(1, weight)).backward()
-        sums += found.detach()
+        batch_sums = objective.sums(model, batch)
+        (batch_sums[0] / max(1, weight)).backward()
+        sums += batch_sums.detach()
     return [float(value) for value in sums.tolist()]
 
 

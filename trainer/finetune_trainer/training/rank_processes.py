@@ -100,7 +100,9 @@ def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesse
         processes.wait(END_SECONDS)
     except Interrupted as error:
         processes.wait(END_SECONDS)
-        if isinstance(error, PeerLost) and (failure := processes.failure()):
+        # Exit code 75 of this process only says that a peer is gone. The peer's own failure is the cause.
+        failure = processes.failure() if isinstance(error, PeerLost) else None
+        if failure:
             raise failure from None
         raise
     except RuntimeError as error:  # in the passes of a sharded model
@@ -213,10 +215,11 @@ class RankProcesses:
 
     def failure(self) -> StageError | None:
         """Return the failure of a process that ended by its own fault; None if there is none."""
-        found = (
-            self._failure_of(number, process.poll()) for number, process in self._processes.items()
-        )
-        return next((failure for failure in found if failure), None)
+        for number, process in self._processes.items():
+            failure = self._failure_of(number, process.poll())
+            if failure:
+                return failure
+        return None
 
     def _failure_of(self, number: int, code: int | None) -> StageError | None:
         if code is None or code in {ExitCode.DONE, ExitCode.INTERRUPTED}:
@@ -231,8 +234,11 @@ class RankProcesses:
             return ServiceUnavailable(
                 f"process {number} of {self.size} was killed by {Signals(-code).name}: {cause}"
             )
-        kind = next((kind for kind in FAILURES if kind.exit_code == code), StageError)
-        return kind(f"process {number} of {self.size}: {self._message_of(number)}")
+        text = f"process {number} of {self.size}: {self._message_of(number)}"
+        for kind in FAILURES:
+            if kind.exit_code == code:
+                return kind(text)
+        return StageError(text)
 
     def _message_of(self, number: int) -> str:
         try:
