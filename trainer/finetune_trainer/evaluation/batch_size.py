@@ -57,7 +57,8 @@ def available_memory(root: Path = Path("/")) -> int:
 
 def _machine_memory(root: Path) -> int:
     lines = (root / "proc/meminfo").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    available = (line for line in lines if line.startswith("MemAvailable:"))
+    return 1024 * int(next(available).split()[1])
 
 
 def _cgroup_memory(root: Path) -> Iterator[int]:
@@ -91,4 +92,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
 def _reclaimable(folder: Path) -> int:
     """Return the bytes of the page cache that the kernel frees first; the kubelet does not count them as used."""
     lines = (folder / "memory.stat").read_text().splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+    for line in lines:
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0

@@ -19,7 +19,8 @@ Numbers = Mapping[str, Any]
 def extract_scores(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, Score]]:
     """Return the scores of the configured tasks; raise ConfigInvalid if a task has none."""
     scores = {task: _scores(output["results"].get(task, {}), {}, {}) for task in tasks}
-    if without_score := [task for task, metrics in scores.items() if not metrics]:
+    without_score = [task for task, metrics in scores.items() if not metrics]
+    if without_score:
         raise ConfigInvalid(
             f"evaluate.tasks[{without_score[0]}]: lm-eval reports no score; choose a task that has one"
         )

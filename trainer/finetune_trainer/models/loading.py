@@ -82,7 +82,7 @@ def check_context_length(base: BaseModel, context_length: int) -> None:
         )
 
 
-def open_adapter(environment: Environment, train: str, base: BaseModel) -> Path:
+def open_trained_adapter(environment: Environment, train: str, base: BaseModel) -> Path:
     """Return the output folder of the train stage with this identity, every byte of it verified.
 
     Raises SourceNotFound if the adapter is missing or corrupt, and ConfigInvalid if it is of another base model.

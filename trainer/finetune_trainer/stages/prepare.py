@@ -27,7 +27,7 @@ from finetune_trainer.data.record_batches import Position
 from finetune_trainer.data.record_packer import RecordPacker, Summary
 from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
-from finetune_trainer.models.start_adapter import open_adapter
+from finetune_trainer.models.start_adapter import open_start_adapter
 from finetune_trainer.runtime.artifacts import canonical_json, digest_file, matches_digest, seal
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
@@ -47,7 +47,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     context.progress.update(note="reading the base model", total=reader.known_count())
     base = open_base_model(config.model, context.environment)
     tokenizer = load_tokenizer(base)
-    start = open_adapter(config.start_from, context.environment)
+    start = open_start_adapter(config.start_from, context.environment)
     folder = PartFolder(
         context.folder / PARTIAL, config.recipe.context_length, digest_of_inputs(config, base)
     )
@@ -65,11 +65,8 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     digest = publish(folder, writer, context)
     print(f"prepare: {summary.text(meter.tokens_per_second)}", flush=True)
     counts = packer.counts
-    if counts.conversations and turn_end(tokenizer) is None:
-        log_line(
-            "prepare: the chat template ends a turn with text that is no special token, so that servers will not "
-            "stop there: use a template that ends turns with a special token"
-        )
+    if counts.conversations:
+        warn_of_plain_turn_end(tokenizer)
     context.progress.update(step=counts.records, total=counts.records, note="")
     return PrepareResult(
         identity=config.identity,
@@ -90,6 +87,15 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         start_digest=start.digest if start else None,
         start_pin=start.pin if start else None,
     )
+
+
+def warn_of_plain_turn_end(tokenizer: Any) -> None:
+    """Log a warning if the chat template ends a turn with text that no server stops at."""
+    if turn_end(tokenizer) is None:
+        log_line(
+            "prepare: the chat template ends a turn with text that is no special token, so that servers will not "
+            "stop there: use a template that ends turns with a special token"
+        )
 
 
 def resume(
@@ -245,7 +251,7 @@ def load_tokenizer(base: BaseModel) -> Any:
 
 def padding_token(tokenizer: Any) -> int:
     """Return the id of the token that pads rows. Its loss mask is 0, so any id works if the tokenizer defines none."""
-    return next(
-        (token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None),
-        0,
-    )
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return 0

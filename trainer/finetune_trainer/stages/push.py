@@ -23,7 +23,7 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.data.chat import end_tokens, template_of
 from finetune_trainer.models.base_model import BaseModel, open_base_model
-from finetune_trainer.models.loading import DTYPES, open_adapter
+from finetune_trainer.models.loading import DTYPES, open_trained_adapter
 from finetune_trainer.models.merge import is_adapter, merged_size, save_merged
 from finetune_trainer.publishing.generation_config import generation_config
 from finetune_trainer.publishing.model_card import card
@@ -87,31 +87,38 @@ def publish(
     """Publish a built model to one target."""
     names = [path.relative_to(folder).as_posix() for path in files_in(folder)]
     with stop.deferred():  # the adapters stop between two blocks of bytes
-        found = store.publish(folder, model.digest, names)
-    print(f"push: {found.uri}: sent {found.sent_bytes:,} of {model.size:,} bytes", flush=True)
+        publication = store.publish(folder, model.digest, names)
+    print(
+        f"push: {publication.uri}: sent {publication.sent_bytes:,} of {model.size:,} bytes",
+        flush=True,
+    )
     return PublishedTarget(
-        target=target.uri, uri=found.uri, format=target.format, digest=model.digest, size=model.size
+        target=target.uri,
+        uri=publication.uri,
+        format=target.format,
+        digest=model.digest,
+        size=model.size,
     )
 
 
 def is_output_valid(result: PushResult, config: PushConfig, environment: Environment) -> bool:  # noqa: ARG001  same for all
     """Return whether all targets still have the models of the result."""
-    return all(_is_published(one, environment) for one in result.published)
+    return all(_is_published(target, environment) for target in result.published)
 
 
-def _is_published(one: PublishedTarget, environment: Environment) -> bool:
+def _is_published(target: PublishedTarget, environment: Environment) -> bool:
     """Return whether a model is where it was published; read every byte of it on a volume, list it in a store.
 
     A model that is damaged is not: the stage runs again and sends what is missing.
     """
     try:
-        source = open_source(one.uri, "model")
+        source = open_source(target.uri, "model")
         if source is not None:
             return bool(source.list_files(None).files)
-        found = read_published(locate(one.uri, environment))
+        model = read_published(locate(target.uri, environment))
     except (SourceNotFound, DataInvalid):
         return False
-    return found is not None and found.digest == one.digest
+    return model is not None and model.digest == target.digest
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ class Models:
     @cached_property
     def adapter(self) -> Path:
         """The folder of the adapter."""
-        return open_adapter(self.context.environment, self.config.train, self.base)
+        return open_trained_adapter(self.context.environment, self.config.train, self.base)
 
     def build(self, form: str) -> tuple[Path, PublishedModel]:
         """Return the sealed folder of a format, and what its manifest says.

@@ -16,7 +16,7 @@ from finetune_trainer.contract import (
 from finetune_trainer.data.packing import ROW_FILES, PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length
-from finetune_trainer.models.start_adapter import StartAdapter, open_adapter
+from finetune_trainer.models.start_adapter import StartAdapter, open_start_adapter
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.allocator import keep_freed_memory
 from finetune_trainer.runtime.artifacts import CorruptArtifact
@@ -77,22 +77,16 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
     check_gpu(context.environment, others.local_size)
     trackers = open_trackers(config, context) if is_first else Trackers(config.stage)
     rows, validation_rows, rows_digest = open_rows(config, context.environment)
-    objective, validation = (
-        objective_of(config.recipe, split) for split in (rows, validation_rows)
-    )
-    source = open_base_model(config.model, context.environment, config.model_pin)
-    source.require(config.model_digest, f"prepare/{config.prepare}")
-    check_context_length(source, rows.context_length)
-    start = open_adapter(config.recipe.start_from, context.environment, config.start_pin)
-    if start:
-        start.require(config.start_digest, f"prepare/{config.prepare}")
+    objective = objective_of(config.recipe, rows)
+    validation = objective_of(config.recipe, validation_rows)
+    source, start = open_models(config, context.environment, rows.context_length)
     model, ranks = load_model(config, context, source, start, others)
     check_tokens((rows, validation_rows), model.vocabulary)
     if rows.packed:
         check_isolation(model, source.uri)
-    metadata = {"identity": config.identity, "rows": rows_digest} | (
-        {"start": start.digest} if start else {}
-    )
+    metadata = {"identity": config.identity, "rows": rows_digest}
+    if start:
+        metadata["start"] = start.digest
     inputs = artifacts.digest_of_value(metadata | {"model": source.digest})
     begin((objective, validation), model, ranks, context, inputs)
     sampler = StepSampler.of(config.recipe, len(objective), config.seed)
@@ -111,6 +105,33 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
         if is_first or ranks.is_sharded
         else None,
     )
+    return train_to_end(run, context, source, metadata)
+
+
+def open_models(
+    config: TrainConfig, environment: Environment, context_length: int
+) -> tuple[BaseModel, StartAdapter | None]:
+    """Return the base model, and the adapter that training starts from, if any.
+
+    Raise ConfigInvalid if they are others than `prepare` has seen, or if the model has too few positions.
+    """
+    prepared = f"prepare/{config.prepare}"
+    source = open_base_model(config.model, environment, config.model_pin)
+    source.require(config.model_digest, prepared)
+    check_context_length(source, context_length)
+    start = open_start_adapter(config.recipe.start_from, environment, config.start_pin)
+    if start:
+        start.require(config.start_digest, prepared)
+    return source, start
+
+
+def train_to_end(
+    run: TrainingRun, context: Context, source: BaseModel, metadata: dict[str, str]
+) -> TrainResult | None:
+    """Train from the latest checkpoint, and publish the weights if this is the first process.
+
+    `metadata` binds the checkpoints to the rows and to the start of this training.
+    """
     # SIGTERM is deferred from here on: the loop stops at a step boundary, and publishing takes little time.
     with (
         context.stop.deferred(),
@@ -123,12 +144,14 @@ def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> Tr
         try:
             resume(run, checkpoints)
             run.reserve_snapshot()
-            if model.device.type == "cpu":
-                keep_freed_memory()  # from here on: what loading and resuming have freed goes back to the kernel
+            if run.model.device.type == "cpu":
+                # Not earlier: what loading and resuming have freed goes back to the kernel.
+                keep_freed_memory()
             train(run, checkpoints)
             weights = run.trained_weights()
-        finally:  # before the checkpoints are closed, which waits for one that is being written
-            ranks.leave()
+        finally:
+            # Before the checkpoints are closed, which waits for one that is being written.
+            run.ranks.leave()
         return publish(run, weights, context, source) if weights else None
 
 
@@ -277,11 +300,11 @@ def restore(run: TrainingRun, checkpoints: Checkpoints) -> None:
 def numerics_of(run: TrainingRun) -> dict[str, str]:
     """Return the numeric environment of a run, and what only its model and its recipe make part of that."""
     attention = document_attention.NAME if run.model.is_flat else run.model.masked_attention
-    found = numeric_environment(run.model.device) | {"attention": attention}
+    numerics = numeric_environment(run.model.device) | {"attention": attention}
     recipe = run.config.recipe
     if recipe.method == "QLoRA" or recipe.optimizer.name == "AdamW8Bit":
-        found["bitsandbytes"] = importlib.metadata.version("bitsandbytes")
-    return found
+        numerics["bitsandbytes"] = importlib.metadata.version("bitsandbytes")
+    return numerics
 
 
 def publish(run: TrainingRun, weights: Tensors, context: Context, source: BaseModel) -> TrainResult:
