@@ -1,4 +1,4 @@
-"""The batch size where the recipe names none: as many requests per forward pass as the memory allows."""
+"""The batch size if the recipe names none: as many requests per forward pass as the memory allows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ def _machine_memory(root: Path) -> int:
 
 
 def _cgroup_memory(root: Path) -> Iterator[int]:
-    """Yield what is left of the limit of each cgroup v2 of this process; nothing where there is none."""
+    """Yield what is left of the limit of each cgroup v2 of this process; nothing if there is none."""
     for folder in _cgroups(root):
         try:
             limit = (folder / "memory.max").read_text().strip()
@@ -71,7 +71,8 @@ def _cgroup_memory(root: Path) -> Iterator[int]:
                     int(limit) - int((folder / "memory.current").read_text()) + _reclaimable(folder)
                 )
         except (OSError, ValueError):
-            continue  # the root cgroup has no limit, and a cgroup may lack the memory controller
+            # The root cgroup has no limit, and a cgroup may lack the memory controller.
+            continue
 
 
 def _cgroups(root: Path) -> Iterator[Path]:

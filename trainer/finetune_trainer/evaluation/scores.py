@@ -113,7 +113,8 @@ def _task_differences(
     for (metric, filter_name), by_question in values.items():
         of_base = base_values.get((metric, filter_name), {})
         if by_question.keys() != of_base.keys():
-            continue  # without a value for some questions, the two means are not over the same ones
+            # Without a value for some questions, the two means are not over the same questions.
+            continue
         differences = [value - of_base[question] for question, value in by_question.items()]
         numbers[f"{metric},{filter_name}"] = mean(differences)
         numbers[f"{metric}_stderr,{filter_name}"] = (

@@ -61,7 +61,7 @@ def open_base_model(
 ) -> BaseModel:
     """Return the base model; download it to the workspace first if that was not done yet.
 
-    `pin` is that of an earlier stage; None resolves the revision. Raise like `fetch_model`.
+    `pin` comes from an earlier stage; None resolves the revision. Raise like `fetch_model`.
     """
     fetched = fetch_model(source.uri, environment, revision=source.revision, pin=pin)
     key = hashlib.sha256(f"{source.uri}@{source.revision}".encode()).hexdigest()[:16]

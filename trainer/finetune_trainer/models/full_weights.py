@@ -27,9 +27,8 @@ class FullWeights(PublishedWeights):
     @override
     def load_into(self, model: Any) -> None:
         for name, stored_name in stored_names(model, self._folder).items():
-            model.get_parameter(name).data = self.read(
-                stored_name
-            )  # layers that share it stay tied
+            # Set the data, so that layers that share the parameter stay tied.
+            model.get_parameter(name).data = self.read(stored_name)
 
 
 def stored_names(model: Any, folder: Path) -> dict[str, str]:

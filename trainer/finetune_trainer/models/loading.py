@@ -38,7 +38,8 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -
 
     Raises ConfigInvalid if the folder holds no such model, or if the weights do not match config.json.
     """
-    disable_progress_bar()  # its carriage returns are useless in a log
+    # The carriage returns of the progress bar are useless in a log.
+    disable_progress_bar()
     with _load_errors(folder, uri):
         model, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,

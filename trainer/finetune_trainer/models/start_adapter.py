@@ -39,7 +39,7 @@ def open_start_adapter(
 ) -> StartAdapter | None:
     """Return the adapter, or None without a source; download it to the workspace first if that was not done yet.
 
-    `pin` is that of an earlier stage; None resolves the revision. Raise like `fetch_adapter`, and ConfigInvalid if it
+    `pin` comes from an earlier stage; None resolves the revision. Raise like `fetch_adapter`, and ConfigInvalid if it
     is no LoRA adapter.
     """
     if source is None:

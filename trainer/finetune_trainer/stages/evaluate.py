@@ -102,9 +102,8 @@ def scores_of(
 ) -> dict[str, dict[str, Score]]:
     """Return the scores of a model by task and metric; without an adapter, of the base model. Write no files."""
     evaluation = Evaluation(recipe, environment, seed=seed)
-    base = BaseModel(
-        str(model_folder), model_folder, digest=""
-    )  # without a cache, the digest is not needed
+    # Without a cache, the digest is not needed.
+    base = BaseModel(str(model_folder), model_folder, digest="")
     model = EvaluatedModel(
         base, adapter, dtype_of("Auto", model_folder), recipe.weights == "Merged"
     )
@@ -190,7 +189,8 @@ class Evaluation:
 
 def free_memory() -> None:
     """Free the memory of the model before: the accelerator may have room for one only."""
-    gc.collect()  # lm-eval's model and its cache refer to each other
+    # lm-eval's model and its cache refer to each other.
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -235,7 +235,8 @@ class RequestProgress:
         self._models -= 1
 
         def report(done: int, total: int, cached: int) -> None:
-            if done == cached:  # no new response of this model yet
+            # No new response of this model yet.
+            if done == cached:
                 self._progress.update(note=note)
             self._report(
                 self._before[0] + done, self._before[1] + total, self._before[2] + cached, total

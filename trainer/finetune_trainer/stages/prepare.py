@@ -180,7 +180,8 @@ def publish(folder: PartFolder, writer: PackedWriter, context: Context) -> str:
     """Seal the rows, make them the stage's output, and return their digest."""
     output = context.folder / OUTPUT
     digest = seal(folder.rows, known_digests=writer.digests())
-    shutil.rmtree(output, ignore_errors=True)  # its result is missing, or it is corrupt
+    # If an output is here, its result is missing, or it is corrupt.
+    shutil.rmtree(output, ignore_errors=True)
     context.fence.check()
     folder.rows.rename(output)
     sync_folder(context.folder)

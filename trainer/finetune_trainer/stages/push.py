@@ -49,9 +49,8 @@ FILE_MODE = 0o644
 def run(config: PushConfig, context: Context) -> PushResult:
     """Run the stage. Raise what the targets raise; a target has the model whole, or nothing of it that is visible."""
     trackers, requested = open_trackers(config, context), config.recipe.targets
-    targets = [
-        open_target(target, context.environment) for target in requested
-    ]  # before the work of merging
+    # Open the targets before the work of merging.
+    targets = [open_target(target, context.environment) for target in requested]
     models = Models(config, context)
     built = {
         form: models.build(form) for form in dict.fromkeys(target.format for target in requested)
@@ -86,7 +85,8 @@ def publish(
 ) -> PublishedTarget:
     """Publish a built model to one target."""
     names = [path.relative_to(folder).as_posix() for path in files_in(folder)]
-    with stop.deferred():  # the adapters stop between two blocks of bytes
+    # The adapters stop between two blocks of bytes.
+    with stop.deferred():
         publication = store.publish(folder, model.digest, names)
     print(
         f"push: {publication.uri}: sent {publication.sent_bytes:,} of {model.size:,} bytes",
@@ -153,7 +153,8 @@ class Models:
         model = read_published(folder)
         if model is None or model.about != about:
             self.context.fence.check()
-            shutil.rmtree(folder, ignore_errors=True)  # useless, and its space may be needed
+            # Useless, and its space may be needed.
+            shutil.rmtree(folder, ignore_errors=True)
             self._write(form, folder, about)
             model = describe(folder)
         return folder, model
@@ -190,7 +191,8 @@ def save_tokenizer(
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     conversations = isinstance(prepared, PrepareResult) and prepared.conversations
     if conversations:
-        tokenizer.chat_template = template_of(tokenizer)  # a default one if the base model has none
+        # The template is a default if the base model has none.
+        tokenizer.chat_template = template_of(tokenizer)
     tokenizer.save_pretrained(folder)
     if is_merged:
         generation = generation_config(base, end_tokens(tokenizer, conversations=conversations))

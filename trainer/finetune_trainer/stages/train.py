@@ -289,7 +289,8 @@ def resume(run: TrainingRun, checkpoints: Checkpoints) -> None:
 def restore(run: TrainingRun, checkpoints: Checkpoints) -> None:
     """Restore the latest valid checkpoint if there is one. Raise CorruptArtifact if its files can be read no more."""
     snapshot = checkpoints.load_latest(run.layout())
-    if run.ranks.is_first:  # the others wait for the step in their load_latest
+    # The others wait for the step in their load_latest.
+    if run.ranks.is_first:
         run.ranks.sum(snapshot.state.step if snapshot else 0)
     if snapshot is not None:
         restore_thread_count(snapshot.state.numerics.get("threads"))

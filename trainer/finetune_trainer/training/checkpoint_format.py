@@ -74,9 +74,9 @@ def read_files(folder: Path, layout: Layout) -> Snapshot:
 
 
 def open_files(folder: Path, layout: Layout) -> Snapshot:
-    """Return a snapshot whose tensors are read one by one, when they are used.
+    """Return a snapshot whose tensors are read one after the other, when they are used.
 
-    Raise CorruptArtifact where a file has other tensors than the layout; reading one may raise it, too.
+    Raise CorruptArtifact if a file has other tensors than the layout. Reading a tensor may raise it, too.
     """
     state = _state(folder / STATE, layout.steps)
     optimizer = TensorFile(folder / OPTIMIZER)

@@ -103,9 +103,8 @@ def _problem_with(model: TrainedModel) -> str:
     with_mask = probe(model)
     try:
         model.use_flat_attention(NAME)
-        probe(
-            model, training=True
-        )  # raises Unsupported where attention has dropout, which is off otherwise
+        # Raises Unsupported if attention has dropout, which is off otherwise.
+        probe(model, training=True)
         return (
             ""
             if differ_by_rounding(with_mask, probe(model))

@@ -30,7 +30,7 @@ PLAIN_STARTS = ("gaussian", "orthogonal", "eva")
 def started_adapter(base: Any, config: TrainConfig, start: StartAdapter | None) -> Trainable:
     """Freeze the model and add an adapter, new or with the weights of `start`. Raise ConfigInvalid if that fails.
 
-    The settings are those of the recipe. Where it has none, they are those of `start`.
+    The settings come from the recipe. If it has none, they come from `start`.
     """
     if start is None:
         _check_compile(config, config.recipe.adapter)
@@ -125,7 +125,7 @@ def _warn_of_another_model(start: StartAdapter, uri: str) -> None:
 
 
 def _load(weights: Tensors, start: StartAdapter) -> None:
-    """Copy the weights of `start` into those of the new adapter; raise ConfigInvalid unless they are alike."""
+    """Copy the weights of `start` into the new adapter; raise ConfigInvalid unless they are alike."""
     try:
         start_weights = load_file(start.folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError, ValueError) as error:

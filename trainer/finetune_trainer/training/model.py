@@ -99,9 +99,8 @@ class TrainedModel:
         """
         batch = batch.to(self.device)
         if self._is_compiled and not batch.documents and len(batch.tokens) == 1 < self._rows:
-            batch = (
-                batch.doubled()
-            )  # the compiler takes a single row for a constant, and would work anew for it
+            # The compiler takes a single row for a constant, and would work anew for it.
+            batch = batch.doubled()
         if len(batch.targets) > self.largest_loss:
             return self._chunked_cross_entropy(batch, reduction)
         with self._noise_of(batch), head_at_positions(batch.target_positions, self.head) as select:
@@ -134,7 +133,7 @@ class TrainedModel:
 
     @property
     def positions(self) -> float:
-        """Number of positions that the model has; infinite where its config does not say."""
+        """Number of positions that the model has; infinite if its config does not say."""
         return (
             getattr(self.base.config.get_text_config(), "max_position_embeddings", None) or math.inf
         )

@@ -46,7 +46,7 @@ class PairBatch:
 
 
 class PreferenceOptimization(Objective):
-    """The DPO loss per pair; with label smoothing that of conservative DPO."""
+    """The DPO loss per pair; with label smoothing, the loss of conservative DPO."""
 
     metrics: ClassVar[tuple[str, ...]] = (
         "rewards/chosen",

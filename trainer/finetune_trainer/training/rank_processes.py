@@ -136,7 +136,8 @@ def end_in_hang(processes: "RankProcesses", context: Context) -> None:
     log_line(
         f"train: another process has ended, and this one still waits for it: {failure or 'it was stopped'}"
     )
-    context.stop.claim_exit()  # this process may be ending by itself just now
+    # This process may be ending by itself just now.
+    context.stop.claim_exit()
     try:
         write_termination_message(context.environment, message)
     finally:  # whatever happens: nothing else can end this process now
@@ -160,7 +161,8 @@ class RankProcesses:
         """Set when this process waits for the others no more, however its training has ended."""
         self._own_store = self._listen() if self.size > 1 and self.rank == 0 else None
         if not self.local_rank and self.local_size > 1:
-            shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
+            # The folder may be left from an attempt that was killed.
+            shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
             self._processes = {number: self._start(number) for number in range(1, self.local_size)}
 

@@ -16,7 +16,8 @@ class Validator:
 
     def __init__(self, objective: Objective, every_steps: int | None, last_step: int) -> None:
         self._objective = objective
-        self._every, self._last_step = every_steps, last_step
+        self._every = every_steps
+        self._last_step = last_step
 
     @property
     def has_examples(self) -> bool:
