@@ -170,7 +170,7 @@ def test_lm_eval_tries_batches_of_the_longest_request(
         return call(self, inps)
 
     monkeypatch.setattr(HFLM, "_model_call", record)
-    found = lm._detect_batch_size([(None, [0] * 7, [0])])
+    detected = lm._detect_batch_size([(None, [0] * 7, [0])])
     assert shapes[0] == (64, 7)
-    assert shapes[-5:] == [(found, 7)] * 5
-    assert 10 <= found <= 20
+    assert shapes[-5:] == [(detected, 7)] * 5
+    assert 10 <= detected <= 20

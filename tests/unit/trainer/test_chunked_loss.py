@@ -34,9 +34,9 @@ def loss_and_gradients(model, batch):
     torch.manual_seed(7)  # dropout
     for parameter in model.trainable.values():
         parameter.grad = None
-    found = model.loss_sum(batch)
-    found.backward()
-    return found.item(), {
+    loss = model.loss_sum(batch)
+    loss.backward()
+    return loss.item(), {
         name: parameter.grad.clone() for name, parameter in model.trainable.items()
     }
 
@@ -66,11 +66,11 @@ def test_chunked_loss_and_gradients_are_those_of_all_logits(tiny_model, tmp_path
     expected, gradients = loss_and_gradients(model, batch)
     model.largest_loss = 7
     assert len(batch.targets) % 7
-    found, found_gradients = loss_and_gradients(model, batch)
-    assert found == pytest.approx(expected, rel=1e-6)
+    loss, loss_gradients = loss_and_gradients(model, batch)
+    assert loss == pytest.approx(expected, rel=1e-6)
     for name, gradient in gradients.items():
         assert torch.allclose(
-            found_gradients[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max())
+            loss_gradients[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max())
         )
 
 
@@ -107,5 +107,5 @@ def test_training_in_chunks_ends_as_without(tiny_model, tmp_path, monkeypatch):
     lora = {"rank": 4, "dropout": 0.0}
     expected = run_train(train_config(tiny_model, lora=lora), tmp_path)
     monkeypatch.setattr(loss, "CHUNK_BYTES", 4 * 320 * 5)
-    found = run_train(train_config(tiny_model, lora=lora, identity="c" * 16), tmp_path)
-    assert found.validation_loss == pytest.approx(expected.validation_loss, rel=1e-4)
+    result = run_train(train_config(tiny_model, lora=lora, identity="c" * 16), tmp_path)
+    assert result.validation_loss == pytest.approx(expected.validation_loss, rel=1e-4)

@@ -40,11 +40,12 @@ def test_neighbours_are_dropped_independently():
 
 
 def test_seed_of_pytorch_decides_what_is_dropped():
-    dropout, ones = Dropout(0.5), torch.ones(1000)
+    dropout = Dropout(0.5)
+    values = torch.ones(1000)
 
     def of(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return torch.cat([dropout(ones), dropout(ones)])
+        return torch.cat([dropout(values), dropout(values)])
 
     first, again, other = of(1), of(1), of(2)
     assert torch.equal(first, again)
@@ -61,16 +62,16 @@ def test_forward_pass_computed_again_drops_the_same():
 
 
 def test_evaluation_drops_nothing():
-    ones = torch.ones(1000)
-    assert torch.equal(Dropout(0.5).eval()(ones), ones)
+    values = torch.ones(1000)
+    assert torch.equal(Dropout(0.5).eval()(values), values)
 
 
 def test_lora_layers_of_a_trained_model_have_it(tiny_model):
     config = train_config(tiny_model, lora={"rank": 4, "dropout": 0.25})
     trainable = load_trainable(BaseModel("model", tiny_model, ""), config, torch.device("cpu"))
     model = TrainedModel(trainable, torch.device("cpu"), config.recipe).model
-    found = [
+    dropouts = [
         module for module in model.modules() if isinstance(module, torch.nn.Dropout) and module.p
     ]
-    assert found
-    assert {(type(module), module.p) for module in found} == {(Dropout, 0.25)}
+    assert dropouts
+    assert {(type(module), module.p) for module in dropouts} == {(Dropout, 0.25)}

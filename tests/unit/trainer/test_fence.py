@@ -141,13 +141,13 @@ def test_parallel_attempts_have_one_owner(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    owners = [one for one in made if not is_replaced(one)]
-    assert [one.attempt.number for one in owners] == [16]
+    owners = [fence for fence in made if not is_replaced(fence)]
+    assert [owner.attempt.number for owner in owners] == [16]
 
 
-def is_replaced(one: Fence) -> bool:
+def is_replaced(fence: Fence) -> bool:
     try:
-        one.check()
+        fence.check()
     except Replaced:
         return True
     return False
@@ -249,11 +249,12 @@ def test_live_holder_beats_and_is_told_when_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fence, "HEARTBEAT_SECONDS", 0.01)
-    told, errors = threading.Event(), []
+    noticed = threading.Event()
+    errors = []
 
     def on_replaced(error: Replaced) -> None:
         errors.append(str(error))
-        told.set()
+        noticed.set()
 
     with exclusive(tmp_path, FIRST, on_replaced):
         fence.os.utime(tmp_path / ".lock", (1, 1))
@@ -261,7 +262,7 @@ def test_live_holder_beats_and_is_told_when_it_is_replaced(
         while (tmp_path / ".lock").stat().st_mtime == 1:
             assert not deadline.wait(0.01)
         take_token(tmp_path, SECOND)
-        assert told.wait(10)
+        assert noticed.wait(10)
     assert errors == ["attempt 1 was replaced by attempt 2: it ends and publishes nothing"]
 
 

@@ -105,11 +105,11 @@ def gradients(model: torch.nn.Module, run=lambda model, x: model(x)) -> dict[str
 
 
 def assert_close(
-    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float
+    actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float
 ) -> None:
     for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype
-        assert float((found[name] - tensor).norm()) <= tolerance * float(tensor.norm()), name
+        assert actual[name].dtype == tensor.dtype
+        assert float((actual[name] - tensor).norm()) <= tolerance * float(tensor.norm()), name
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -193,9 +193,9 @@ def test_output_of_another_layer_is_added_to_in_place():
 
 def test_layer_whose_bias_is_trained_is_that_of_peft():
     of_peft, ours = pair(biased)
-    found = []
+    gradients = []
     for model in (of_peft, ours):
         bias = model.base_model.model.first.base_layer.bias.requires_grad_(True)
         model(torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(2))).sum().backward()
-        found.append(bias.grad)
-    torch.testing.assert_close(found[1], found[0])
+        gradients.append(bias.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])

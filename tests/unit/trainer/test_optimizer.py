@@ -21,9 +21,9 @@ def parameters():
     }
 
 
-def take_steps(optimizer, found, steps):
+def take_steps(optimizer, trained, steps):
     for step in steps:
-        for name, parameter in found.items():
+        for name, parameter in trained.items():
             if name != "unused":
                 parameter.grad = torch.randn(
                     parameter.shape, generator=torch.Generator().manual_seed(step)
@@ -34,17 +34,18 @@ def take_steps(optimizer, found, steps):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_restored_optimizer_takes_the_same_steps(name):
     recipe = Optimizer(name=name, weight_decay=0.1)
-    whole, found = parameters(), parameters()
+    whole = parameters()
+    copied = parameters()
     optimizer = create_optimizer(recipe, whole)
     take_steps(optimizer, whole, range(3))
     saved = {key: tensor.clone() for key, tensor in optimizer.tensors().items()}
-    restored = create_optimizer(recipe, found)
-    for key, parameter in found.items():
+    restored = create_optimizer(recipe, copied)
+    for key, parameter in copied.items():
         parameter.data.copy_(whole[key])
     restored.restore(saved)
-    for one, others in ((optimizer, whole), (restored, found)):
-        take_steps(one, others, range(3, 6))
-    assert all(torch.equal(whole[key], found[key]) for key in whole)
+    for each, its_parameters in ((optimizer, whole), (restored, copied)):
+        take_steps(each, its_parameters, range(3, 6))
+    assert all(torch.equal(whole[key], copied[key]) for key in whole)
     assert all(
         torch.equal(tensor, restored.tensors()[key]) for key, tensor in optimizer.tensors().items()
     )
@@ -52,10 +53,10 @@ def test_restored_optimizer_takes_the_same_steps(name):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_layout_is_that_of_the_state_after_a_step(name):
-    found = parameters()
-    optimizer = create_optimizer(Optimizer(name=name), found)
+    tensors = parameters()
+    optimizer = create_optimizer(Optimizer(name=name), tensors)
     layout = optimizer.layout()
-    take_steps(optimizer, found, range(1))
+    take_steps(optimizer, tensors, range(1))
     state = optimizer.tensors()
     assert state.keys() == {key for key in layout if not key.startswith("unused")}
     for key, tensor in state.items():
@@ -63,9 +64,9 @@ def test_layout_is_that_of_the_state_after_a_step(name):
 
 
 def test_moments_of_large_parameters_take_8_bits():
-    found = parameters()
-    optimizer = create_optimizer(Optimizer(name="AdamW8Bit"), found)
-    take_steps(optimizer, found, range(1))
+    tensors = parameters()
+    optimizer = create_optimizer(Optimizer(name="AdamW8Bit"), tensors)
+    take_steps(optimizer, tensors, range(1))
     dtypes = {
         key: tensor.dtype for key, tensor in optimizer.tensors().items() if key.endswith("state1")
     }
@@ -78,14 +79,14 @@ def test_moments_of_large_parameters_take_8_bits():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_vectors_get_no_weight_decay(name):
-    found = parameters()
-    optimizer = create_optimizer(Optimizer(name=name, weight_decay=0.5), found)
-    before = {key: parameter.detach().clone() for key, parameter in found.items()}
-    for parameter in found.values():
+    tensors = parameters()
+    optimizer = create_optimizer(Optimizer(name=name, weight_decay=0.5), tensors)
+    before = {key: parameter.detach().clone() for key, parameter in tensors.items()}
+    for parameter in tensors.values():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step(1e-1)
-    assert torch.equal(found["vector"], before["vector"])
-    assert torch.allclose(found["large"], before["large"] * 0.95)
+    assert torch.equal(tensors["vector"], before["vector"])
+    assert torch.allclose(tensors["large"], before["large"] * 0.95)
 
 
 def test_missing_bitsandbytes_is_named(monkeypatch):

@@ -14,14 +14,14 @@ from finetune_trainer.training.distributed import sharding
 @pytest.fixture
 def training(monkeypatch):
     """Training as on a GPU: `pinned` has the kinds of what is pinned, `snapshots` what checkpoints are made of."""
-    found = SimpleNamespace(pinned=[], snapshots=[])
+    recorded = SimpleNamespace(pinned=[], snapshots=[])
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
         assert all(each() is not None for each in alive), "PyTorch hands out the same memory again"
         memory = torch.empty(tensor.shape, dtype=tensor.dtype)
         alive.append(weakref.ref(memory))
-        found.pinned.append((memory.shape, memory.dtype))
+        recorded.pinned.append((memory.shape, memory.dtype))
         return memory
 
     reserve = loop.TrainingRun.reserve_snapshot
@@ -34,9 +34,9 @@ def training(monkeypatch):
     monkeypatch.setattr(sharding, "pinned_like", pinned_like)
     monkeypatch.setattr(loop.TrainingRun, "reserve_snapshot", reserve_as_on_gpu)
     monkeypatch.setattr(
-        loop, "save", lambda run, _checkpoints: found.snapshots.append(run.snapshot())
+        loop, "save", lambda run, _checkpoints: recorded.snapshots.append(run.snapshot())
     )
-    return found
+    return recorded
 
 
 def kinds(tensors):

@@ -22,7 +22,7 @@ from support.training import (
 from finetune_trainer.contract import AdapterSource
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.merge import load_merged, with_adapter
-from finetune_trainer.models.start_adapter import open_adapter
+from finetune_trainer.models.start_adapter import open_start_adapter
 from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
 from finetune_trainer.training.distributed.sharding import copy_to_cpu
 from finetune_trainer.training.methods.registry import load_trainable
@@ -61,7 +61,7 @@ def from_adapter(model, folder, **changes):
 
 def started(model, folder, **changes):
     config = from_adapter(model, folder, **changes)
-    start = open_adapter(config.recipe.start_from, environment(folder))
+    start = open_start_adapter(config.recipe.start_from, environment(folder))
     return load_trainable(BaseModel("m", model, ""), config, CPU, start)
 
 
@@ -203,7 +203,7 @@ def test_prepare_finds_the_digest_that_train_requires(tiny_model, trained, adapt
         update={"start_from": source}
     )
     result = prepare(config, environment(tmp_path))
-    assert result.start_digest == open_adapter(source, environment(tmp_path)).digest
+    assert result.start_digest == open_start_adapter(source, environment(tmp_path)).digest
     training = from_adapter(tiny_model, adapter).model_copy(
         update={"prepare": result.identity, "start_digest": result.start_digest}
     )

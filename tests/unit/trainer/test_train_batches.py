@@ -81,7 +81,8 @@ def test_first_token_of_a_document_is_never_a_target(tmp_path):
 
 
 def test_target_positions_index_the_flattened_batch(rows):
-    one, two = load_batch(rows, np.array([0])), load_batch(rows, np.array([0, 0]))
-    assert two.target_positions.tolist() == one.target_positions.tolist() + [
-        position + 20 for position in one.target_positions.tolist()
+    single = load_batch(rows, np.array([0]))
+    double = load_batch(rows, np.array([0, 0]))
+    assert double.target_positions.tolist() == single.target_positions.tolist() + [
+        position + 20 for position in single.target_positions.tolist()
     ]

@@ -1,4 +1,4 @@
-"""The batch size where the recipe names none: as many requests per forward pass as the memory allows."""
+"""The batch size if the recipe names none: as many requests per forward pass as the memory allows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -57,11 +57,12 @@ def available_memory(root: Path = Path("/")) -> int:
 
 def _machine_memory(root: Path) -> int:
     lines = (root / "proc/meminfo").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    available = (line for line in lines if line.startswith("MemAvailable:"))
+    return 1024 * int(next(available).split()[1])
 
 
 def _cgroup_memory(root: Path) -> Iterator[int]:
-    """Yield what is left of the limit of each cgroup v2 of this process; nothing where there is none."""
+    """Yield what is left of the limit of each cgroup v2 of this process; nothing if there is none."""
     for folder in _cgroups(root):
         try:
             limit = (folder / "memory.max").read_text().strip()
@@ -70,7 +71,8 @@ def _cgroup_memory(root: Path) -> Iterator[int]:
                     int(limit) - int((folder / "memory.current").read_text()) + _reclaimable(folder)
                 )
         except (OSError, ValueError):
-            continue  # the root cgroup has no limit, and a cgroup may lack the memory controller
+            # The root cgroup has no limit, and a cgroup may lack the memory controller.
+            continue
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
@@ -91,4 +93,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
 def _reclaimable(folder: Path) -> int:
     """Return the bytes of the page cache that the kernel frees first; the kubelet does not count them as used."""
     lines = (folder / "memory.stat").read_text().splitlines()
-    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+    for line in lines:
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0

@@ -26,7 +26,8 @@ class ResponseCache:
         self._responses: dict[str, Any] = dict(_read_entries(file)) if file else {}
         self._file = file.open("ab", buffering=0) if file else None
         if self._file and self._file.tell():
-            self._file.write(b"\n")  # end a line that a kill may have left incomplete
+            # End a line that a kill may have left incomplete.
+            self._file.write(b"\n")
 
     def get(self, kind: str, arguments: Sequence[Any]) -> Any | None:
         """Return the cached response, or None if there is none or if the request samples at random."""

@@ -19,7 +19,8 @@ Numbers = Mapping[str, Any]
 def extract_scores(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, Score]]:
     """Return the scores of the configured tasks; raise ConfigInvalid if a task has none."""
     scores = {task: _scores(output["results"].get(task, {}), {}, {}) for task in tasks}
-    if without_score := [task for task, metrics in scores.items() if not metrics]:
+    without_score = [task for task, metrics in scores.items() if not metrics]
+    if without_score:
         raise ConfigInvalid(
             f"evaluate.tasks[{without_score[0]}]: lm-eval reports no score; choose a task that has one"
         )
@@ -112,7 +113,8 @@ def _task_differences(
     for (metric, filter_name), by_question in values.items():
         of_base = base_values.get((metric, filter_name), {})
         if by_question.keys() != of_base.keys():
-            continue  # without a value for some questions, the two means are not over the same ones
+            # Without a value for some questions, the two means are not over the same questions.
+            continue
         differences = [value - of_base[question] for question, value in by_question.items()]
         numbers[f"{metric},{filter_name}"] = mean(differences)
         numbers[f"{metric}_stderr,{filter_name}"] = (

@@ -91,7 +91,8 @@ def _from_file(manager: Any, name: str, uri: str, environment: Environment) -> L
     file = locate_existing(uri, environment).resolve()
     if not file.is_file():
         raise ConfigInvalid(f"{uri} is not a file; name the task's YAML file")
-    with contextlib.chdir(file.parent):  # paths in the task file are relative to its folder
+    # Paths in the task file are relative to its folder.
+    with contextlib.chdir(file.parent):
         loaded: Loaded = manager.load([str(file)])
     if name not in loaded["tasks"] and name not in loaded.get("groups", {}):
         names = ", ".join([*loaded.get("groups", {}), *loaded["tasks"]])

@@ -61,12 +61,12 @@ def open_base_model(
 ) -> BaseModel:
     """Return the base model; download it to the workspace first if that was not done yet.
 
-    `pin` is that of an earlier stage; None resolves the revision. Raise like `fetch_model`.
+    `pin` comes from an earlier stage; None resolves the revision. Raise like `fetch_model`.
     """
-    found = fetch_model(source.uri, environment, revision=source.revision, pin=pin)
+    fetched = fetch_model(source.uri, environment, revision=source.revision, pin=pin)
     key = hashlib.sha256(f"{source.uri}@{source.revision}".encode()).hexdigest()[:16]
-    digest = model_digest(found.folder, environment.workspace / "models" / f"{key}.json")
-    return BaseModel(source.uri, found.folder, digest, found.pin)
+    digest = model_digest(fetched.folder, environment.workspace / "models" / f"{key}.json")
+    return BaseModel(source.uri, fetched.folder, digest, fetched.pin)
 
 
 def model_digest(folder: Path, record: Path) -> str:
@@ -98,7 +98,8 @@ def _files_of(folder: Path) -> list[Path]:
     """Return the files of a model that determine what it computes, sorted; raise ConfigInvalid if one is missing."""
     small = (path for pattern in DIGESTED_FILES for path in folder.glob(pattern) if path.is_file())
     weights = weight_files(folder)
-    if missing := [path for path in weights if not path.is_file()]:
+    missing = [path for path in weights if not path.is_file()]
+    if missing:
         raise ConfigInvalid(
             f"{folder}: the index names {missing[0].name}, which does not exist: copy the whole model"
         )
@@ -111,8 +112,8 @@ def _digest(path: Path, known: dict[str, Any] | None) -> str:
 
 def _stat(path: Path) -> list[int]:
     """Return size and times of a file; a write changes the last of them, whatever other times are set to."""
-    found = os.stat(path)  # noqa: PTH116  follows the links of the hub's cache
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    status = os.stat(path)  # noqa: PTH116  follows the links of the hub's cache
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _read_record(record: Path) -> dict[str, Any]:

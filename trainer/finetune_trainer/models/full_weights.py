@@ -27,9 +27,8 @@ class FullWeights(PublishedWeights):
     @override
     def load_into(self, model: Any) -> None:
         for name, stored_name in stored_names(model, self._folder).items():
-            model.get_parameter(name).data = self.read(
-                stored_name
-            )  # layers that share it stay tied
+            # Set the data, so that layers that share the parameter stay tied.
+            model.get_parameter(name).data = self.read(stored_name)
 
 
 def stored_names(model: Any, folder: Path) -> dict[str, str]:
@@ -37,18 +36,19 @@ def stored_names(model: Any, folder: Path) -> dict[str, str]:
 
     Raises ConfigInvalid if transformers builds a parameter from several stored tensors, as it does with experts.
     """
-    stored, prefix = StoredWeights(folder).meta, f"{model.base_model_prefix}."
+    stored = StoredWeights(folder).meta
+    prefix = f"{model.base_model_prefix}."
     names = {}
     for name, parameter in model.named_parameters():
-        found = [
-            each for each in (name, name.removeprefix(prefix), prefix + name) if each in stored
-        ]
-        if not found or stored[found[0]].shape != parameter.shape:
+        # The files may name a tensor with or without the prefix of the base model.
+        candidates = (name, name.removeprefix(prefix), prefix + name)
+        matching = [candidate for candidate in candidates if candidate in stored]
+        if not matching or stored[matching[0]].shape != parameter.shape:
             raise ConfigInvalid(
                 f"train.method Full: {name} is not stored as one tensor in {folder}, as in models with fused experts: "
                 "set train.method to LoRA"
             )
-        names[name] = found[0]
+        names[name] = matching[0]
     return names
 
 

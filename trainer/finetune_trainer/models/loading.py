@@ -38,7 +38,8 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -
 
     Raises ConfigInvalid if the folder holds no such model, or if the weights do not match config.json.
     """
-    disable_progress_bar()  # its carriage returns are useless in a log
+    # The carriage returns of the progress bar are useless in a log.
+    disable_progress_bar()
     with _load_errors(folder, uri):
         model, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -82,7 +83,7 @@ def check_context_length(base: BaseModel, context_length: int) -> None:
         )
 
 
-def open_adapter(environment: Environment, train: str, base: BaseModel) -> Path:
+def open_trained_adapter(environment: Environment, train: str, base: BaseModel) -> Path:
     """Return the output folder of the train stage with this identity, every byte of it verified.
 
     Raises SourceNotFound if the adapter is missing or corrupt, and ConfigInvalid if it is of another base model.

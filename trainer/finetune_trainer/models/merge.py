@@ -101,9 +101,10 @@ def _merge_whole(
     """
     model = with_adapter(model_folder, adapter, torch.float32)
     tied = tied_layers(model.get_base_model()) or ()
-    if shared := [
+    shared = [
         name for name in tied if hasattr(model.get_base_model().get_submodule(name), "lora_A")
-    ]:
+    ]
+    if shared:
         raise ConfigInvalid(
             f"{shared[0]} shares its weight with another layer and cannot be merged alone, because {reason}: "
             "remove it from train.lora.targetModules"

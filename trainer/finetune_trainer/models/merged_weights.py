@@ -98,7 +98,8 @@ class MergedWeights(PublishedWeights):
         """Return the weight with the adapter of one layer; PEFT computes it in a model of this layer only."""
         model, module = torch.nn.Module(), copy.deepcopy(self._module(layer.name))
         module.weight = torch.nn.Parameter(weight, requires_grad=False)
-        module.bias = None  # the adapter does not change it
+        # The adapter does not change the bias.
+        module.bias = None
         model.layer = module
         try:
             inject_adapter_in_model(copy.deepcopy(self._lora), model)

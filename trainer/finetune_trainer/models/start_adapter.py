@@ -34,20 +34,20 @@ class StartAdapter:
             )
 
 
-def open_adapter(
+def open_start_adapter(
     source: AdapterSource | None, environment: Environment, pin: str | None = None
 ) -> StartAdapter | None:
     """Return the adapter, or None without a source; download it to the workspace first if that was not done yet.
 
-    `pin` is that of an earlier stage; None resolves the revision. Raise like `fetch_adapter`, and ConfigInvalid if it
+    `pin` comes from an earlier stage; None resolves the revision. Raise like `fetch_adapter`, and ConfigInvalid if it
     is no LoRA adapter.
     """
     if source is None:
         return None
-    found = fetch_adapter(source.uri, environment, revision=source.revision, pin=pin)
-    digest = digest_of_value({name: digest_file(found.folder / name) for name in ADAPTER_FILES})
+    fetched = fetch_adapter(source.uri, environment, revision=source.revision, pin=pin)
+    digest = digest_of_value({name: digest_file(fetched.folder / name) for name in ADAPTER_FILES})
     return StartAdapter(
-        source.uri, found.folder, _read_config(source.uri, found.folder), digest, found.pin
+        source.uri, fetched.folder, _read_config(source.uri, fetched.folder), digest, fetched.pin
     )
 
 

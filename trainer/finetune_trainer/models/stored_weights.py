@@ -21,7 +21,7 @@ DTYPE_NAMES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Names of dtypes in a safetensors header. Other dtypes are those of quantized weights."""
+"""Names of dtypes in a safetensors header. Other dtypes belong to quantized weights."""
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -31,7 +31,7 @@ from finetune_trainer.evaluation.response_cache import CachingLM, OnProgress, Re
 from finetune_trainer.evaluation.scores import Output, compare_scores, extract_scores, numbers_of
 from finetune_trainer.evaluation.tasks import load_tasks, prepare_tasks
 from finetune_trainer.models.base_model import BaseModel, open_base_model
-from finetune_trainer.models.loading import dtype_of, open_adapter
+from finetune_trainer.models.loading import dtype_of, open_trained_adapter
 from finetune_trainer.runtime.artifacts import atomic_folder, matches_digest, seal
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.gpu import check_gpu
@@ -50,7 +50,7 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     trackers = open_trackers(config, context)
     context.progress.update(note="loading the model and the tasks")
     source = open_base_model(config.model, context.environment, config.model_pin)
-    adapter = open_adapter(context.environment, config.train, source)
+    adapter = open_trained_adapter(context.environment, config.train, source)
     dtype = dtype_of(config.dtype, source.folder)
     conversations = trained_on_conversations(config, context.environment)
     evaluation = Evaluation(

@@ -28,7 +28,7 @@ from finetune_trainer.data.record_packer import RecordPacker, Summary
 from finetune_trainer.data.records.chat_template import turn_end
 from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
-from finetune_trainer.models.start_adapter import open_adapter
+from finetune_trainer.models.start_adapter import open_start_adapter
 from finetune_trainer.runtime.artifacts import canonical_json, digest_file, matches_digest, seal
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
@@ -48,7 +48,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     context.progress.update(note="reading the base model", total=reader.known_count())
     base = open_base_model(config.model, context.environment)
     tokenizer = load_tokenizer(base)
-    start = open_adapter(config.start_from, context.environment)
+    start = open_start_adapter(config.start_from, context.environment)
     folder = PartFolder(
         context.folder / PARTIAL, config.recipe.context_length, digest_of_inputs(config, base)
     )

@@ -23,7 +23,7 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.data.records.chat_template import end_tokens, template_of
 from finetune_trainer.models.base_model import BaseModel, open_base_model
-from finetune_trainer.models.loading import DTYPES, open_adapter
+from finetune_trainer.models.loading import DTYPES, open_trained_adapter
 from finetune_trainer.models.merge import is_adapter, merged_size, save_merged
 from finetune_trainer.publishing.generation_config import generation_config
 from finetune_trainer.publishing.model_card import card
@@ -135,7 +135,7 @@ class Models:
     @cached_property
     def adapter(self) -> Path:
         """The folder of the adapter."""
-        return open_adapter(self.context.environment, self.config.train, self.base)
+        return open_trained_adapter(self.context.environment, self.config.train, self.base)
 
     def build(self, form: str) -> tuple[Path, PublishedModel]:
         """Return the sealed folder of a format, and its manifest.

@@ -17,7 +17,7 @@ from finetune_trainer.data.packing.row_format import ROW_FILES
 from finetune_trainer.data.packing.rows import PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length
-from finetune_trainer.models.start_adapter import StartAdapter, open_adapter
+from finetune_trainer.models.start_adapter import StartAdapter, open_start_adapter
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.allocator import keep_freed_memory
 from finetune_trainer.runtime.artifacts import CorruptArtifact
@@ -127,7 +127,7 @@ def open_sources(
     prepare = f"prepare/{config.prepare}"
     source = open_base_model(config.model, environment, config.model_pin)
     source.require(config.model_digest, prepare)
-    start = open_adapter(config.recipe.start_from, environment, config.start_pin)
+    start = open_start_adapter(config.recipe.start_from, environment, config.start_pin)
     if start:
         start.require(config.start_digest, prepare)
     return source, start

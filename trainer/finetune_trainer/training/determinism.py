@@ -21,9 +21,8 @@ def prepare_device(*, strict: bool = False, number: int = 0) -> torch.device:
 
     An operation without a deterministic GPU kernel logs a warning and runs anyway; with `strict` it is an error.
     """
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # deterministic cuBLAS; read at its first use
+    # Makes cuBLAS deterministic, which reads this at its first use.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Strict for training: PyTorch takes the deterministic backward of flash and memory-efficient attention only with
     # warn_only=False (pytorch#182551). Not for evaluation: it has no backward and must run any architecture.
     torch.use_deterministic_algorithms(True, warn_only=not strict)

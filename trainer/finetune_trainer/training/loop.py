@@ -30,7 +30,7 @@ from finetune_trainer.training.state import State
 from finetune_trainer.training.validation import Validator
 
 NOTICE_OF_ANOTHER = "the machine of another process has a notice of its end"
-"""The notice of the first process for that of another; the log of the other one has its text."""
+"""The notice that the first process reports for another process, in whose log the text is."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class TrainingRun:
     def snapshot(self) -> Snapshot:
         """Return a copy of the state at the last step boundary: it changes only at the end of a step.
 
-        Where the state is sharded, all processes must call this together, and only the first gets its tensors.
+        If the state is sharded, all processes must call this together, and only the first gets its tensors.
         """
         return Snapshot(
             state=self.state.model_copy(deep=True),
@@ -83,7 +83,7 @@ class TrainingRun:
     def trained_weights(self) -> Tensors | None:
         """Return the weights with the lowest validation loss, or without validation the last ones.
 
-        All processes must call this, and only the first gets them. The state is that of all, so all do the same.
+        All processes must call this, and only the first gets them. All have the same state, so all do the same.
         """
         return self.copy_weights() if self.state.best_loss is None else self.best
 
@@ -248,9 +248,9 @@ def accumulate_gradients(
         parameter.grad = None
     for batch in micro_batches:
         raise_if_stop_requested()
-        found = objective.sums(model, batch)
-        (found[0] / max(1, weight)).backward()
-        sums += found.detach()
+        batch_sums = objective.sums(model, batch)
+        (batch_sums[0] / max(1, weight)).backward()
+        sums += batch_sums.detach()
     return [float(value) for value in sums.tolist()]
 
 
@@ -270,7 +270,8 @@ def validate(run: TrainingRun) -> None:
     if not is_finite(loss):
         again = run.validator.means(run.model, run.ranks, run.raise_if_stop_requested)[LOSS]
         raise non_finite(f"step {run.state.step}", "the validation loss is {}", (loss,), (again,))
-    generate_samples(run)  # before the loss is recorded: a process that stops here validates again
+    # Before the loss is recorded: a process that stops here validates again.
+    generate_samples(run)
     run.metrics.record(
         run.state.step, {f"validation_{name}": value for name, value in means.items()}
     )

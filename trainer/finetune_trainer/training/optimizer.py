@@ -35,7 +35,7 @@ class NamedOptimizer(ABC):
             {"params": vectors, "weight_decay": 0.0},
         ]
         options = {"lr": recipe.learning_rate, "betas": (recipe.beta1, recipe.beta2)}
-        self.torch = self._create(groups, **options, weight_decay=recipe.weight_decay)
+        self.optimizer = self._create(groups, **options, weight_decay=recipe.weight_decay)
 
     @abstractmethod
     def _create(self, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
@@ -55,16 +55,16 @@ class NamedOptimizer(ABC):
 
     def step(self, rate: float) -> None:
         """Change the parameters by their gradients, with this learning rate."""
-        for group in self.torch.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.torch.step()
+        self.optimizer.step()
 
     def tensors(self) -> Tensors:
         """Return the state as named tensors, not copied; a parameter that never had a gradient has none."""
         return {
             f"{name}.{key}": tensor
             for name, parameter in self._parameters.items()
-            if parameter in self.torch.state
+            if parameter in self.optimizer.state
             for key, tensor in self._state_of(parameter).items()
         }
 
@@ -97,7 +97,7 @@ class AdamW(NamedOptimizer):
 
     @override
     def _state_of(self, parameter: torch.nn.Parameter) -> Tensors:
-        return dict(self.torch.state[parameter])
+        return dict(self.optimizer.state[parameter])
 
     @override
     def _layout_of(self, parameter: torch.nn.Parameter) -> Tensors:
@@ -110,7 +110,7 @@ class AdamW(NamedOptimizer):
 
     @override
     def _restore(self, parameter: torch.nn.Parameter, state: Tensors) -> None:
-        self.torch.state[parameter] = {
+        self.optimizer.state[parameter] = {
             "step": state["step"].to(parameter.device, copy=True),
             **{key: sharded_like(state[key], parameter).clone() for key in state if key != "step"},
         }
@@ -133,7 +133,7 @@ class AdamW8Bit(NamedOptimizer):
 
     @override
     def _state_of(self, parameter: torch.nn.Parameter) -> Tensors:
-        state = self.torch.state[parameter]
+        state = self.optimizer.state[parameter]
         step = torch.tensor(float(state["step"]))
         return {
             "step": step,
@@ -160,16 +160,16 @@ class AdamW8Bit(NamedOptimizer):
             each for each in self._places() if each[0]["params"][each[2]] is parameter
         )
         self._library.init_state(group, parameter, number, index)
-        found = self.torch.state[parameter]
+        restored = self.optimizer.state[parameter]
         for key, tensor in state.items():
             if key == "step":
-                found[key] = int(tensor)
+                restored[key] = int(tensor)
             else:
-                found[key].copy_(tensor)
+                restored[key].copy_(tensor)
 
     def _places(self) -> Iterator[tuple[dict[str, Any], int, int]]:
         """Yield the group of every parameter, the group's number, and the parameter's number in it."""
-        for number, group in enumerate(self.torch.param_groups):
+        for number, group in enumerate(self.optimizer.param_groups):
             for index in range(len(group["params"])):
                 yield group, number, index
 

@@ -61,13 +61,13 @@ class SampleGenerator:
             pad_token_id=ends[0] if padding is None and ends else padding,
         )
         given = torch.tensor([tokens], device=model.device)
-        found = model.model.generate(
+        generated = model.model.generate(
             input_ids=given,
             attention_mask=torch.ones_like(given),
             generation_config=config,
             stopping_criteria=StoppingCriteriaList([_StopSignalCheck(raise_if_stop_requested)]),
         )
-        return str(self._tokenizer.decode(found[0, len(tokens) :], skip_special_tokens=True))
+        return str(self._tokenizer.decode(generated[0, len(tokens) :], skip_special_tokens=True))
 
     @cached_property
     def _prompts(self) -> dict[str, list[int]]:

@@ -14,10 +14,8 @@ def learning_rate(recipe: Optimizer, step: int, steps: int) -> float:
     warmup = math.ceil(recipe.warmup_fraction * steps)
     if step < warmup:
         return recipe.learning_rate * (step + 1) / (warmup + 1)
-    least, height = (
-        recipe.min_learning_rate_fraction,
-        _height(recipe, step - warmup, steps - warmup, steps),
-    )
+    least = recipe.min_learning_rate_fraction
+    height = _height(recipe, step - warmup, steps - warmup, steps)
     return recipe.learning_rate * (least + (1 - least) * height)
 
 
@@ -32,7 +30,7 @@ def _height(recipe: Optimizer, done: int, after_warmup: int, steps: int) -> floa
         case "Constant":
             return 1.0
         case "WarmupStableDecay":
-            # The warm-up comes first: where both do not fit, the decay is shorter.
+            # The warm-up comes first: if both do not fit, the decay is shorter.
             return min(
                 1.0, (after_warmup - done) / min(recipe.decay_fraction * steps, after_warmup)
             )

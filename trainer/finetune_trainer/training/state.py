@@ -50,10 +50,12 @@ class State(BaseModel):
 
     def record_validation(self, loss: float, rule: EarlyStopping | None) -> bool:
         """Record a validation loss and update early stopping; return whether the loss is the lowest so far."""
-        self.validated_step, self.validation_loss = self.step, loss
+        self.validated_step = self.step
+        self.validation_loss = loss
         is_best = self.best_loss is None or loss < self.best_loss
         if is_best:
-            self.best_step, self.best_loss = self.step, loss
+            self.best_step = self.step
+            self.best_loss = loss
         if rule:
             improved = (
                 self.early_stopping_best is None or loss < self.early_stopping_best - rule.min_delta

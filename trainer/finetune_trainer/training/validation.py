@@ -16,7 +16,8 @@ class Validator:
 
     def __init__(self, objective: Objective, every_steps: int | None, last_step: int) -> None:
         self._objective = objective
-        self._every, self._last_step = every_steps, last_step
+        self._every = every_steps
+        self._last_step = last_step
 
     @property
     def has_examples(self) -> bool:
@@ -35,15 +36,16 @@ class Validator:
         self, model: TrainedModel, ranks: Ranks, raise_if_stop_requested: Callable[[], None]
     ) -> dict[str, float]:
         """Return the loss over all validation examples and the objective's metrics; uses no random numbers."""
-        sums, weight = [0.0] * (1 + len(self._objective.metrics)), 0
+        sums = [0.0] * (1 + len(self._objective.metrics))
+        weight = 0
         everything = np.arange(len(self._objective))
         model.model.eval()
         try:
             with torch.no_grad():
                 for batch in self._objective.batches(everything, flat=model.is_flat, ranks=ranks):
                     raise_if_stop_requested()
-                    found: list[float] = self._objective.sums(model, batch).tolist()
-                    sums = [one + other for one, other in zip(sums, found, strict=True)]
+                    batch_sums: list[float] = self._objective.sums(model, batch).tolist()
+                    sums = [total + value for total, value in zip(sums, batch_sums, strict=True)]
                     weight += batch.weight
         finally:
             model.model.train()

@@ -63,15 +63,20 @@ def write_files(folder: Path, snapshot: Snapshot, weights_format: WeightsFormat)
 
 def read_files(folder: Path, layout: Layout) -> Snapshot:
     """Read a snapshot into memory; raise CorruptArtifact, naming file and problem, unless it fits the layout."""
-    found = open_files(folder, layout)
-    best = None if found.best is None else dict(found.best)
-    return replace(found, weights=dict(found.weights), optimizer=dict(found.optimizer), best=best)
+    snapshot = open_files(folder, layout)
+    best = None if snapshot.best is None else dict(snapshot.best)
+    return replace(
+        snapshot,
+        weights=dict(snapshot.weights),
+        optimizer=dict(snapshot.optimizer),
+        best=best,
+    )
 
 
 def open_files(folder: Path, layout: Layout) -> Snapshot:
-    """Return a snapshot whose tensors are read one by one, when they are used.
+    """Return a snapshot whose tensors are read one after the other, when they are used.
 
-    Raise CorruptArtifact where a file has other tensors than the layout; reading one may raise it, too.
+    Raise CorruptArtifact if a file has other tensors than the layout. Reading a tensor may raise it, too.
     """
     state = _state(folder / STATE, layout.steps)
     optimizer = TensorFile(folder / OPTIMIZER)
@@ -109,14 +114,16 @@ class TensorFile(Mapping[str, torch.Tensor]):
 
     def __init__(self, path: Path) -> None:
         """Open the file; raise CorruptArtifact if it cannot be read."""
-        self._path, self._layout = path, Tensors()
+        self._path = path
+        self._layout = Tensors()
         # pread and not mmap: where the volume fails, a read of mapped memory kills the process.
         self._file: Any = self._read(lambda: safe_open(path, framework="pt", backend="pread"))
         self._names = tuple(self._file.keys())
 
     def expect(self, layout: Tensors) -> Self:
         """Set the names, shapes and dtypes that the tensors must have; raise CorruptArtifact if the names differ."""
-        if differing := sorted({*self._names} ^ {*layout}):
+        differing = sorted({*self._names} ^ {*layout})
+        if differing:
             has = "has an unexpected" if differing[0] in self._names else "lacks the"
             raise CorruptArtifact(f"{self._where} {has} tensor {differing[0]}")
         self._layout = layout
@@ -126,15 +133,15 @@ class TensorFile(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         """Read a tensor; raise CorruptArtifact unless it has the shape and dtype of the layout, and finite values."""
         like = self._layout[name]
-        found: torch.Tensor = self._read(lambda: self._file.get_tensor(name))
-        if (found.shape, found.dtype) != (like.shape, like.dtype):
+        tensor: torch.Tensor = self._read(lambda: self._file.get_tensor(name))
+        if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
             raise CorruptArtifact(
-                f"{self._where}: {name} is {found.dtype} {list(found.shape)}, "
+                f"{self._where}: {name} is {tensor.dtype} {list(tensor.shape)}, "
                 f"this run's is {like.dtype} {list(like.shape)}"
             )
-        if not torch.isfinite(found).all():
+        if not torch.isfinite(tensor).all():
             raise CorruptArtifact(f"{self._where}: {name} is not finite")
-        return found
+        return tensor
 
     @override
     def __contains__(self, name: object) -> bool:

@@ -49,12 +49,13 @@ class CheckpointManager:
         early_save: EarlySave | None = None,
         fence: Fence = UNFENCED,
     ) -> None:
-        self._folder, self._rule, self._base, self._format = folder, rule, base, weights_format
-        self._sync_metrics, self._early_save, self._fence = (
-            sync_metrics,
-            early_save or EarlySave(),
-            fence,
-        )
+        self._folder = folder
+        self._rule = rule
+        self._base = base
+        self._format = weights_format
+        self._sync_metrics = sync_metrics
+        self._early_save = early_save or EarlySave()
+        self._fence = fence
         self._metadata = {**metadata, "model": base.digest}
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._pending_write: Future[None] | None = None
@@ -76,7 +77,8 @@ class CheckpointManager:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._executor.shutdown(wait=True)
-        if kind is None:  # another exception is more important than one of the writer
+        # Another exception is more important than an error of the writer.
+        if kind is None:
             self._wait_for_write()
 
     def load_latest(self, layout: Layout) -> Snapshot | None:
@@ -148,11 +150,9 @@ class CheckpointManager:
         Raise Replaced if the write before it found that a newer attempt has the folder.
         """
         self._wait_for_write()
-        self._last_step, self._last_time, self._write_error = (
-            snapshot.state.step,
-            time.monotonic(),
-            None,
-        )
+        self._last_step = snapshot.state.step
+        self._last_time = time.monotonic()
+        self._write_error = None
         self._pending_write = self._executor.submit(self._write, snapshot)
 
     def save_blocking(self, step: int, snapshot: Callable[[], Snapshot] | None) -> int | None:
@@ -199,13 +199,15 @@ class CheckpointManager:
     def _write(self, snapshot: Snapshot) -> None:
         step = snapshot.state.step
         folder = folder_of(self._folder, step)
+        # First, because no checkpoint may lack the metrics of its steps.
         self._sync_metrics()
         try:
             with artifacts.atomic_folder(folder, fence=self._fence) as temporary:
                 write_files(temporary, snapshot, self._format)
                 artifacts.seal(temporary, {**self._metadata, "step": step})
                 self._fence.check()
-                _remove(folder)  # only a corrupt checkpoint can have this name
+                # Only a corrupt checkpoint can have this name.
+                _remove(folder)
         except OSError as error:
             self._write_error = error
             log_line(
@@ -242,7 +244,8 @@ def _prepare_folder(folder: Path) -> None:
         folder.replace(backup)
     folder.mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob(".step-*"):
-        if unfinished.is_dir():  # not its lock file
+        # The pattern also matches lock files, which are removed without a message.
+        if unfinished.is_dir():
             log_line(f"removed the unfinished checkpoint {unfinished.name}")
         _remove(unfinished)
 

@@ -9,12 +9,13 @@ from finetune_trainer.training.distributed.ranks import Ranks
 
 
 class CheckpointReader:
-    """Reads the checkpoint that the first process has verified. Writes none: the first one's is that of all."""
+    """Reads the checkpoint that the first process has verified. The first process writes for all."""
 
     saved_step: int | None = None
 
     def __init__(self, folder: Path, ranks: Ranks) -> None:
-        self._folder, self._ranks = folder, ranks
+        self._folder = folder
+        self._ranks = ranks
 
     def load_latest(self, layout: Layout) -> Snapshot | None:
         """Return the checkpoint that the first process has loaded, or None; the processes wait for each other.

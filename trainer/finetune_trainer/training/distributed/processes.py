@@ -100,7 +100,9 @@ def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesse
         processes.wait(END_SECONDS)
     except Interrupted as error:
         processes.wait(END_SECONDS)
-        if isinstance(error, PeerLost) and (failure := processes.failure()):
+        # Exit code 75 of this process only says that a peer is gone. The peer's own failure is the cause.
+        failure = processes.failure() if isinstance(error, PeerLost) else None
+        if failure:
             raise failure from None
         raise
     except RuntimeError as error:  # in the passes of a sharded model
@@ -134,7 +136,8 @@ def end_in_hang(processes: "RankProcesses", context: Context) -> None:
     log_line(
         f"train: another process has ended, and this one still waits for it: {failure or 'it was stopped'}"
     )
-    context.stop.claim_exit()  # this process may be ending by itself just now
+    # This process may be ending by itself just now.
+    context.stop.claim_exit()
     try:
         write_termination_message(context.environment, message)
     finally:  # whatever happens: nothing else can end this process now
@@ -158,7 +161,8 @@ class RankProcesses:
         """Set when this process waits for the others no more, however its training has ended."""
         self._own_store = self._listen() if self.size > 1 and self.rank == 0 else None
         if not self.local_rank and self.local_size > 1:
-            shutil.rmtree(self._folder, ignore_errors=True)  # of an attempt that was killed
+            # The folder may be left from an attempt that was killed.
+            shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
             self._processes = {number: self._start(number) for number in range(1, self.local_size)}
 
@@ -213,10 +217,11 @@ class RankProcesses:
 
     def failure(self) -> StageError | None:
         """Return the failure of a process that ended by its own fault; None if there is none."""
-        found = (
-            self._failure_of(number, process.poll()) for number, process in self._processes.items()
-        )
-        return next((failure for failure in found if failure), None)
+        for number, process in self._processes.items():
+            failure = self._failure_of(number, process.poll())
+            if failure:
+                return failure
+        return None
 
     def _failure_of(self, number: int, code: int | None) -> StageError | None:
         if code is None or code in {ExitCode.DONE, ExitCode.INTERRUPTED}:
@@ -231,8 +236,11 @@ class RankProcesses:
             return ServiceUnavailable(
                 f"process {number} of {self.size} was killed by {Signals(-code).name}: {cause}"
             )
-        kind = next((kind for kind in FAILURES if kind.exit_code == code), StageError)
-        return kind(f"process {number} of {self.size}: {self._message_of(number)}")
+        text = f"process {number} of {self.size}: {self._message_of(number)}"
+        for kind in FAILURES:
+            if kind.exit_code == code:
+                return kind(text)
+        return StageError(text)
 
     def _message_of(self, number: int) -> str:
         try:

@@ -117,9 +117,8 @@ class RankGroup(Ranks):
 
     @override
     def sum(self, *values: float) -> tuple[float, ...]:
-        total = torch.tensor(
-            values, dtype=torch.float64
-        )  # on the CPU: the GPU need not finish its work for it
+        # On the CPU: the GPU need not finish its work for it.
+        total = torch.tensor(values, dtype=torch.float64)
         self._sum(total)
         return tuple(total.tolist())
 
@@ -198,7 +197,8 @@ def is_loss_of_peer(error: RuntimeError) -> bool:
     """Return whether PyTorch raised an error because another process has ended."""
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
         return True
-    is_of_gpu = str(error).startswith("CUDA error")  # one of them is "the launch timed out"
+    # One error of CUDA is "the launch timed out", which PEER_ERROR would match.
+    is_of_gpu = str(error).startswith("CUDA error")
     return not is_of_gpu and PEER_ERROR.search(str(error)) is not None
 
 

@@ -1,7 +1,7 @@
 """Shard a model over all processes with PyTorch's fully_shard (FSDP2), and gather its tensors for a checkpoint.
 
 Each process keeps one part of every weight, of its gradient and of its optimizer state. The weights of a layer are
-gathered while it computes. A checkpoint has whole tensors, as that of a single process has.
+gathered while it computes. A checkpoint has whole tensors, like the checkpoint of a single process.
 """
 
 from dataclasses import replace
@@ -52,7 +52,7 @@ def shard(trainable: Trainable, ranks: Ranks, device: torch.device) -> Trainable
 
 
 def layers_of(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the decoder layers of a model; none where its architecture in transformers has no such layers."""
+    """Return the decoder layers of a model; none if its architecture in transformers has no such layers."""
     return [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer)]
 
 

@@ -47,15 +47,15 @@ def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> Pef
         use_dora=lora.variant == "DoRA",
     )
     _check_modules_to_save(base, lora)
-    torch.manual_seed(seed)  # determines the adapter's initial weights
+    # The seed determines the adapter's initial weights.
+    torch.manual_seed(seed)
     try:
         model = get_peft_model(base, config, autocast_adapter_dtype=True)
     except ValueError as error:
         raise ConfigInvalid(f"train.lora: {error}; {linear_layer_names(base)}") from error
     for parameter in (p for p in model.parameters() if p.requires_grad):
-        parameter.data = (
-            parameter.data.float()
-        )  # PEFT copies modulesToSave in the base model's dtype
+        # PEFT copies modulesToSave in the base model's dtype.
+        parameter.data = parameter.data.float()
     if lora.variant == "DoRA":
         _compute_magnitudes_in_fp32(model)
     # PEFT filled in the local path, which would make the adapter's bytes depend on the machine.

@@ -30,7 +30,7 @@ PLAIN_STARTS = ("gaussian", "orthogonal", "eva")
 def started_adapter(base: Any, config: TrainConfig, start: StartAdapter | None) -> Trainable:
     """Freeze the model and add an adapter, new or with the weights of `start`. Raise ConfigInvalid if that fails.
 
-    The settings are those of the recipe. Where it has none, they are those of `start`.
+    The settings come from the recipe. If it has none, they come from `start`.
     """
     if start is None:
         _check_compile(config, config.recipe.adapter)
@@ -76,30 +76,30 @@ def _modules_to_save(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _variant(config: dict[str, Any]) -> Literal["LoRA", "RsLoRA", "DoRA"]:
-    return "DoRA" if config.get("use_dora") else "RsLoRA" if config.get("use_rslora") else "LoRA"
+    if config.get("use_dora"):
+        return "DoRA"
+    if config.get("use_rslora"):
+        return "RsLoRA"
+    return "LoRA"
 
 
 def _check_supported(start: StartAdapter) -> None:
     config = start.config
-    found = [name for name in UNSUPPORTED if config.get(name)]
-    found += [f"bias {config['bias']}"] if config.get("bias") not in {None, "none"} else []
+    unsupported = [name for name in UNSUPPORTED if config.get(name)]
+    if config.get("bias") not in {None, "none"}:
+        unsupported.append(f"bias {config['bias']}")
     start_weights = config.get("init_lora_weights")
     if isinstance(start_weights, str) and start_weights not in PLAIN_STARTS:
-        found.append(f"init_lora_weights {start_weights}")
-    found += ["lora_bias"] if config.get("lora_bias") else []
-    found += (
-        ["both use_dora and use_rslora"]
-        if config.get("use_dora") and config.get("use_rslora")
-        else []
-    )
-    found += (
-        []
-        if isinstance(config.get("target_modules"), list)
-        else ["target_modules that are a pattern"]
-    )
-    if found:
+        unsupported.append(f"init_lora_weights {start_weights}")
+    if config.get("lora_bias"):
+        unsupported.append("lora_bias")
+    if config.get("use_dora") and config.get("use_rslora"):
+        unsupported.append("both use_dora and use_rslora")
+    if not isinstance(config.get("target_modules"), list):
+        unsupported.append("target_modules that are a pattern")
+    if unsupported:
         raise ConfigInvalid(
-            f"train.startFrom {start.uri} has {', '.join(found)}, which train.lora cannot express"
+            f"train.startFrom {start.uri} has {', '.join(unsupported)}, which train.lora cannot express"
         )
 
 
@@ -107,10 +107,11 @@ def _check_settings(lora: Lora, start: StartAdapter) -> None:
     """Raise ConfigInvalid if a setting of the recipe is not the adapter's; the dropout may differ."""
     theirs = lora_of(start)
     for field in ("rank", "alpha", "variant"):
-        wanted, found = getattr(lora, field), getattr(theirs, field)
-        if wanted != found:
+        wanted = getattr(lora, field)
+        actual = getattr(theirs, field)
+        if wanted != actual:
             raise ConfigInvalid(
-                f"train.lora.{field} is {wanted}, but the adapter of train.startFrom {start.uri} has {found}: "
+                f"train.lora.{field} is {wanted}, but the adapter of train.startFrom {start.uri} has {actual}: "
                 "set the same, or remove lora to take all settings from the adapter"
             )
 
@@ -124,16 +125,16 @@ def _warn_of_another_model(start: StartAdapter, uri: str) -> None:
 
 
 def _load(weights: Tensors, start: StartAdapter) -> None:
-    """Copy the weights of `start` into those of the new adapter; raise ConfigInvalid unless they are alike."""
+    """Copy the weights of `start` into the new adapter; raise ConfigInvalid unless they are alike."""
     try:
-        found = load_file(start.folder / ADAPTER_WEIGHTS)
+        start_weights = load_file(start.folder / ADAPTER_WEIGHTS)
     except (OSError, SafetensorError, ValueError) as error:
         raise ConfigInvalid(
             f"train.startFrom {start.uri}: {ADAPTER_WEIGHTS} cannot be read: {error}"
         ) from None
     for names, problem in (
-        (weights.keys() - found.keys(), "does not adapt {}, as train.lora does"),
-        (found.keys() - weights.keys(), "adapts {}, which train.lora does not"),
+        (weights.keys() - start_weights.keys(), "does not adapt {}, as train.lora does"),
+        (start_weights.keys() - weights.keys(), "adapts {}, which train.lora does not"),
     ):
         if names:
             layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in names})
@@ -144,9 +145,12 @@ def _load(weights: Tensors, start: StartAdapter) -> None:
                 "name the same, or remove lora to take all settings from the adapter"
             )
     for name, tensor in weights.items():
-        if found[name].shape != tensor.shape or not torch.isfinite(found[name]).all():
+        if (
+            start_weights[name].shape != tensor.shape
+            or not torch.isfinite(start_weights[name]).all()
+        ):
             raise ConfigInvalid(
-                f"train.startFrom {start.uri}: {name} is {list(found[name].shape)} and must be {list(tensor.shape)}, "
-                "with finite values: it is an adapter of another model, or broken"
+                f"train.startFrom {start.uri}: {name} is {list(start_weights[name].shape)} "
+                f"and must be {list(tensor.shape)}, with finite values: it is an adapter of another model, or broken"
             )
-        tensor.detach().copy_(found[name])
+        tensor.detach().copy_(start_weights[name])

@@ -57,7 +57,8 @@ def attend_within_documents(
     query, key, value = (
         tensor.squeeze(0).transpose(0, 1).to(value.dtype) for tensor in (query, key, value)
     )
-    found: Any = varlen_attn(  # a tuple if more than the output is asked for
+    # PyTorch types the result as a tuple, which it is only if more than the output is asked for.
+    attended: Any = varlen_attn(
         query,
         key,
         value,
@@ -69,10 +70,7 @@ def attend_within_documents(
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
         **(GROUPED if query.shape[1] != key.shape[1] else {}),
     )
-    return found.unsqueeze(0), None
-
-
-AttentionInterface.register(NAME, attend_within_documents)
+    return attended.unsqueeze(0), None
 
 
 def runs_on(device: torch.device, dtype: str) -> bool:
@@ -87,10 +85,11 @@ def enable(model: TrainedModel, dtype: str) -> bool:
     """
     if not runs_on(model.device, dtype):
         return False
+    # transformers finds an attention by its name only. To register it again changes nothing.
+    AttentionInterface.register(NAME, attend_within_documents)
     problem = _problem_with(model)
     if problem:
-        model.base.set_attn_implementation(model.masked_attention)
-        model.is_flat = False
+        model.use_masked_attention()
         log_line(
             f"train: {model.architecture} keeps attention with a mask: {problem.splitlines()[0]}"
         )
@@ -103,11 +102,9 @@ def _problem_with(model: TrainedModel) -> str:
         return "only its mask describes its attention"
     with_mask = probe(model)
     try:
-        model.base.set_attn_implementation(NAME)
-        model.is_flat = True
-        probe(
-            model, training=True
-        )  # raises Unsupported where attention has dropout, which is off otherwise
+        model.use_flat_attention(NAME)
+        # Raises Unsupported if attention has dropout, which is off otherwise.
+        probe(model, training=True)
         return (
             ""
             if differ_by_rounding(with_mask, probe(model))

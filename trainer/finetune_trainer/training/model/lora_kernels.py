@@ -104,7 +104,7 @@ def _grad_hidden(grad: torch.Tensor, up: torch.Tensor, scaling: float) -> torch.
 
 
 class AddsInPlace:
-    """Replaces the forward pass of one of PEFT's layers, except where it does more than to add one adapter."""
+    """Replaces the forward pass of one of PEFT's layers, unless it does more than to add one adapter."""
 
     def forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the layer's output. A compiled layer is PEFT's: the compiler merges the passes itself."""

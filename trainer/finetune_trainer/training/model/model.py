@@ -59,17 +59,32 @@ class TrainedModel:
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
         if self._is_compiled:
-            # Equal sizes are no same size: a batch may have as many tokens as the model has dimensions, and the next
-            # one has not. Without this, the compiler takes the first batch's number for a constant.
-            torch.fx.experimental._config.use_duck_shape = False  # noqa: SLF001  there is no public name
-            # Layer by layer: they are equal, so the compiler works once, and the selection of targets stays outside.
-            layers = layers_of(self.model)
-            if not layers:
-                raise ConfigInvalid(
-                    f"train.compile: {self.architecture} has no layers to compile: set it to false"
-                )
-            for layer in layers:
-                layer.compile(dynamic=True)
+            self._compile_layers()
+
+    def _compile_layers(self) -> None:
+        """Compile each layer; raise ConfigInvalid if the architecture has none."""
+        # A setting of the whole process, because `compile` has no option for it. By chance, a batch may have as many
+        # tokens as the model has dimensions, and the next batch has not. Without this setting, the compiler takes
+        # the two for the same size, and the first batch's number of tokens for a constant.
+        torch.fx.experimental._config.use_duck_shape = False  # noqa: SLF001  there is no public name
+        # Layer by layer: they are equal, so the compiler works once, and the selection of targets stays outside.
+        layers = layers_of(self.model)
+        if not layers:
+            raise ConfigInvalid(
+                f"train.compile: {self.architecture} has no layers to compile: set it to false"
+            )
+        for layer in layers:
+            layer.compile(dynamic=True)
+
+    def use_flat_attention(self, name: str) -> None:
+        """Set the attention with this name in transformers, which takes the boundaries of documents."""
+        self.base.set_attn_implementation(name)
+        self.is_flat = True
+
+    def use_masked_attention(self) -> None:
+        """Set the attention with which the model was loaded, which takes a mask."""
+        self.base.set_attn_implementation(self.masked_attention)
+        self.is_flat = False
 
     def loss_sum(self, batch: Batch) -> torch.Tensor:
         """Return the cross-entropy summed over the targets of a micro-batch, a scalar in fp32."""
@@ -84,9 +99,8 @@ class TrainedModel:
         """
         batch = batch.to(self.device)
         if self._is_compiled and not batch.documents and len(batch.tokens) == 1 < self._rows:
-            batch = (
-                batch.doubled()
-            )  # the compiler takes a single row for a constant, and would work anew for it
+            # The compiler takes a single row for a constant, and would work anew for it.
+            batch = batch.doubled()
         if len(batch.targets) > self.largest_loss:
             return self._chunked_cross_entropy(batch, reduction)
         with self._noise_of(batch), head_at_positions(batch.target_positions, self.head) as select:
@@ -119,7 +133,7 @@ class TrainedModel:
 
     @property
     def positions(self) -> float:
-        """Number of positions that the model has; infinite where its config does not say."""
+        """Number of positions that the model has; infinite if its config does not say."""
         return (
             getattr(self.base.config.get_text_config(), "max_position_embeddings", None) or math.inf
         )
@@ -149,8 +163,8 @@ class TrainedModel:
             output = self.model(
                 input_ids=tokens, position_ids=positions, use_cache=False, **lengths
             )
-        found: torch.Tensor = output.logits
-        return found
+        logits: torch.Tensor = output.logits
+        return logits
 
     def autocast(self) -> torch.autocast:
         """Return the context of every forward pass. What is trained is stored in fp32 and computed in bf16, too."""

@@ -55,7 +55,8 @@ class Objective(ABC):
     rows_per_example: ClassVar[int] = 1
 
     def __init__(self, rows: PackedRows, recipe: TrainRecipe) -> None:
-        self.rows, self._recipe = rows, recipe
+        self.rows = rows
+        self._recipe = recipe
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -83,5 +84,5 @@ class Objective(ABC):
         }
 
     def progress_of(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return those of the metrics that are fields of Progress."""
+        """Return the metrics that are fields of Progress."""
         return {field: means[name] for name, field in self.progress.items()}

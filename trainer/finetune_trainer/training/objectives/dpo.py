@@ -46,7 +46,7 @@ class PairBatch:
 
 
 class PreferenceOptimization(Objective):
-    """The DPO loss per pair; with label smoothing that of conservative DPO."""
+    """The DPO loss per pair; with label smoothing, the loss of conservative DPO."""
 
     metrics: ClassVar[tuple[str, ...]] = (
         "rewards/chosen",
@@ -82,8 +82,8 @@ class PreferenceOptimization(Objective):
     @override
     def sums(self, model: TrainedModel, batch: PairBatch) -> torch.Tensor:
         settings = self._recipe.preference
-        found = log_probabilities(model, batch.rows)[: len(batch.reference)]
-        rewards = settings.beta * (found - batch.reference.to(found.device))
+        log_probs = log_probabilities(model, batch.rows)[: len(batch.reference)]
+        rewards = settings.beta * (log_probs - batch.reference.to(log_probs.device))
         margins = rewards[::2] - rewards[1::2]
         losses = -(1 - settings.label_smoothing) * logsigmoid(margins)
         losses = losses - settings.label_smoothing * logsigmoid(-margins)
@@ -92,8 +92,8 @@ class PreferenceOptimization(Objective):
             rewards[1::2],
             margins,
             (margins > 0).float(),
-            found[::2],
-            found[1::2],
+            log_probs[::2],
+            log_probs[1::2],
         )
         return torch.stack([losses.sum(), *(column.detach().sum() for column in columns)])
 

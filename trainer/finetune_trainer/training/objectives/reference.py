@@ -69,19 +69,20 @@ def reference_of(
         start.folder / FOLDER / f"{rows.split}-{number:05}.json" for number in range(len(numbers))
     ]
     # Only the folder of the first process has parts. The others get them by the sums.
-    found = [
+    parts = [
         _read(path, start.inputs, len(indices))
         for path, indices in zip(paths, numbers, strict=True)
     ]
-    restore_thread_count(str(int(*ranks.sum(next((part.threads for part in found if part), 0)))))
-    is_found = ranks.sum(*(part is not None for part in found))
+    restore_thread_count(str(int(*ranks.sum(next((part.threads for part in parts if part), 0)))))
+    is_in_file = ranks.sum(*(part is not None for part in parts))
 
     def own(number: int, *, is_mine: bool) -> LogProbabilities:
         """Return what this process adds to the sum: a part that it has found or computed, or zeros."""
         zeros = np.zeros(len(numbers[number]), dtype=np.float32)
-        if (part := found[number]) is not None:
+        part = parts[number]
+        if part is not None:
             return part.values()
-        if is_found[number] or not is_mine:
+        if is_in_file[number] or not is_mine:
             return zeros
         progress = f"{numbers[number][0]} of {len(rows)} {rows.split} rows"
         start.progress.update(note=f"computing log-probabilities of the reference: {progress}")
@@ -94,7 +95,7 @@ def reference_of(
         owned = [own(number, is_mine=number % turns == ranks.rank % turns) for number in group]
         for number, summed in zip(group, _summed(owned, ranks), strict=True):
             values.append(summed)
-            if ranks.is_first and not is_found[number]:
+            if ranks.is_first and not is_in_file[number]:
                 write_durably(
                     paths[number],
                     _part(start.inputs, summed).model_dump_json().encode(),
@@ -150,7 +151,8 @@ def _finite(
 ) -> LogProbabilities:
     """Return the values of these rows; raise as a step of training does if one is not finite."""
     values = _computed(model, rows, indices, batch_rows, compute)
-    if not is_finite(total := float(values.sum())):
+    total = float(values.sum())
+    if not is_finite(total):
         again = float(_computed(model, rows, indices, batch_rows, compute).sum())
         raise non_finite(
             "before the first step", "the reference's log-probability is {}", (total,), (again,)
