@@ -20,7 +20,8 @@ from testcluster.provider import Provider
 
 OWN = "policy-operator"
 """Namespace of the release."""
-POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
+POLICY = "ValidatingAdmissionPolicy"
+BINDING = "ValidatingAdmissionPolicyBinding"
 POLICIES = {
     f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")
 }
@@ -95,17 +96,15 @@ def team(control_plane: Provider) -> Iterator[KubeNamespace]:
 
 def answers(account: Account) -> list[str]:
     """Return the answers of the API server to one hostile request for each policy."""
-    unlabelled, job, service, claim = (
-        built("prepare"),
-        built("train"),
-        built("service"),
-        built("claim"),
-    )
+    unlabelled = built("prepare")
+    job = built("train")
+    service = built("service")
+    claim = built("claim")
     unlabelled["metadata"]["labels"] = OTHER
     job["spec"]["template"]["spec"]["hostNetwork"] = True
     service["spec"]["type"] = "NodePort"
     claim["spec"]["volumeName"] = "of-another"
-    return [answer(account, one) for one in (unlabelled, job, service, claim)]
+    return [answer(account, hostile) for hostile in (unlabelled, job, service, claim)]
 
 
 def answer(account: Account, manifest: Object) -> str:
@@ -120,30 +119,30 @@ def built(which: str, namespace: str = "policy-team") -> Object:
     """Return one object of the demo on two nodes: the claim, a Service, or what runs a stage."""
     objects = built_objects(ON_TWO_NODES, namespace)
     services = {"service": objects.service, "headless": objects.headless_service}
-    found = {"claim": objects.claim, **services, **objects.workloads}[which]
-    assert found
-    return copy.deepcopy(found)
+    chosen = {"claim": objects.claim, **services, **objects.workloads}[which]
+    assert chosen
+    return copy.deepcopy(chosen)
 
 
-def adopted(team: KubeNamespace, one: Object) -> Object:
+def adopted(team: KubeNamespace, manifest: Object) -> Object:
     """Return the object with an existing pipeline as its owner, so that the garbage collector keeps it."""
     existing = {"name": "owner", "uid": team.get("ft", "owner")["metadata"]["uid"]}
-    owners = [{**owner, **existing} for owner in one["metadata"]["ownerReferences"]]
-    return {**one, "metadata": {**one["metadata"], "ownerReferences": owners}}
+    owners = [{**owner, **existing} for owner in manifest["metadata"]["ownerReferences"]]
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": owners}}
 
 
 def test_api_server_finds_no_mistake_in_the_policies(team: KubeNamespace):
     """The controller of the policies checks each expression against the types of the matched resources."""
 
     def type_checked() -> dict[str, Object]:
-        found = {
-            one["metadata"]["name"]: one
-            for one in team.kube.json("get", "validatingadmissionpolicies")["items"]
+        policies = {
+            policy["metadata"]["name"]: policy
+            for policy in team.kube.json("get", "validatingadmissionpolicies")["items"]
         }
         return {
-            name: found[name]["status"]
+            name: policies[name]["status"]
             for name in POLICIES
-            if "typeChecking" in found[name].get("status", {})
+            if "typeChecking" in policies[name].get("status", {})
         }
 
     until(lambda: type_checked().keys() == POLICIES, 60)
@@ -157,9 +156,11 @@ def test_api_server_finds_no_mistake_in_the_policies(team: KubeNamespace):
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_object_that_the_operator_builds_passes(team: KubeNamespace, path):
     objects = list(built_objects(load_manifest(path), team.name))
-    Account(team).create(*(adopted(team, one) for one in objects))
-    for one in objects:
-        assert team.get(one["kind"], one["metadata"]["name"]), one["metadata"]["name"]
+    Account(team).create(*(adopted(team, manifest) for manifest in objects))
+    for manifest in objects:
+        assert team.get(manifest["kind"], manifest["metadata"]["name"]), manifest["metadata"][
+            "name"
+        ]
 
 
 PRIVILEGED = {"privileged": True, "allowPrivilegeEscalation": True}
@@ -266,62 +267,80 @@ def assert_only_operator_is_refused(team: KubeNamespace, hostile: Object, rule: 
 
 
 HOSTILE_OBJECTS: dict[str, tuple[str, str, Change]] = {
-    "job without label": ("train", "label", lambda one: one["metadata"].update(labels=OTHER)),
+    "job without label": (
+        "train",
+        "label",
+        lambda manifest: manifest["metadata"].update(labels=OTHER),
+    ),
     "deployment of another": (
         "deploy",
         "label",
-        lambda one: one["metadata"]["labels"].update({"app.kubernetes.io/managed-by": "Helm"}),
+        lambda manifest: manifest["metadata"]["labels"].update(
+            {"app.kubernetes.io/managed-by": "Helm"}
+        ),
     ),
-    "service without label": ("service", "label", lambda one: one["metadata"].pop("labels")),
-    "claim without label": ("claim", "label", lambda one: one["metadata"].pop("labels")),
+    "service without label": (
+        "service",
+        "label",
+        lambda manifest: manifest["metadata"].pop("labels"),
+    ),
+    "claim without label": ("claim", "label", lambda manifest: manifest["metadata"].pop("labels")),
     "job of another owner": (
         "train",
         "owner",
-        lambda one: one["metadata"].update(ownerReferences=[CONFIG_MAP]),
+        lambda manifest: manifest["metadata"].update(ownerReferences=[CONFIG_MAP]),
     ),
-    "job without owner": ("train", "owned", lambda one: one["metadata"].pop("ownerReferences")),
+    "job without owner": (
+        "train",
+        "owned",
+        lambda manifest: manifest["metadata"].pop("ownerReferences"),
+    ),
     "service without owner": (
         "service",
         "owned",
-        lambda one: one["metadata"].pop("ownerReferences"),
+        lambda manifest: manifest["metadata"].pop("ownerReferences"),
     ),
     "kind of another group": (
         "train",
         "owner",
-        lambda one: one["metadata"].update(
+        lambda manifest: manifest["metadata"].update(
             ownerReferences=[{**PIPELINE, "apiVersion": "other.dev/v1"}]
         ),
     ),
     "service for the outside": (
         "service",
         "service",
-        lambda one: one["spec"].update(type="LoadBalancer"),
+        lambda manifest: manifest["spec"].update(type="LoadBalancer"),
     ),
     "service with a foreign ip": (
         "service",
         "service",
-        lambda one: one["spec"].update(externalIPs=["8.8.8.8"]),
+        lambda manifest: manifest["spec"].update(externalIPs=["8.8.8.8"]),
     ),
     "service of all pods": (
         "service",
         "selector",
-        lambda one: one["spec"].update(selector={"app": "database"}),
+        lambda manifest: manifest["spec"].update(selector={"app": "database"}),
     ),
     "name of all pods": (
         "headless",
         "selector",
-        lambda one: one["spec"].update(selector={"app": "database"}),
+        lambda manifest: manifest["spec"].update(selector={"app": "database"}),
     ),
-    "address of a stage": ("headless", "selector", lambda one: one["spec"].pop("clusterIP")),
+    "address of a stage": (
+        "headless",
+        "selector",
+        lambda manifest: manifest["spec"].pop("clusterIP"),
+    ),
     "claim of a volume": (
         "claim",
         "content",
-        lambda one: one["spec"].update(volumeName="of-another"),
+        lambda manifest: manifest["spec"].update(volumeName="of-another"),
     ),
     "claim with content": (
         "claim",
         "content",
-        lambda one: one["spec"].update(
+        lambda manifest: manifest["spec"].update(
             dataSource={"kind": "PersistentVolumeClaim", "name": "secret-data"}
         ),
     ),

@@ -31,7 +31,7 @@ def write_rules(folder: Path, rules) -> Path:
 
 def unit_test(folder: Path, case: Case, rules) -> subprocess.CompletedProcess:
     """Run a case against rules."""
-    rule = next(one for one in rules if one["alert"] == case.alert)
+    rule = next(rule for rule in rules if rule["alert"] == case.alert)
     fires = {
         "exp_labels": {**(case.labels or {}), **rule["labels"]},
         "exp_annotations": {
@@ -114,7 +114,9 @@ def panel_test(folder: Path, metric: str, gpu: str, expression: str) -> subproce
 
 def gpu_panel(metric: str) -> str:
     """Return the expression of the only panel that shows a metric of GPUs, for the pipeline team/demo."""
-    [expression] = [one for one in dashboard_expressions().values() if metric in one]
+    [expression] = [
+        expression for expression in dashboard_expressions().values() if metric in expression
+    ]
     return expression.replace('namespace="any"', 'namespace="team"').replace(
         'pipeline="any"', 'pipeline="demo"'
     )

@@ -36,7 +36,8 @@ def ask(objects: list[Path]) -> list[Answer]:
 @cache
 def answers_of_examples() -> dict[str, Answer]:
     return {
-        Path(one["file"]).name: one for one in ask(sorted((RESOURCE / "testdata").glob("*.yaml")))
+        Path(answer["file"]).name: answer
+        for answer in ask(sorted((RESOURCE / "testdata").glob("*.yaml")))
     }
 
 
@@ -51,12 +52,13 @@ def full_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
 
 
 def offered(answer: Answer) -> list[str]:
-    return [one["name"] for one in answer["actions"] or ()]
+    return [action["name"] for action in answer["actions"] or ()]
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_state_has_its_health_and_actions(full_answers: dict[str, Answer], state: str) -> None:
-    expected, answer = STATES[state], full_answers[state]
+    expected = STATES[state]
+    answer = full_answers[state]
     assert answer["health"] == {"status": expected.health, "message": expected.health_message()}
     assert sorted(offered(answer)) == list(expected.actions)
 
@@ -64,17 +66,17 @@ def test_state_has_its_health_and_actions(full_answers: dict[str, Answer], state
 @pytest.mark.parametrize("state", STATES)
 def test_action_changes_exactly_one_field(full_answers: dict[str, Answer], state: str) -> None:
     answer = full_answers[state]
-    told = json.loads(TIME.sub("TIME", json.dumps(answer["patches"])))
-    assert told == {verb: PATCHES[verb] for verb in offered(answer)}
+    patches = json.loads(TIME.sub("TIME", json.dumps(answer["patches"])))
+    assert patches == {verb: PATCHES[verb] for verb in offered(answer)}
 
 
 def test_examples_have_the_health_of_their_test_file() -> None:
     tests = yaml.safe_load((RESOURCE / "health_test.yaml").read_text())["tests"]
-    assert {Path(one["inputPath"]).name for one in tests} == set(answers_of_examples())
-    for one in tests:
+    assert {Path(test["inputPath"]).name for test in tests} == set(answers_of_examples())
+    for test in tests:
         assert (
-            answers_of_examples()[Path(one["inputPath"]).name]["health"] == one["healthStatus"]
-        ), one["inputPath"]
+            answers_of_examples()[Path(test["inputPath"]).name]["health"] == test["healthStatus"]
+        ), test["inputPath"]
 
 
 def test_examples_offer_the_actions_of_their_test_file() -> None:
@@ -82,22 +84,24 @@ def test_examples_offer_the_actions_of_their_test_file() -> None:
     tests = yaml.safe_load((RESOURCE / "actions" / "action_test.yaml").read_text())[
         "discoveryTests"
     ]
-    for one in tests:
-        answer = answers_of_examples()[Path(one["inputPath"]).name]
+    for test in tests:
+        answer = answers_of_examples()[Path(test["inputPath"]).name]
         actions = [{"disabled": False, **action} for action in answer["actions"] or ()]
-        assert sorted(actions, key=lambda action: action["name"]) == one["result"], one["inputPath"]
+        assert sorted(actions, key=lambda action: action["name"]) == test["result"], test[
+            "inputPath"
+        ]
 
 
 def test_actions_have_the_outputs_of_their_test_file() -> None:
     folder = RESOURCE / "actions"
     tests = yaml.safe_load((folder / "action_test.yaml").read_text())["actionTests"]
-    assert {one["action"] for one in tests} == {"suspend", "resume"}
-    for one in tests:
+    assert {test["action"] for test in tests} == {"suspend", "resume"}
+    for test in tests:
         before, after = (
-            yaml.safe_load((folder / one[key]).read_text())
+            yaml.safe_load((folder / test[key]).read_text())
             for key in ("inputPath", "expectedOutputPath")
         )
-        patch = answers_of_examples()[Path(one["inputPath"]).name]["patches"][one["action"]]
+        patch = answers_of_examples()[Path(test["inputPath"]).name]["patches"][test["action"]]
         assert merged(before, patch) == after != before
 
 

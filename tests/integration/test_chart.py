@@ -45,7 +45,7 @@ every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANT
 
 
 def names(objects: list[Object], *kinds: str) -> set[str]:
-    return {one["metadata"]["name"] for one in of_kind(objects, *kinds)}
+    return {manifest["metadata"]["name"] for manifest in of_kind(objects, *kinds)}
 
 
 def grants(roles: list[Object]) -> Iterator[tuple[str, str, str]]:
@@ -95,7 +95,8 @@ def test_every_selector_matches_the_operator_pods(values):
 @every_variant
 def test_pod_is_unprivileged_and_isolated_from_its_node(values):
     objects = render(values)
-    spec, context = pod(objects)["spec"], container(objects)["securityContext"]
+    spec = pod(objects)["spec"]
+    context = container(objects)["securityContext"]
     assert context == RESTRICTED_CONTAINER
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["runAsUser"] == values.get("podSecurityContext", {}).get(
@@ -112,7 +113,8 @@ def test_pod_is_unprivileged_and_isolated_from_its_node(values):
 
 def test_image_tags_default_to_the_app_version():
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    default, custom = render(CLUSTER_WIDE), render(EVERYTHING)
+    default = render(CLUSTER_WIDE)
+    custom = render(EVERYTHING)
     assert container(default)["image"] == f"finetune-operator:{version}"
     assert parsed_options(default).settings.trainer_image == f"finetune-trainer:{version}"
     assert parsed_options(default).settings.trainer_cpu_image == f"finetune-trainer-cpu:{version}"
@@ -159,12 +161,12 @@ def test_user_labels_and_annotations_are_added_to_our_own():
     assert only(objects, "ServiceAccount")["metadata"]["annotations"] == {
         "cloud.example/role": "reader"
     }
-    for one in objects:
-        if one["metadata"]["name"] == EVERYTHING["argocd"]["configMap"]:
+    for manifest in objects:
+        if manifest["metadata"]["name"] == EVERYTHING["argocd"]["configMap"]:
             continue  # it is Argo CD's, not this release's
-        labels = one["metadata"]["labels"]
+        labels = manifest["metadata"]["labels"]
         assert (labels["app.kubernetes.io/instance"], labels["cost-center"]) == (RELEASE, "ml"), (
-            one["kind"]
+            manifest["kind"]
         )
 
 
@@ -178,9 +180,9 @@ def test_version_with_build_metadata_gives_valid_labels(tmp_path):
     text = helm("template", RELEASE, str(copy), "--values", "-", given=yaml.safe_dump(EVERYTHING))
     labels = {
         value
-        for one in yaml.safe_load_all(text)
-        if one
-        for value in one["metadata"].get("labels", {}).values()
+        for manifest in yaml.safe_load_all(text)
+        if manifest
+        for value in manifest["metadata"].get("labels", {}).values()
     }
     assert any(value.endswith("_0123456789ab") for value in labels)
     assert [
@@ -197,8 +199,8 @@ def test_label_of_a_monitor_replaces_the_common_label():
     for text in render_text({"commonLabels": {"team": "common"}, "metrics": metrics}).split(
         "\n---\n"
     ):
-        one = yaml.safe_load(text)
-        if one["kind"] == "ConfigMap" or is_monitoring(one):
+        manifest = yaml.safe_load(text)
+        if manifest["kind"] == "ConfigMap" or is_monitoring(manifest):
             assert re.findall(r"^    team: .*", text, re.MULTILINE) == ["    team: own"], text
 
 
@@ -209,7 +211,7 @@ def test_name_that_yaml_takes_for_another_type_stays_text(word):
     objects = render(
         {**EVERYTHING, **values, "argocd": {"customizations": True, "namespace": word}}, word, word
     )
-    assert {one["metadata"].get("namespace", word) for one in objects} == {word}
+    assert {manifest["metadata"].get("namespace", word) for manifest in objects} == {word}
     assert {pod(objects)["spec"][name] for name in ("serviceAccountName", "priorityClassName")} == {
         word
     }
@@ -219,13 +221,18 @@ def test_name_that_yaml_takes_for_another_type_stays_text(word):
 
 def test_argo_cds_config_map_gets_only_the_customizations():
     objects = render(EVERYTHING)
-    [found] = [
-        one for one in of_kind(objects, "ConfigMap") if one["metadata"]["name"] == "gitops-cm"
+    [config_map] = [
+        manifest
+        for manifest in of_kind(objects, "ConfigMap")
+        if manifest["metadata"]["name"] == "gitops-cm"
     ]
     patch = yaml.safe_load((CHART.parents[1] / "deploy" / "argocd" / "argocd-cm.yaml").read_text())
-    assert found["data"] == patch["data"]
-    assert (found["metadata"]["namespace"], found["metadata"].get("labels")) == ("gitops", None)
-    options = found["metadata"]["annotations"]["argocd.argoproj.io/sync-options"].split(",")
+    assert config_map["data"] == patch["data"]
+    assert (config_map["metadata"]["namespace"], config_map["metadata"].get("labels")) == (
+        "gitops",
+        None,
+    )
+    options = config_map["metadata"]["annotations"]["argocd.argoproj.io/sync-options"].split(",")
     assert set(options) == {"ServerSideApply=true", "Prune=false", "Delete=false"}
 
 
@@ -237,7 +244,9 @@ def test_all_objects_have_the_given_name():
     assert names(objects, "NetworkPolicy") == {"tuner", "tuner-stages", "tuner-to-stages"}
     assert only(objects, "Service")["metadata"]["name"] == "tuner-metrics"
     assert parsed_options(objects).lease_name == "tuner"
-    assert not [one for one in objects if one["metadata"]["name"].startswith(RELEASE)]
+    assert not [
+        manifest for manifest in objects if manifest["metadata"]["name"].startswith(RELEASE)
+    ]
 
 
 def test_existing_service_account_is_used_and_bound():
@@ -245,7 +254,8 @@ def test_existing_service_account_is_used_and_bound():
     assert of_kind(objects, "ServiceAccount") == []
     assert pod(objects)["spec"]["serviceAccountName"] == "robot"
     subjects = [
-        one["subjects"][0]["name"] for one in of_kind(objects, "RoleBinding", "ClusterRoleBinding")
+        binding["subjects"][0]["name"]
+        for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding")
     ]
     assert set(subjects) == {"robot"}
 
@@ -253,7 +263,7 @@ def test_existing_service_account_is_used_and_bound():
 def test_more_options_and_variables_reach_the_process():
     objects = render(EVERYTHING)
     assert parsed_options(objects).lease_namespace == "leases"
-    variables = {one["name"]: one.get("value") for one in container(objects)["env"]}
+    variables = {variable["name"]: variable.get("value") for variable in container(objects)["env"]}
     assert variables == {
         "POD_NAME": None,
         "POD_NAMESPACE": None,
@@ -291,10 +301,8 @@ def test_grace_period_and_namespaces_are_passed():
 
 
 def test_notices_are_passed_and_decide_the_right_on_nodes():
-    default, custom = (
-        render(CLUSTER_WIDE),
-        render({"interruptionNotices": {"metadata": "GCE", "nodes": False}}),
-    )
+    default = render(CLUSTER_WIDE)
+    custom = render({"interruptionNotices": {"metadata": "GCE", "nodes": False}})
     assert (parsed_options(default).metadata_notices, parsed_options(default).node_notices) == (
         "",
         True,
@@ -303,13 +311,15 @@ def test_notices_are_passed_and_decide_the_right_on_nodes():
         "GCE",
         False,
     )
-    assert {one for one in grants(of_kind(default, "ClusterRole")) if one[1] == "nodes"} == {
+    assert {grant for grant in grants(of_kind(default, "ClusterRole")) if grant[1] == "nodes"} == {
         ("", "nodes", "list"),
         ("", "nodes", "watch"),
     }
     for without in (custom, render(NAMESPACED)):
         assert not [
-            one for one in grants(of_kind(without, "Role", "ClusterRole")) if one[1] == "nodes"
+            grant
+            for grant in grants(of_kind(without, "Role", "ClusterRole"))
+            if grant[1] == "nodes"
         ]
 
 
@@ -322,7 +332,8 @@ def test_address_of_troubleshooting_is_passed():
 
 
 def test_limits_and_logging_are_passed_as_options():
-    default, custom = options(render(CLUSTER_WIDE)), options(render(EVERYTHING))
+    default = options(render(CLUSTER_WIDE))
+    custom = options(render(EVERYTHING))
     names = ("job-history", "workers", "qps", "burst", "log-level", "log-format")
     assert [default[name] for name in names] == ["2", "20", "500", "1000", "info", "json"]
     assert [custom[name] for name in names] == ["7", "15", "50.5", "70", "debug", "text"]
@@ -379,11 +390,15 @@ def test_namespaced_release_has_a_role_in_each_namespace():
     objects = render(NAMESPACED)
     assert of_kind(objects, "ClusterRole", "ClusterRoleBinding") == []
     for kind in ("Role", "RoleBinding"):
-        found = {
-            (one["metadata"]["namespace"], one["metadata"]["name"])
-            for one in of_kind(objects, kind)
+        names_in_namespaces = {
+            (manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+            for manifest in of_kind(objects, kind)
         }
-        assert found == {("team-a", RELEASE), ("team-b", RELEASE), (NAMESPACE, f"{RELEASE}-leader")}
+        assert names_in_namespaces == {
+            ("team-a", RELEASE),
+            ("team-b", RELEASE),
+            (NAMESPACE, f"{RELEASE}-leader"),
+        }
 
 
 @every_variant
@@ -412,7 +427,8 @@ def test_user_roles_aggregate_to_view_and_edit():
     roles = {
         role["metadata"]["name"]: role for role in of_kind(render(CLUSTER_WIDE), "ClusterRole")
     }
-    view, edit = roles[f"{RELEASE}-view"], roles[f"{RELEASE}-edit"]
+    view = roles[f"{RELEASE}-view"]
+    edit = roles[f"{RELEASE}-edit"]
     assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     assert {verb for *_, verb in grants([view])} == {"get", "list", "watch"}
     # Not finetunepipelines/status: only the operator may write the status.
@@ -447,19 +463,19 @@ def test_names_are_valid_for_any_release_name(release):
         EVERYTHING | {"serviceAccount": {}, "namespaces": [], "userRoles": {"create": True}},
         release,
     )
-    for one in objects:
-        if one["kind"] != "CustomResourceDefinition" and not one["kind"].startswith(
+    for manifest in objects:
+        if manifest["kind"] != "CustomResourceDefinition" and not manifest["kind"].startswith(
             "ValidatingAdmissionPolicy"
         ):
-            assert re.fullmatch(DNS_LABEL, one["metadata"]["name"]), (
-                one["kind"],
-                one["metadata"]["name"],
+            assert re.fullmatch(DNS_LABEL, manifest["metadata"]["name"]), (
+                manifest["kind"],
+                manifest["metadata"]["name"],
             )
 
 
 def test_two_long_release_names_give_different_names():
-    one, other = (only(render(CLUSTER_WIDE, "r" * 52 + end), "Deployment") for end in "ab")
-    assert one["metadata"]["name"] != other["metadata"]["name"]
+    first, second = (only(render(CLUSTER_WIDE, "r" * 52 + end), "Deployment") for end in "ab")
+    assert first["metadata"]["name"] != second["metadata"]["name"]
 
 
 def test_notes_warn_when_uninstall_deletes_pipelines():

@@ -45,7 +45,7 @@ def dry_run(kube: Kube, *objects) -> str:
 
 
 def of_kubernetes(values):
-    return [one for one in render(values) if not is_monitoring(one)]
+    return [manifest for manifest in render(values) if not is_monitoring(manifest)]
 
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
@@ -56,7 +56,9 @@ def test_api_server_accepts_every_object(kube, values):
 
 def test_api_server_accepts_names_of_the_longest_release(kube):
     objects = [
-        one for one in render(CLUSTER_WIDE, "r" * 53) if one["kind"] != "CustomResourceDefinition"
+        manifest
+        for manifest in render(CLUSTER_WIDE, "r" * 53)
+        if manifest["kind"] != "CustomResourceDefinition"
     ]
     assert len(dry_run(kube, *objects).splitlines()) == len(objects)
 

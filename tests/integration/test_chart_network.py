@@ -39,8 +39,8 @@ def test_network_policy_allows_what_the_operator_needs(namespaces, selector):
     assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "http"}]}]
     dns, api_server, stages, more = policy["egress"]
     assert more == STORE
-    assert {one["port"] for one in dns["ports"]} == {53}
-    assert ([one["port"] for one in api_server["ports"]], "to" in api_server) == (
+    assert {port["port"] for port in dns["ports"]} == {53}
+    assert ([port["port"] for port in api_server["ports"]], "to" in api_server) == (
         [443, 6443],
         False,
     )
@@ -71,13 +71,13 @@ def test_pods_of_stages_reach_dns_each_other_and_the_list():
     dns, training, store = policy["spec"]["egress"]
     [peer] = training["to"]
     assert peer["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
-    assert {(one["protocol"], one["port"]) for one in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert {(port["protocol"], port["port"]) for port in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
     assert store == STORE
 
 
 def test_each_namespace_of_pipelines_has_the_policy_of_stages():
     def namespaces(stages: Object, **values: object) -> list[str]:
-        return [one["metadata"]["namespace"] for one in stage_policies(stages, **values)]
+        return [policy["metadata"]["namespace"] for policy in stage_policies(stages, **values)]
 
     assert namespaces({"egress": [STORE]}, namespaces=["team-a", "team-b"]) == ["team-a", "team-b"]
     assert namespaces({"egress": [STORE], "namespaces": ["team-c"]}, namespaces=["team-a"]) == [

@@ -44,13 +44,13 @@ def team(
 
 def write(namespace: KubeNamespace, text: str, *options: str) -> None:
     meta = {"name": NAME, "namespace": namespace.name}
-    found = {
+    config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": meta,
         "data": {"defaults.yaml": text},
     }
-    namespace.run("apply", *options, "-f", "-", given=json.dumps(found))
+    namespace.run("apply", *options, "-f", "-", given=json.dumps(config_map))
 
 
 def start(namespace: KubeNamespace, name: str) -> PipelineDriver:
@@ -70,9 +70,9 @@ def labels(driver: PipelineDriver, stage: str) -> dict[str, str]:
 
 
 def test_chart_passes_its_defaults_to_the_operator():
-    found = parsed_options(render(EVERYTHING)).settings.defaults
-    assert found.pod_defaults.priority_class_name == "batch"
-    assert found.workspace.storage_class_name == "fast"
+    defaults = parsed_options(render(EVERYTHING)).settings.defaults
+    assert defaults.pod_defaults.priority_class_name == "batch"
+    assert defaults.workspace.storage_class_name == "fast"
     assert parsed_options(render(CLUSTER_WIDE)).settings.defaults == NO_DEFAULTS
 
 

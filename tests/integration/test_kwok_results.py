@@ -44,12 +44,12 @@ def apply(namespace, *jobs):
 
 def pods(namespace, phase):
     """The termination message of the pods in this phase, by the name of their Job."""
-    found = json.loads(
+    items = json.loads(
         namespace.run("get", "pods", "-o", "json", f"--field-selector=status.phase={phase}")
     )["items"]
     states = {
         pod["metadata"]["labels"]["job-name"]: pod["status"]["containerStatuses"][0]["state"]
-        for pod in found
+        for pod in items
     }
     return {name: state.get("terminated", {}).get("message", "") for name, state in states.items()}
 

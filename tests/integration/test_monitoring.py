@@ -27,7 +27,9 @@ PROGRESS = {name.removeprefix("finetune_stage_"): 1 for name in METRICS}
 @pytest.fixture(scope="module")
 def labels(control_plane, tmp_path_factory):
     """Metric -> names of its labels, from scrapes of an operator and of a stage."""
-    kube, folder, port = control_plane.kube, tmp_path_factory.mktemp("operator"), free_port()
+    kube = control_plane.kube
+    folder = tmp_path_factory.mktemp("operator")
+    port = free_port()
     install_crd(kube)
     create_growing_class(kube)
     with (

@@ -153,8 +153,8 @@ def repair_an_unreadable_pipeline(team: KubeNamespace) -> None:
 
 def requests_of(log: Path, user: str) -> list[Object]:
     """Return the audit events of a user that concern resources."""
-    found = [json.loads(line) for line in log.read_text().splitlines()]
-    return [one for one in found if one["user"]["username"] == user and "objectRef" in one]
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    return [event for event in events if event["user"]["username"] == user and "objectRef" in event]
 
 
 def right_of(request: Object) -> Right:
@@ -179,11 +179,17 @@ def granted() -> set[Right]:
 
 
 def test_every_right_of_the_chart_is_used(requests: list[Object]):
-    assert granted() - {right_of(one) for one in requests} == set(UNUSED)
+    assert granted() - {right_of(request) for request in requests} == set(UNUSED)
 
 
 def test_operator_sends_no_request_without_a_right(requests: list[Object]):
-    used = {right_of(one) for one in requests if one["objectRef"]["resource"] not in EVERY_USER}
+    used = {
+        right_of(request)
+        for request in requests
+        if request["objectRef"]["resource"] not in EVERY_USER
+    }
     assert used - granted() == set()
-    forbidden = [one for one in requests if one.get("responseStatus", {}).get("code") == 403]
+    forbidden = [
+        request for request in requests if request.get("responseStatus", {}).get("code") == 403
+    ]
     assert forbidden == []

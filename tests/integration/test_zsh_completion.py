@@ -10,7 +10,8 @@ import pytest
 from support.installed_command import install
 
 SECONDS = 30.0
-TAB, SHOW = "\t", "\x18"
+TAB = "\t"
+SHOW = "\x18"
 SETUP = """\
 autoload -Uz compinit && compinit -u -D
 eval "$(finetune completion zsh)"

@@ -168,23 +168,27 @@ def render_text(
 
 def render(values: Object, release: str = RELEASE, namespace: str = NAMESPACE) -> list[Object]:
     """Return the objects of the chart rendered with a values file."""
-    return [one for one in yaml.safe_load_all(render_text(values, release, namespace)) if one]
+    return [
+        manifest
+        for manifest in yaml.safe_load_all(render_text(values, release, namespace))
+        if manifest
+    ]
 
 
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
     """Return the objects of some kinds."""
-    return [one for one in objects if one["kind"] in kinds]
+    return [manifest for manifest in objects if manifest["kind"] in kinds]
 
 
 def only(objects: list[Object], kind: str) -> Object:
     """Return the only object of a kind; raises ValueError if there are none or several."""
-    (found,) = of_kind(objects, kind)
-    return found
+    (manifest,) = of_kind(objects, kind)
+    return manifest
 
 
-def is_monitoring(one: Object) -> bool:
+def is_monitoring(manifest: Object) -> bool:
     """Return whether an object is of the Prometheus Operator, whose CRDs are not part of Kubernetes."""
-    return str(one["apiVersion"]).startswith("monitoring.coreos.com/")
+    return str(manifest["apiVersion"]).startswith("monitoring.coreos.com/")
 
 
 def pod(objects: list[Object]) -> Object:
@@ -195,8 +199,8 @@ def pod(objects: list[Object]) -> Object:
 
 def container(objects: list[Object]) -> Object:
     """Return the only container of that pod template."""
-    (found,) = pod(objects)["spec"]["containers"]
-    return dict(found)
+    (container,) = pod(objects)["spec"]["containers"]
+    return dict(container)
 
 
 def options(objects: list[Object]) -> dict[str, str]:

@@ -121,26 +121,27 @@ class FakeApiServer:
 
     def job(self, namespace: str, name: str) -> Object | None:
         """Return a Job, or None where it does not exist."""
-        found = self._jobs(namespace).get(name)
-        if found is None:
+        job = self._jobs(namespace).get(name)
+        if job is None:
             return None
         conditions = {
             JobState.COMPLETE: [job_condition("Complete")],
             JobState.FAILED: [job_condition("Failed")],
         }
         return a_job(
-            *conditions.get(found.observed.state, []),
+            *conditions.get(job.observed.state, []),
             name=name,
-            ownerReferences=[{"uid": found.owner}],
+            ownerReferences=[{"uid": job.owner}],
         )
 
     def deployment(self, namespace: str, name: str) -> Object | None:
         """Return the Deployment of an attempt whose server is starting; None for all others."""
-        found = self._jobs(namespace).get(name)
-        if found is None or not (found.live and found.template.serving):
+        job = self._jobs(namespace).get(name)
+        if job is None or not (job.live and job.template.serving):
             return None
-        annotations = {SERVING_ANNOTATION: json.dumps(asdict(found.template.serving))}
-        labels, owners = found.template.labels, [{"uid": found.owner}]
+        annotations = {SERVING_ANNOTATION: json.dumps(asdict(job.template.serving))}
+        labels = job.template.labels
+        owners = [{"uid": job.owner}]
         job = a_job(name=name, labels=labels, annotations=annotations, ownerReferences=owners)
         return {**job, "spec": {"replicas": 1}, "status": {}}
 
@@ -159,12 +160,12 @@ class FakeApiServer:
 
     def progress(self, namespace: str, job: str) -> Object:
         """Return what the process of a Job reports at /progress; raises ErrorResponse while it does not answer."""
-        found = self._jobs(namespace)[job].observed.progress
-        if found is None:
+        report = self._jobs(namespace)[job].observed.progress
+        if report is None:
             raise ErrorResponse(
                 503, "ServiceUnavailable", "error trying to reach service: connection refused"
             )
-        progress: Object = json.loads(found.model_dump_json(by_alias=True, exclude_none=True))
+        progress: Object = json.loads(report.model_dump_json(by_alias=True, exclude_none=True))
         return progress
 
     def _jobs(self, namespace: str) -> dict[str, MemoryJob]:
@@ -202,7 +203,9 @@ class ErrorResponse(Exception):
         self, status: int, reason: str, message: str, causes: list[Object] | None = None
     ) -> None:
         super().__init__(message)
-        self.status, self.reason, self.causes = status, reason, causes or []
+        self.status = status
+        self.reason = reason
+        self.causes = causes or []
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -225,7 +228,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._handle("DELETE")
 
     def _handle(self, method: str) -> None:
-        api, url = self.server.api, urlsplit(self.path)
+        api = self.server.api
+        url = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         api.requests.append(f"{method} {self.path}")
         try:
@@ -323,7 +327,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise ErrorResponse(403, "Forbidden", f'{message}in API group "{group}" {scope}')
 
     def _end_pod(self, pod: Object, method: str, given: Object) -> Object:
-        api, options = self.server.api, given if method == "DELETE" else given["deleteOptions"]
+        api = self.server.api
+        options = given if method == "DELETE" else given["deleteOptions"]
         if api.admission_without_dry_run and given.get("dryRun"):
             raise ErrorResponse(400, "BadRequest", "admission webhook does not support dry run")
         if options.get("preconditions", {}).get("uid") != pod["metadata"]["uid"]:
@@ -359,7 +364,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._chunk(message.encode())
             self._chunk(b"")
             return
-        sent, deadline = 0, time.monotonic() + 20
+        sent = 0
+        deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             is_running = query.get("follow") == "true" and self._is_running(job)
             lines = self.server.api.logs.get(job, [])
@@ -379,12 +385,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
 
     def _is_running(self, job: str) -> bool:
-        found = [
+        jobs = [
             scenario.cluster.jobs[job]
             for scenario in self.server.api.scenarios.values()
             if job in scenario.cluster.jobs
         ]
-        return bool(found) and found[0].live
+        return bool(jobs) and jobs[0].live
 
     def _send(self, response: Object, status: int) -> None:
         is_plain_text = (

@@ -69,7 +69,9 @@ class ForkedStage:
     """A running stage."""
 
     def __init__(self, pid: int, server: ForkServer, log: Path) -> None:
-        self.pid, self._server, self.log = pid, server, log
+        self.pid = pid
+        self._server = server
+        self.log = log
 
     def kill(self, number: int = signal.SIGTERM) -> None:
         """Send a signal; do nothing if the process has ended."""

@@ -57,8 +57,8 @@ def string_fields(schema: Mapping[str, Any], sample: Any, path: Path = ()) -> It
 
     An item of a list has the index 0, and the name of a map's entry is KEY. An entry itself has its name in the sample.
     """
-    for name, one in schema.get("properties", {}).items():
-        yield from string_fields(one, (sample or {}).get(name), (*path, name))
+    for name, field in schema.get("properties", {}).items():
+        yield from string_fields(field, (sample or {}).get(name), (*path, name))
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         yield (*path, FREE)
     if values := schema.get("additionalProperties"):
@@ -77,21 +77,21 @@ def spec_schema() -> Object:
     """Return the schema of the spec in the CRD."""
     crd = yaml.safe_load((ROOT / "crds" / "finetunepipelines.yaml").read_text())
     [version] = crd["spec"]["versions"]
-    found: Object = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return found
+    spec: Object = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return spec
 
 
 def full_spec() -> Object:
     """Return a spec in which every field is set, and every stage has a program of the user."""
-    found: Object = load_manifest(ROOT / "tests" / "data" / "everything.yaml")["spec"]
-    return found
+    spec: Object = load_manifest(ROOT / "tests" / "data" / "everything.yaml")["spec"]
+    return spec
 
 
 def trainers_spec() -> Object:
     """Return the same spec, where the trainer runs all stages and the operator creates the workspace."""
     spec = full_spec()
     del spec["workspace"]["existingClaim"]
-    for stage in (one for one in spec.values() if isinstance(one, dict) and "pod" in one):
+    for stage in (field for field in spec.values() if isinstance(field, dict) and "pod" in field):
         del stage["pod"]["image"], stage["pod"]["command"], stage["pod"]["args"]
     return spec
 

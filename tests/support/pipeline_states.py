@@ -14,8 +14,13 @@ from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.report import unreadable_status
 
-IN_PROGRESS, CURRENT, FAILED = "InProgress", "Current", "Failed"
-PROGRESSING, SUSPENDED, HEALTHY, DEGRADED = "Progressing", "Suspended", "Healthy", "Degraded"
+IN_PROGRESS = "InProgress"
+CURRENT = "Current"
+FAILED = "Failed"
+PROGRESSING = "Progressing"
+SUSPENDED = "Suspended"
+HEALTHY = "Healthy"
+DEGRADED = "Degraded"
 RUNNING = ("cancel", "suspend")
 
 
@@ -40,7 +45,11 @@ class PipelineState:
     def health_message(self) -> str:
         """Return the message that Argo CD shows."""
         ready = next(
-            (one for one in self.object()["status"].get("conditions", []) if one["type"] == READY),
+            (
+                condition
+                for condition in self.object()["status"].get("conditions", [])
+                if condition["type"] == READY
+            ),
             {},
         )
         return self.message or f"{ready['reason']}: {ready['message']}"
@@ -114,11 +123,11 @@ def _server_down() -> Scenario:
 
 
 def _unreadable(message: str, *, stalled: bool) -> Object:
-    found = stored_object(_running())
+    pipeline = stored_object(_running())
     status = unreadable_status(
-        message, found["metadata"]["generation"], START, TROUBLESHOOTING_URL, stalled=stalled
+        message, pipeline["metadata"]["generation"], START, TROUBLESHOOTING_URL, stalled=stalled
     )
-    return merged(found, {"status": status})
+    return merged(pipeline, {"status": status})
 
 
 def _suspended() -> Scenario:

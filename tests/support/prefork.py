@@ -95,8 +95,8 @@ def slow_names(seconds: float) -> None:
 def followed_by_sleep(
     function: Callable[[Any, Path], Any], seconds: float
 ) -> Callable[[Any, Path], Any]:
-    def slow(one: Any, other: Path) -> Any:
-        returned = function(one, other)
+    def slow(argument: Any, other: Path) -> Any:
+        returned = function(argument, other)
         time.sleep(seconds)
         return returned
 
@@ -106,7 +106,8 @@ def followed_by_sleep(
 def freeze_before(name: str, number: int) -> None:
     """Stop this process before the call of a function that has this number, counted from 1."""
     module, _, function = name.rpartition(".")
-    owner, calls = importlib.import_module(module), count(1)
+    owner = importlib.import_module(module)
+    calls = count(1)
     original = getattr(owner, function)
 
     def frozen(*args: Any, **options: Any) -> Any:

@@ -191,9 +191,9 @@ class Scenario:
         return self.status.stages[name]
 
     def attempt(self, stage: str) -> AttemptStatus:
-        found = self.stage(stage).last_attempt
-        assert found, f"{stage} has not been attempted"
-        return found
+        attempt = self.stage(stage).last_attempt
+        assert attempt, f"{stage} has not been attempted"
+        return attempt
 
     def config(self, stage: str) -> Any:
         """Return the config that the stage's newest attempt received."""

@@ -67,7 +67,7 @@ def watches_keep_ending(how: WatchEnd, seconds: float = 8) -> Disturbance:
     async def disturb(life: Life) -> AsyncIterator[None]:
         life.proxy.end_watches(how)
         async with rule_for(
-            life, lambda one: EndWatch(how) if one.kind == "watch" else None, seconds
+            life, lambda request: EndWatch(how) if request.kind == "watch" else None, seconds
         ):
             yield
 
@@ -80,7 +80,9 @@ def watches_refused(fault: Fault, seconds: float = 5) -> Disturbance:
     @asynccontextmanager
     async def disturb(life: Life) -> AsyncIterator[None]:
         life.proxy.end_watches(WatchEnd.CLOSED)
-        async with rule_for(life, lambda one: fault if one.kind == "watch" else None, seconds):
+        async with rule_for(
+            life, lambda request: fault if request.kind == "watch" else None, seconds
+        ):
             yield
 
     return disturb
@@ -102,7 +104,7 @@ def everything_refused(fault: Fault, seconds: float) -> Disturbance:
 async def stale_lists(life: Life) -> AsyncIterator[None]:
     """Restart the operator, and answer its lists for some seconds as they were before train ended."""
     await life.proxy.remember_lists()
-    async with rule_for(life, lambda one: Stale() if one.is_list else None, 8):
+    async with rule_for(life, lambda request: Stale() if request.is_list else None, 8):
         await life.operator.restart()
         yield
 
@@ -110,7 +112,7 @@ async def stale_lists(life: Life) -> AsyncIterator[None]:
 @asynccontextmanager
 async def stale_lists_of_the_beginning(life: Life) -> AsyncIterator[None]:
     """Restart the operator, and answer its lists for some seconds as they were when prepare ran."""
-    async with rule_for(life, lambda one: Stale() if one.is_list else None, 8):
+    async with rule_for(life, lambda request: Stale() if request.is_list else None, 8):
         await life.operator.restart()
         yield
 
@@ -224,12 +226,15 @@ class DisturbedLife:
     """One scenario."""
 
     def __init__(self, scenario: Scenario, life: Life) -> None:
-        self.scenario, self.life, self.result = scenario, life, Result()
+        self.scenario = scenario
+        self.life = life
+        self.result = Result()
         self.recovery: asyncio.Task[None] | None = None
 
     async def run(self) -> Result:
         """Live the disturbed life."""
-        scenario, life = self.scenario, self.life
+        scenario = self.scenario
+        life = self.life
         life.finished_within += scenario.outage
         if scenario.always:
             life.proxy.rule = scenario.always()
@@ -265,7 +270,8 @@ class DisturbedLife:
 
 async def run_scenario(simulated: Simulation, name: str) -> Result:
     """Run one scenario in a namespace of its own."""
-    scenario, namespace = SCENARIOS[name], f"fault-{name}"
+    scenario = SCENARIOS[name]
+    namespace = f"fault-{name}"
     await simulated.create_namespace(namespace)
     async with AsyncExitStack() as stack:
         life = await stack.enter_async_context(
@@ -305,15 +311,18 @@ def results(kubeconfig, forks, tmp_path_factory, request) -> dict[str, Result]:
             params["scenario"] for params in callspecs if params.get("scenario") in SCENARIOS
         )
     )
-    found = asyncio.run(run_scenarios(kubeconfig, forks, tmp_path_factory.mktemp("faults"), names))
-    for name, result in found.items():
+    results = asyncio.run(
+        run_scenarios(kubeconfig, forks, tmp_path_factory.mktemp("faults"), names)
+    )
+    for name, result in results.items():
         print(f"{name}: evaluate ran {result.seconds_to_progress:.1f} s after the recovery")
-    return found
+    return results
 
 
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "none"])
 def test_life_survives_the_fault(scenario, results):
-    expected, result = results["none"].outcome, results[scenario]
+    expected = results["none"].outcome
+    result = results[scenario]
     assert expected
     assert result.outcome, result.error
     assert not result.outcome.problems

@@ -82,7 +82,7 @@ class Sweep:
         problems = {
             f"{life.point} ({life.reached})": list(self._differences(life)) for life in self.lives
         }
-        return {point: found for point, found in problems.items() if found}
+        return {point: differences for point, differences in problems.items() if differences}
 
     def _differences(self, life: CutLife):
         if life.outcome is None:
@@ -97,22 +97,26 @@ class Sweep:
         if repeated or set(life.outcome.successes) != set(self.expected.successes):
             yield f"successes: {dict(life.outcome.successes)}"
         yield from life.outcome.problems
-        yield from (f"leaked {one}" for one in life.outcome.leaked)
+        yield from (f"leaked {name}" for name in life.outcome.leaked)
 
 
-def differences(expected, found, path="") -> list[str]:
+def differences(expected, actual, path="") -> list[str]:
     """Return the paths at which two statuses differ, with both values."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        keys = sorted(expected.keys() | found.keys())
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        keys = sorted(expected.keys() | actual.keys())
         return [
-            one
+            difference
             for key in keys
-            for one in differences(expected.get(key), found.get(key), f"{path}.{key}")
+            for difference in differences(expected.get(key), actual.get(key), f"{path}.{key}")
         ]
-    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        pairs = enumerate(zip(expected, found, strict=True))
-        return [one for i, (old, new) in pairs for one in differences(old, new, f"{path}[{i}]")]
-    return [] if expected == found else [f"{path}: {expected!r} became {found!r}"]
+    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        pairs = enumerate(zip(expected, actual, strict=True))
+        return [
+            difference
+            for i, (old, new) in pairs
+            for difference in differences(old, new, f"{path}[{i}]")
+        ]
+    return [] if expected == actual else [f"{path}: {expected!r} became {actual!r}"]
 
 
 @asynccontextmanager
@@ -165,9 +169,11 @@ async def run_sweep(kubeconfig: Path, forks: OperatorForks, folder: Path) -> Swe
         namespaces(simulated, PARALLEL_LIVES) as free,
     ):
         references = await asyncio.gather(
-            *(undisturbed(simulated, f"cut-{one}") for one in range(REFERENCE_LIVES))
+            *(undisturbed(simulated, f"cut-{number}") for number in range(REFERENCE_LIVES))
         )
-        expected, requests = sorted(references, key=lambda one: len(one[1]))[REFERENCE_LIVES // 2]
+        expected, requests = sorted(references, key=lambda reference: len(reference[1]))[
+            REFERENCE_LIVES // 2
+        ]
         counts = Counter(request.kind for request in requests)
         writes = sum(request.is_write and request.kind == "request" for request in requests)
         lives = [CutLife(point) for point in chosen_points(all_points(counts))]
@@ -185,14 +191,14 @@ async def run_sweep(kubeconfig: Path, forks: OperatorForks, folder: Path) -> Swe
 
 @pytest.fixture(scope="module")
 def sweep(kubeconfig, forks, tmp_path_factory) -> Sweep:
-    found = asyncio.run(run_sweep(kubeconfig, forks, tmp_path_factory.mktemp("cut")))
-    reached = sum(bool(life.reached) for life in found.lives)
-    total = len(all_points(found.counts))
-    print(f"\nundisturbed life: {found.counts}, {found.writes} of the requests write")
+    sweep = asyncio.run(run_sweep(kubeconfig, forks, tmp_path_factory.mktemp("cut")))
+    reached = sum(bool(life.reached) for life in sweep.lives)
+    total = len(all_points(sweep.counts))
+    print(f"\nundisturbed life: {sweep.counts}, {sweep.writes} of the requests write")
     print(
-        f"cut points: {total}; lives: {len(found.lives)}; cut: {reached}; different: {len(found.different())}"
+        f"cut points: {total}; lives: {len(sweep.lives)}; cut: {reached}; different: {len(sweep.different())}"
     )
-    return found
+    return sweep
 
 
 def test_undisturbed_life_succeeds_and_leaves_nothing(sweep):
@@ -205,7 +211,7 @@ def test_undisturbed_life_succeeds_and_leaves_nothing(sweep):
 def test_killed_operator_ends_every_life_like_undisturbed(sweep):
     different = sweep.different()
     assert not different, "\n".join(
-        f"{point}: {' | '.join(found)}" for point, found in different.items()
+        f"{point}: {' | '.join(problems)}" for point, problems in different.items()
     )
 
 

@@ -7,7 +7,10 @@ from typing import Any
 from support.faults.manifest import manifest
 
 Object = dict[str, Any]
-ABSENT, SUCCEEDED, CANCELLED, SUSPENDED = "Absent", "Succeeded", "Cancelled", "Suspended"
+ABSENT = "Absent"
+SUCCEEDED = "Succeeded"
+CANCELLED = "Cancelled"
+SUSPENDED = "Suspended"
 JOB_STAGES = ("prepare", "train", "evaluate")
 SERVED_STAGES = (*JOB_STAGES, "push", "deploy")
 
@@ -65,7 +68,8 @@ class Wanted:
 
         Push is not among them: a pipeline with push and deploy is never left suspended or cancelled.
         """
-        stem, versions = f"{self.name}-{self.uid.replace('-', '')[:8]}", ("", f"{self.train}")
+        stem = f"{self.name}-{self.uid.replace('-', '')[:8]}"
+        versions = ("", f"{self.train}")
         versions = (*versions, f"{self.train}.{self.evaluate}")
         return frozenset(
             (f"{stem}-{stage}", version)

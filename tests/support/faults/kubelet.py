@@ -53,7 +53,8 @@ class Kubelet:
     """Runs the pods that the scheduler binds to its node, and provisions the volumes of their claims."""
 
     def __init__(self, api: Api, address: str) -> None:
-        self.api, self.address = api, address
+        self.api = api
+        self.address = address
         self.ledger = Ledger()
         self.behaviours: dict[str, Behaviour] = {}
         """Namespace -> behaviour of its pods; without one they succeed at once."""
@@ -161,7 +162,8 @@ class Kubelet:
 
     async def _run_process(self, pod: StagePod, deleted: asyncio.Event) -> None:
         self.ledger.start(pod)
-        ending, started = Ending(137), now()
+        ending = Ending(137)
+        started = now()
         try:
             if await self._patch_status(pod, running_status(pod, self.address)):
                 ending = await self._until_ended(pod, deleted)
@@ -207,7 +209,8 @@ class Kubelet:
     async def _follow_claims(self) -> None:
         async for kind, claims in self.api.follow(CLAIMS):
             for claim in claims:
-                spec, annotations = claim["spec"], claim["metadata"].get("annotations", {})
+                spec = claim["spec"]
+                annotations = claim["metadata"].get("annotations", {})
                 waits = not spec.get("volumeName") and SELECTED_NODE in annotations
                 if kind != "DELETED" and waits and spec.get("storageClassName") == STORAGE_CLASS:
                     await self.api.create(VOLUMES, _volume(claim))

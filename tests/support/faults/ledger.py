@@ -87,8 +87,12 @@ class Ledger:
 
     def problems(self, namespace: str = "") -> list[str]:
         """Return all overlaps and repetitions in a namespace, or in all."""
-        found = [*self.overlaps, *self.repetitions]
-        return [one for one in found if not namespace or one.startswith(f"{namespace}/")]
+        all_problems = [*self.overlaps, *self.repetitions]
+        return [
+            problem
+            for problem in all_problems
+            if not namespace or problem.startswith(f"{namespace}/")
+        ]
 
 
 def _success(pod: StagePod) -> Success:

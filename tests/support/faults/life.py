@@ -94,19 +94,23 @@ class Life:
 
     async def status(self) -> Object:
         """Return the pipeline's status; empty before the operator has written one."""
-        found = await self.simulation.api.get(self.path)
-        return (found or {}).get("status", {})
+        pipeline = await self.simulation.api.get(self.path)
+        return (pipeline or {}).get("status", {})
 
     async def has_finished(self) -> bool:
         """Return whether the status says that the current spec has finished."""
         assert self.operator.pid is None or self.operator.is_running(), (
             "the operator ended by itself"
         )
-        found = self.simulation.pipelines.objects.get(self.path, {"metadata": {}})
-        status = found.get("status", {})
-        true = {one["type"] for one in status.get("conditions", []) if one["status"] == "True"}
+        pipeline = self.simulation.pipelines.objects.get(self.path, {"metadata": {}})
+        status = pipeline.get("status", {})
+        true = {
+            condition["type"]
+            for condition in status.get("conditions", [])
+            if condition["status"] == "True"
+        }
         return (
-            status.get("observedGeneration") == found["metadata"].get("generation")
+            status.get("observedGeneration") == pipeline["metadata"].get("generation")
             and "Finished" in true
         )
 
