@@ -39,7 +39,7 @@ PIPELINE = {
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "name": "missing", "uid": "2"}
 LABEL = {"app.kubernetes.io/managed-by": "finetune-operator"}
 OTHER = {"app": "other"}
-"""A Job without any label would get those of its pods."""
+"""A Job without any label would get the labels of its pods."""
 TOKEN = {"serviceAccountToken": {"path": "token"}}
 
 
@@ -53,17 +53,16 @@ class Account:
     def run(self, verb: str, *arguments: str, given: str = "") -> str:
         """Run kubectl with the account's rights."""
         account = f"system:serviceaccount:{OWN}:{RELEASE}"
-        return self.namespace.run(
-            verb, *(["--as", account] if self.is_operator else []), *arguments, given=given
-        )
+        options = ["--as", account] if self.is_operator else []
+        return self.namespace.run(verb, *options, *arguments, given=given)
 
     def create(self, *objects: Object, dry: bool = False) -> None:
-        """Create objects, or only have the API server check them. Raises TimedOut where it refuses one."""
+        """Create objects, or only have the API server check them. Raises TimedOut if it refuses an object."""
         options = ["--dry-run=server"] if dry else []
         self.run("create", *options, "-f", "-", given=yaml.safe_dump_all(objects))
 
     def patch(self, kind: str, name: str, patch: Object) -> None:
-        """Send a merge patch. Raises TimedOut where the API server refuses it."""
+        """Send a merge patch. Raises TimedOut if the API server refuses it."""
         self.run("patch", kind, name, "--type=merge", "--dry-run=server", "-p", json.dumps(patch))
 
 
@@ -116,7 +115,7 @@ def answer(account: Account, manifest: Object) -> str:
 
 
 def built(which: str, namespace: str = "policy-team") -> Object:
-    """Return one object of the demo on two nodes: the claim, a Service, or what runs a stage."""
+    """Return one object of the demo on two nodes: the claim, a Service, or the workload of a stage."""
     objects = built_objects(ON_TWO_NODES, namespace)
     services = {"service": objects.service, "headless": objects.headless_service}
     chosen = {"claim": objects.claim, **services, **objects.workloads}[which]

@@ -101,7 +101,7 @@ UNUSED = '{}{{gpu="3", namespace="gpus", pod="dcgm"}}'
 
 
 def panel_test(folder: Path, metric: str, gpu: str, expression: str) -> subprocess.CompletedProcess:
-    """Expect the mean of the two GPUs of the pipeline's pod from a panel, beside a GPU of another one."""
+    """Expect the mean of the two GPUs of the pipeline's pod from a panel, beside a GPU of another pod."""
     used = [
         (gpu.format(metric, number, pod), f"{value}x10")
         for number, pod, value in ((0, "p", 90), (1, "p", 20))

@@ -27,7 +27,7 @@ Answer = dict[str, Any]
 
 
 def ask(objects: list[Path]) -> list[Answer]:
-    """Return what Argo CD makes of each object with the committed patch of its ConfigMap."""
+    """Return health and actions of each object in Argo CD with the committed patch of its ConfigMap."""
     command = [program("luavm"), str(ARGOCD / "argocd-cm.yaml"), *map(str, objects)]
     output = subprocess.check_output(command, text=True)
     return [json.loads(line) for line in output.splitlines()]
@@ -43,7 +43,7 @@ def answers_of_examples() -> dict[str, Answer]:
 
 @pytest.fixture(scope="module")
 def full_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
-    """What Argo CD makes of whole objects: all defaults of the spec, and all stages."""
+    """Health and actions of whole objects in Argo CD: all defaults of the spec, and all stages."""
     folder = tmp_path_factory.mktemp("objects")
     paths = [folder / f"{name}.json" for name in STATES]
     for path, state in zip(paths, STATES.values(), strict=True):
@@ -106,6 +106,6 @@ def test_actions_have_the_outputs_of_their_test_file() -> None:
 
 
 def test_script_needs_no_open_libraries() -> None:
-    """Argo CD opens them for its own scripts, and for those of a user only when it is told to."""
+    """Argo CD opens them for its own scripts, and for a user's scripts only if `useOpenLibs` is set."""
     data = yaml.safe_load((ARGOCD / "argocd-cm.yaml").read_text())["data"]
     assert not any("useOpenLibs" in key for key in data)

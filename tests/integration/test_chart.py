@@ -340,7 +340,7 @@ def test_limits_and_logging_are_passed_as_options():
 
 
 def test_largest_rate_limit_is_written_without_exponent():
-    """Helm reads numbers as floating point, and prints large ones with an exponent."""
+    """Helm reads numbers as floating point, and prints large numbers with an exponent."""
     large = options(render({"apiRateLimit": {"qps": 100_000, "burst": 100_000}}))
     assert (large["qps"], large["burst"]) == ("100000", "100000")
 

@@ -40,7 +40,7 @@ def kube(control_plane):
 
 
 def dry_run(kube: Kube, *objects) -> str:
-    """Apply objects in a server-side dry run; raises TimedOut if the server refuses one."""
+    """Apply objects in a server-side dry run; raises TimedOut if the server refuses an object."""
     return kube.run("apply", "--server-side", *DRY, "-f", "-", given=yaml.safe_dump_all(objects))
 
 

@@ -1,4 +1,4 @@
-"""What of the chart watches the operator, as Helm renders it; test_monitoring.py compares its queries with a scrape."""
+"""Monitors, alerts and dashboards as Helm renders them; test_monitoring.py compares their queries with a scrape."""
 
 import itertools
 import json

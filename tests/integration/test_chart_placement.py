@@ -38,7 +38,7 @@ def annotations_of(workload: Object) -> Object:
 
 
 def tolerated(workload: Object) -> set[tuple[str, str]]:
-    """Return key and value of the tolerated taints, without those of every pod."""
+    """Return key and value of the tolerated taints, without the taints that every pod tolerates."""
     taints = {
         (toleration["key"], toleration.get("value", ""))
         for toleration in spec_of(workload)["tolerations"]
@@ -102,7 +102,7 @@ def test_on_demand_stages_stay_away_from_spot_nodes(preset):
 
 @every_preset
 def test_only_karpenter_jobs_are_kept_from_consolidation(preset):
-    """A server may be moved: a Deployment starts the new pod before the old one ends."""
+    """A server may be moved: a Deployment starts the new pod before the old pod ends."""
     built = workloads({"preset": preset})
     protected = {
         stage

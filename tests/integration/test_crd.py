@@ -69,7 +69,7 @@ def test_crd_is_established_with_a_structural_schema(namespace: KubeNamespace):
 
 @pytest.mark.parametrize("name", ["post-sync-hook", "template-with-trigger"])
 def test_api_server_accepts_pipelines_of_argo_cds_examples(namespace: KubeNamespace, name: str):
-    """A hook is a pipeline; a template is one in a ConfigMap."""
+    """A hook is a pipeline; a template is a pipeline in a ConfigMap."""
     [pipeline] = pipelines(ARGOCD / f"{name}.yaml")
     answer = namespace.run(
         "create",

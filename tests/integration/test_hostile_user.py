@@ -105,7 +105,7 @@ def attacked(
         }  # of other tests on this control plane
         with running_operator(operator, objects, folder) as log, simulated_kubelet(own):
             run_all(own)
-            print(log.read_text()[-20_000:])  # pytest shows it only where the test fails
+            print(log.read_text()[-20_000:])  # pytest shows it only if the test fails
             created = [
                 workload
                 for workload in workloads(kube)
@@ -179,7 +179,8 @@ def hostile_pipeline(number: int, value: str) -> Object:
             path[-1] in {"uri", "file"} and not is_readable_by_pods(path, value)
         ):
             continue
-        if is_valid(changed := with_value(spec, path, value)):
+        changed = with_value(spec, path, value)
+        if is_valid(changed):
             spec = changed
     meta = {"name": f"p{number}"}
     # Numbers as numbers: the models also read 2e-4, which is text in YAML.
@@ -261,11 +262,13 @@ def strings(content: Any) -> Iterator[str]:
     """Yield all strings of a JSON value, and all names of its objects."""
     if isinstance(content, str):
         yield content
-    for child in content if isinstance(content, list) else ():
-        yield from strings(child)
-    for name, child in content.items() if isinstance(content, dict) else ():
-        yield name
-        yield from strings(child)
+    elif isinstance(content, list):
+        for child in content:
+            yield from strings(child)
+    elif isinstance(content, dict):
+        for name, child in content.items():
+            yield name
+            yield from strings(child)
 
 
 def owner_of(workload: Object) -> str:
@@ -273,9 +276,8 @@ def owner_of(workload: Object) -> str:
 
 
 def test_no_pod_reaches_beyond_its_namespace(attacked: Attacked):
-    assert {
-        name: found for name, pod in pods_of(attacked) if (found := list(pod_violations(pod)))
-    } == {}
+    violations = {name: list(pod_violations(pod)) for name, pod in pods_of(attacked)}
+    assert {name: texts for name, texts in violations.items() if texts} == {}
 
 
 def test_no_object_is_created_elsewhere(attacked: Attacked):

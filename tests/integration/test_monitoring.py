@@ -1,4 +1,4 @@
-"""Every query of the chart's alerts and dashboards asks for what an operator and a stage really serve."""
+"""Every query of the chart's alerts and dashboards asks for metrics that an operator and a stage really serve."""
 
 import pytest
 from support.charts import CLUSTER_WIDE, render
@@ -44,7 +44,7 @@ def labels(control_plane, tmp_path_factory):
             try:
                 scrapes = scrapes_of_a_life(team, kubelet, port)
             finally:
-                print(log.read_text())  # pytest shows it only where the test fails
+                print(log.read_text())  # pytest shows it only if the test fails
     return labels_by_metric(*scrapes, scrape_of_a_stage(folder))
 
 
@@ -82,22 +82,21 @@ def test_stage_serves_every_metric_that_is_documented(labels):
 
 def test_every_panel_asks_for_what_is_served(labels):
     expressions = dashboard_expressions()
-    found = {
-        name: wrong
-        for name, query in zip(expressions, parsed(expressions.values()), strict=True)
-        if (wrong := problems(query, labels))
+    queries = parsed(expressions.values())
+    wrong = {
+        name: problems(query, labels) for name, query in zip(expressions, queries, strict=True)
     }
-    assert found == {}
+    assert {name: texts for name, texts in wrong.items() if texts} == {}
     assert len(expressions) > 30
 
 
 def test_every_alert_asks_for_what_is_served(labels):
     rules = alert_rules()
     queries = parsed(rule["expr"] for rule in rules)
-    found = {
+    wrong = {
         rule["alert"]: problems(query, labels) for rule, query in zip(rules, queries, strict=True)
     }
-    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+    assert {name: texts for name, texts in wrong.items() if texts} == {}
 
 
 @pytest.mark.parametrize(
@@ -114,4 +113,4 @@ def test_every_alert_asks_for_what_is_served(labels):
 )
 def test_wrong_query_is_noticed(labels, expression, problem):
     [query] = parsed([expression])
-    assert any(problem in one for one in problems(query, labels))
+    assert any(problem in text for text in problems(query, labels))

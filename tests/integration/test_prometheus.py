@@ -92,7 +92,7 @@ def kwok_pod(name: str, template: Object) -> Object:
 
 @pytest.fixture(scope="module")
 def made(control_plane) -> Iterator[tuple[KubeNamespace, Configuration]]:
-    """A namespace with a pod of the operator and one of a stage, and what the Prometheus Operator makes of the chart.
+    """A namespace with a pod of the operator and a pod of a stage, and the Prometheus Operator's configuration.
 
     The namespace's name is part of the monitors, so that they are of the operator in it.
     """
@@ -203,7 +203,7 @@ def test_pod_monitor_finds_a_stage_and_names_its_pipeline(scene: tuple[Prometheu
 
 
 def test_every_panel_shows_what_was_scraped(scene: tuple[Prometheus, PipelineDriver]):
-    """A query may be well-formed and fail, for example where one series matches many.
+    """A query may be well-formed and fail, for example if one series matches many.
 
     Here are no GPUs, and at the end nothing waits. Nothing was evicted or has failed, so those series are 0.
     """

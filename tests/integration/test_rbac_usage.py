@@ -71,7 +71,7 @@ def requests(audited: Provider, tmp_path_factory: pytest.TempPathFactory) -> lis
                 live_a_whole_life(team, kubelet)
                 repair_an_unreadable_pipeline(team)
             finally:
-                print(log.read_text())  # pytest shows it only where the test fails
+                print(log.read_text())  # pytest shows it only if the test fails
         return requests_of(audited.folder / AUDIT_LOG, ACCOUNT)
 
 

@@ -182,9 +182,8 @@ def test_images_are_built_for_two_platforms_and_attested(
 def test_bill_of_materials_lists_every_tested_package(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    if not shutil.which(
-        "uv", path=(path := f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    ):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    if not shutil.which("uv", path=path):
         missing("uv is not installed: pip install uv")
     monkeypatch.setenv("PATH", path)
     release = RELEASE.Release("example.org", VERSION, checkout)

@@ -1,6 +1,6 @@
 """Training on several nodes with the chart's rights and policies on an API server with its controllers; KWOK's nodes.
 
-Where a kubelet would end a pod, the test writes its status: KWOK removes deleted pods at once.
+If a kubelet would end a pod, the test writes its status: KWOK removes deleted pods at once.
 """
 
 import json

@@ -151,7 +151,7 @@ EVERYTHING: Object = {
     },
     "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
 }
-"""Every value of the chart, each different from its default, except where the default switches a part on."""
+"""Every value of the chart, each different from its default, except if the default switches a part on."""
 VARIANTS = {"cluster-wide": CLUSTER_WIDE, "namespaced": NAMESPACED, "everything": EVERYTHING}
 
 
@@ -199,8 +199,8 @@ def pod(objects: list[Object]) -> Object:
 
 def container(objects: list[Object]) -> Object:
     """Return the only container of that pod template."""
-    (container,) = pod(objects)["spec"]["containers"]
-    return dict(container)
+    (operator,) = pod(objects)["spec"]["containers"]
+    return dict(operator)
 
 
 def options(objects: list[Object]) -> dict[str, str]:

@@ -44,7 +44,7 @@ class FakeApi:
         return deepcopy(self.objects[path])
 
     async def get(self, path: str) -> Object | None:
-        """Return a copy of an object; None where there is none."""
+        """Return a copy of an object; None if there is none."""
         self.reads.append(path)
         return deepcopy(self.objects.get(path))
 
@@ -72,7 +72,8 @@ class FakeApi:
     async def watch(self, path: str, version: str, _seconds: int, **_query: str) -> Any:
         """Yield the events that the test has put there for this watch."""
         self.watched.append((path, version))
-        if not (streams := self.watches.get(path)):
+        streams = self.watches.get(path)
+        if not streams:
             await asyncio.sleep(60)
             return
         for event in streams.pop(0):
@@ -102,7 +103,7 @@ class FakeApi:
         return self.put(key, merged(self.objects[key], body))
 
     async def replace(self, path: str, body: Object) -> Object:
-        """Replace the status. Raises the error of rejected_patches, or Conflict where the object has changed."""
+        """Replace the status. Raises the error of rejected_patches, or Conflict if the object has changed."""
         for part, error in self.rejected_patches.items():
             if part in str(body):
                 raise error
@@ -117,7 +118,7 @@ class FakeApi:
     async def delete(
         self, path: str, propagation: str = "Background", **preconditions: str
     ) -> None:
-        """Delete an object at once. Raises the error of rejected_deletes, or Conflict where a precondition fails."""
+        """Delete an object at once. Raises the error of rejected_deletes, or Conflict if a precondition fails."""
         for part, error in self.rejected_deletes.items():
             if part in path:
                 raise error
@@ -139,9 +140,10 @@ def is_selected(item: Object, selector: str) -> bool:
         "status.phase": status.get("phase", ""),
     }
     terms = [term.replace("!=", "=!").split("=", 1) for term in selector.split(",") if term]
-    return all(
-        fields.get(name) != value[1:]
-        if value.startswith("!")
-        else fields.get(name) in {None, value}
-        for name, value in terms
-    )
+    for name, value in terms:
+        if value.startswith("!"):
+            if fields.get(name) == value[1:]:
+                return False
+        elif fields.get(name) not in {None, value}:
+            return False
+    return True

@@ -35,13 +35,13 @@ class FakeApiServer:
         self.deleted_pods: set[str] = set()
         """Jobs whose pods no longer exist."""
         self.nodes: dict[str, str] = {}
-        """Job -> the node of its pod; spot-1 where absent."""
+        """Job -> the node of its pod; spot-1 if absent."""
         self.logs: dict[str, list[str]] = {}
         """Job -> the lines that its process has written."""
         self.interrupted_logs: list[str] = []
         """Jobs whose log connection breaks once, after the first line."""
         self.kubelet_messages: dict[str, str] = {}
-        """Job -> what the kubelet writes once in place of its log, without a timestamp."""
+        """Job -> the message that the kubelet writes once in place of its log, without a timestamp."""
         self.on_eviction: Callable[[str, str], None] = lambda _job, _how: None
         """Called with the Job of a pod that was evicted (`evict`) or deleted (`kill`)."""
         self.disruption_budgets: list[str] = []
@@ -120,7 +120,7 @@ class FakeApiServer:
         return self.pipeline(key)
 
     def job(self, namespace: str, name: str) -> Object | None:
-        """Return a Job, or None where it does not exist."""
+        """Return a Job, or None if it does not exist."""
         job = self._jobs(namespace).get(name)
         if job is None:
             return None
@@ -152,14 +152,14 @@ class FakeApiServer:
                 yield self._pod(namespace, name, job)
 
     def pod(self, namespace: str, name: str) -> Object:
-        """Return a pod; raises ErrorResponse where it does not exist."""
-        found = next((pod for pod in self.pods(namespace) if pod["metadata"]["name"] == name), None)
-        if found is None:
-            raise ErrorResponse(404, "NotFound", f'pods "{name}" not found')
-        return found
+        """Return a pod; raises ErrorResponse if it does not exist."""
+        for pod in self.pods(namespace):
+            if pod["metadata"]["name"] == name:
+                return pod
+        raise ErrorResponse(404, "NotFound", f'pods "{name}" not found')
 
     def progress(self, namespace: str, job: str) -> Object:
-        """Return what the process of a Job reports at /progress; raises ErrorResponse while it does not answer."""
+        """Return the report of a Job's process at /progress; raises ErrorResponse while it does not answer."""
         report = self._jobs(namespace)[job].observed.progress
         if report is None:
             raise ErrorResponse(
@@ -277,7 +277,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._pipeline(method, Key(namespace, name), query, body)
             case "jobs" | "deployments", _, "":
                 get = self.server.api.job if plural == "jobs" else self.server.api.deployment
-                if child := get(namespace, name):
+                child = get(namespace, name)
+                if child:
                     return child
             case "pods", _, _:
                 return self._pods(method, namespace, name, subresource, {**query, **body})
@@ -360,7 +361,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        if message := self.server.api.kubelet_messages.pop(job, ""):
+        message = self.server.api.kubelet_messages.pop(job, "")
+        if message:
             self._chunk(message.encode())
             self._chunk(b"")
             return
@@ -438,7 +440,7 @@ def serving() -> Iterator[tuple[FakeApiServer, str]]:
 
 
 def kubeconfig(url: str, **namespaces: str | None) -> str:
-    """Return a kubeconfig with a context for each namespace, the first being the current one.
+    """Return a kubeconfig with a context for each namespace; the first is the current context.
 
     Two more contexts fail: `unreachable` has no server, and the user of `unauthorized` has a wrong token.
     """

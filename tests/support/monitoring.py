@@ -115,7 +115,7 @@ def without_variables(expression: str) -> str:
 
 
 def parsed(expressions: Iterable[str]) -> list[Query]:
-    """Return the queries in the same order. Skip the test where the parser cannot be built."""
+    """Return the queries in the same order. Skip the test if the parser cannot be built."""
     given = json.dumps(list(expressions))
     done = subprocess.run(
         [program("promql")], input=given, capture_output=True, text=True, check=True
@@ -140,31 +140,31 @@ def _query(parsed: Object) -> Query:
 
 
 def problems(query: Query, labels: Mapping[str, AbstractSet[str]]) -> list[str]:
-    """Return what of a query does not exist: its syntax, a metric, a label or a label's value."""
+    """Return what is wrong with a query: its syntax, or a metric, label or value that does not exist."""
     if query.error:
         return [query.error]
-    problems = []
+    texts = []
     known = OF_TARGETS | query.created
     for selector in query.selectors:
         own = _labels_of(selector.metric, labels)
         known |= own or set()
-        problems += [f"no metric {selector.metric}"] if own is None else []
+        if own is None:
+            texts.append(f"no metric {selector.metric}")
         for label, operator, value in selector.matchers:
-            problems += (
-                [f"{selector.metric} has no label {label}"]
-                if label not in OF_TARGETS | (own or set())
-                else []
-            )
-            wrong = operator == "=" and label in VALUES and value not in VALUES[label]
-            problems += [f"{label} is never {value}"] if wrong else []
-    return problems + [f"no label {label}" for label in sorted(query.labels - known)]
+            if label not in OF_TARGETS | (own or set()):
+                texts.append(f"{selector.metric} has no label {label}")
+            if operator == "=" and label in VALUES and value not in VALUES[label]:
+                texts.append(f"{label} is never {value}")
+    return texts + [f"no label {label}" for label in sorted(query.labels - known)]
 
 
 def _labels_of(metric: str, labels: Mapping[str, AbstractSet[str]]) -> AbstractSet[str] | None:
     if metric in DCGM:
         return DCGM[metric]
     own = labels.get(metric)
-    return own and own | OF_STAGES if metric in METRICS else own
+    if own and metric in METRICS:
+        return own | OF_STAGES
+    return own
 
 
 def scrape(port: int) -> str:

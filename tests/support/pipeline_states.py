@@ -1,6 +1,6 @@
-"""The states of a pipeline, and what kubectl, Flux, Argo CD and `finetune wait` say of each.
+"""The states of a pipeline, and how kubectl, Flux, Argo CD and `finetune wait` show each.
 
-This table is the one source of the examples in deploy/argocd and of the table in docs/reference/conditions.md.
+This table is the only source of the examples in deploy/argocd and of the table in docs/reference/conditions.md.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ RUNNING = ("cancel", "suspend")
 
 @dataclass(frozen=True)
 class PipelineState:
-    """A state, an example of it, and what is said of it."""
+    """A state, an example of it, and how programs show it."""
 
     build: Callable[[], Scenario | Object]
     kstatus: str
@@ -44,15 +44,11 @@ class PipelineState:
 
     def health_message(self) -> str:
         """Return the message that Argo CD shows."""
-        ready = next(
-            (
-                condition
-                for condition in self.object()["status"].get("conditions", [])
-                if condition["type"] == READY
-            ),
-            {},
-        )
-        return self.message or f"{ready['reason']}: {ready['message']}"
+        if self.message:
+            return self.message
+        conditions = self.object()["status"]["conditions"]
+        [ready] = [condition for condition in conditions if condition["type"] == READY]
+        return f"{ready['reason']}: {ready['message']}"
 
 
 def _waiting(reason: Reason, message: str) -> Callable[[], Scenario]:

@@ -1,4 +1,4 @@
-"""Scenarios of a train stage with node classes: what is chosen, nodes that are full, attempts that are interrupted."""
+"""Scenarios of a train stage with node classes: the chosen class, full nodes, interrupted attempts."""
 
 from datetime import timedelta
 from typing import Any

@@ -66,7 +66,7 @@ class Configuration:
 def configuration(own: KubeNamespace, selected: list[Object]) -> Configuration:
     """Create monitors and rules, and a Prometheus that selects them; return the configuration that it gets.
 
-    Raises TimedOut where a field is unknown or has a wrong type, and where the configuration lacks a monitor.
+    Raises TimedOut if a field is unknown or has a wrong type, and if the configuration lacks a monitor.
     """
     own.create(*selected, SERVER)
     monitors = [manifest for manifest in selected if manifest["kind"].endswith("Monitor")]
@@ -100,7 +100,7 @@ def _configuration(own: KubeNamespace) -> Configuration:
 def from_here(scrape: Object, kubeconfig: Path) -> Object:
     """Return a scrape configuration for a server outside the cluster.
 
-    It scrapes once an hour, so not in a test: the addresses of KWOK's pods may be those of other machines.
+    It scrapes once an hour, so not in a test: the addresses of KWOK's pods may belong to other machines.
     """
     discoveries = [
         {**config, "kubeconfig_file": str(kubeconfig)} for config in scrape["kubernetes_sd_configs"]

@@ -1,4 +1,4 @@
-"""A kubelet for pods without nodes: it writes the statuses that a real one would write, with administrator rights."""
+"""A kubelet for pods without nodes: it writes the statuses of a real kubelet, with administrator rights."""
 
 import json
 import os
@@ -20,8 +20,9 @@ from testcluster.errors import TimedOut
 from testcluster.kube_namespace import KubeNamespace, until
 
 Object = dict[str, Any]
-SERVER_ADDRESS, SERVER_PORT = str(ip_address("127.1.0.0") + os.getpid() % 2**16), 8000
-"""Where every simulated model server answers: pods without nodes have no network. Each test process has its own."""
+SERVER_ADDRESS = str(ip_address("127.1.0.0") + os.getpid() % 2**16)
+"""Address of every simulated model server: pods without nodes have no network. Each test process has its own."""
+SERVER_PORT = 8000
 SELECTOR = "app.kubernetes.io/managed-by=finetune-operator"
 
 
@@ -61,7 +62,7 @@ class SimulatedKubelet:
         return items
 
     def running(self, stage: str, index: int = 0) -> list[Object]:
-        """Return the running pods of a stage with this index; the pods of one without indexes have the index 0."""
+        """Return the running pods of a stage with this index; pods of a stage without indexes have the index 0."""
         running = (pod for pod in self.pods(stage) if pod["status"]["phase"] == "Running")
         return [
             pod

@@ -32,7 +32,7 @@ def anchors(page: str) -> list[str]:
 
 
 def section(reason: str) -> str:
-    """Return the text below the heading of a reason; raises ValueError unless there is one such heading."""
+    """Return the text below the heading of a reason; raises ValueError unless there is exactly one such heading."""
     [section] = re.findall(
         rf"^### {reason}\n(.*?)(?=^##|\Z)", TROUBLESHOOTING, re.MULTILINE | re.DOTALL
     )
@@ -40,7 +40,7 @@ def section(reason: str) -> str:
 
 
 def entry(name: str, text: str) -> str:
-    """Return an entry of the list in a section, on one line; empty where there is none."""
+    """Return an entry of the list in a section, on one line; empty if there is none."""
     entry = re.search(rf"^- {name}: (.*?)(?=^\S|^$|\Z)", text, re.MULTILINE | re.DOTALL)
     return " ".join(entry[1].split()) if entry else ""
 
@@ -82,7 +82,7 @@ def test_every_reason_has_one_section_in_troubleshooting():
 
 @pytest.mark.parametrize("reason", Reason)
 def test_link_of_a_reason_leads_to_its_section(reason):
-    """Sections of "It waits", "It failed" and "… the server is down"; there is nothing to fix in the later ones."""
+    """Sections of "It waits", "It failed" and "… the server is down"; there is nothing to fix in later sections."""
     to_fix = TROUBLESHOOTING.partition("## Attempts that ended early")[0]
     has_fix = f"### {reason}\n" in to_fix
     page, _, anchor = (

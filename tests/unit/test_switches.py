@@ -1,4 +1,4 @@
-"""`make test-all` sets every switch that adds tests, and CONTRIBUTING.md says what each needs."""
+"""`make test-all` sets every switch that adds tests, and CONTRIBUTING.md lists the needs of each."""
 
 import os
 import re

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.faults import faults
-from support.faults.faults import Cut, Delay, EndWatch, Fault, Rule, Stale, WatchEnd
+from support.faults.faults import Cut, Delay, EndWatch, Fault, Request, Rule, Stale, WatchEnd
 from support.faults.lease import add_standby, steal_lease
 from support.faults.life import Life, Outcome, a_life
 from support.faults.operators import OperatorForks
@@ -44,6 +44,20 @@ async def rule_for(life: Life, rule: Rule, seconds: float) -> AsyncIterator[None
     life.proxy.rule = faults.no_fault
 
 
+def fault_of_watches(fault: Fault) -> Rule:
+    """Return a rule that injects the fault into every watch."""
+
+    def rule(request: Request) -> Fault | None:
+        return fault if request.kind == "watch" else None
+
+    return rule
+
+
+def stale_answer(request: Request) -> Fault | None:
+    """Inject a stale answer into every list."""
+    return Stale() if request.is_list else None
+
+
 def watches_end(how: WatchEnd) -> Disturbance:
     """End all watches once."""
 
@@ -61,28 +75,24 @@ def watches_end(how: WatchEnd) -> Disturbance:
 
 
 def watches_keep_ending(how: WatchEnd, seconds: float = 8) -> Disturbance:
-    """End all watches, and for some seconds each new one."""
+    """End all watches, and for some seconds each new watch."""
 
     @asynccontextmanager
     async def disturb(life: Life) -> AsyncIterator[None]:
         life.proxy.end_watches(how)
-        async with rule_for(
-            life, lambda request: EndWatch(how) if request.kind == "watch" else None, seconds
-        ):
+        async with rule_for(life, fault_of_watches(EndWatch(how)), seconds):
             yield
 
     return disturb
 
 
 def watches_refused(fault: Fault, seconds: float = 5) -> Disturbance:
-    """Close all watches, and answer new ones with an error for some seconds."""
+    """Close all watches, and answer new watches with an error for some seconds."""
 
     @asynccontextmanager
     async def disturb(life: Life) -> AsyncIterator[None]:
         life.proxy.end_watches(WatchEnd.CLOSED)
-        async with rule_for(
-            life, lambda request: fault if request.kind == "watch" else None, seconds
-        ):
+        async with rule_for(life, fault_of_watches(fault), seconds):
             yield
 
     return disturb
@@ -104,7 +114,7 @@ def everything_refused(fault: Fault, seconds: float) -> Disturbance:
 async def stale_lists(life: Life) -> AsyncIterator[None]:
     """Restart the operator, and answer its lists for some seconds as they were before train ended."""
     await life.proxy.remember_lists()
-    async with rule_for(life, lambda request: Stale() if request.is_list else None, 8):
+    async with rule_for(life, stale_answer, 8):
         await life.operator.restart()
         yield
 
@@ -112,7 +122,7 @@ async def stale_lists(life: Life) -> AsyncIterator[None]:
 @asynccontextmanager
 async def stale_lists_of_the_beginning(life: Life) -> AsyncIterator[None]:
     """Restart the operator, and answer its lists for some seconds as they were when prepare ran."""
-    async with rule_for(life, lambda request: Stale() if request.is_list else None, 8):
+    async with rule_for(life, stale_answer, 8):
         await life.operator.restart()
         yield
 
@@ -162,7 +172,7 @@ class Scenario:
     outage: float = 0.0
     """Seconds by which the life may take longer."""
     clock: float = 0.0
-    """By how many seconds the clock of the first replica is ahead, and that of the standby behind."""
+    """By how many seconds the clock of the first replica is ahead, and the standby's clock behind."""
 
 
 CUTS = (Cut("before"), Cut("after"))

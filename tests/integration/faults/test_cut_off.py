@@ -1,8 +1,8 @@
-"""The operator is killed before and after each of its requests in turn; every life ends as the undisturbed one.
+"""The operator is killed before and after each of its requests in turn; every life ends as the undisturbed life.
 
-A request that is killed "before" never reaches the API server. One that is killed "after" is executed, and its answer
-is lost. The operator is restarted at once. By default a spread of the cut points runs. FAULTS=all runs all of them, and
-FAULTS=1/3, FAULTS=2/3 and FAULTS=3/3 a third each.
+A request that is killed "before" never reaches the API server. A request that is killed "after" is executed, and its
+answer is lost. The operator is restarted at once. By default a spread of the cut points runs. FAULTS=all runs all of
+them, and FAULTS=1/3, FAULTS=2/3 and FAULTS=3/3 a third each.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class CutLife:
 
 @dataclass
 class Sweep:
-    """The undisturbed life, and those that were cut off."""
+    """The undisturbed life, and the lives that were cut off."""
 
     expected: Outcome
     counts: dict[str, int]
@@ -82,7 +82,7 @@ class Sweep:
         problems = {
             f"{life.point} ({life.reached})": list(self._differences(life)) for life in self.lives
         }
-        return {point: differences for point, differences in problems.items() if differences}
+        return {point: texts for point, texts in problems.items() if texts}
 
     def _differences(self, life: CutLife):
         if life.outcome is None:
@@ -116,7 +116,9 @@ def differences(expected, actual, path="") -> list[str]:
             for i, (old, new) in pairs
             for difference in differences(old, new, f"{path}[{i}]")
         ]
-    return [] if expected == actual else [f"{path}: {expected!r} became {actual!r}"]
+    if expected == actual:
+        return []
+    return [f"{path}: {expected!r} became {actual!r}"]
 
 
 @asynccontextmanager
@@ -161,8 +163,8 @@ async def undisturbed(simulated: Simulation, namespace: str) -> tuple[Outcome, l
 async def run_sweep(kubeconfig: Path, forks: OperatorForks, folder: Path) -> Sweep:
     """Live some undisturbed lives, then the others, PARALLEL_LIVES at a time.
 
-    How many requests a life has depends on how many events lead to one reconcile. The cut points are those of the
-    undisturbed life with the median number.
+    How many requests a life has depends on how many events lead to one reconcile. The cut points are taken
+    from the undisturbed life with the median number of requests.
     """
     async with (
         simulation(kubeconfig, forks, folder) as simulated,
@@ -216,5 +218,5 @@ def test_killed_operator_ends_every_life_like_undisturbed(sweep):
 
 
 def test_most_cut_points_are_reached(sweep):
-    """A life may have fewer requests than the undisturbed one, because several events lead to one reconcile."""
+    """A life may have fewer requests than the undisturbed life, because several events lead to one reconcile."""
     assert sum(bool(life.reached) for life in sweep.lives) >= 0.7 * len(sweep.lives)

@@ -31,8 +31,10 @@ Object = dict[str, Any]
 GREEDY = "greedy"
 SLOW = ("slow-admission", "slow-too")
 GOOD = "good"
-SERVING, REPLICAS = 10, 10
-"""Pipelines with mute servers, and servers of each."""
+SERVING = 10
+"""Pipelines with mute servers."""
+REPLICAS = 10
+"""Servers of each of these pipelines."""
 MAX_TOKENS = 2000
 """The operator then waits 320 s for the answer of a server."""
 INTERRUPTED = 20
@@ -57,7 +59,7 @@ class Result:
 
 
 async def greedy(pod: StagePod) -> Ending:
-    """Interrupt each process of a pipeline for interruptions; let those of the others succeed."""
+    """Interrupt each process of a pipeline for interruptions; the processes of other pipelines succeed."""
     if pod.is_server:
         return await run_until_deleted(pod)
     if pod.job_stem.startswith("interrupted"):

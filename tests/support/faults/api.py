@@ -61,7 +61,8 @@ class Endpoint:
 
 
 def _content(entry: dict[str, str], name: str) -> bytes:
-    if data := entry.get(f"{name}-data"):
+    data = entry.get(f"{name}-data")
+    if data:
         return base64.b64decode(data)
     return Path(entry[name]).read_bytes()
 
@@ -74,7 +75,7 @@ class Api:
         self.session = session
 
     async def get(self, path: str, **query: str) -> Object | None:
-        """Return an object, or None where it does not exist."""
+        """Return an object, or None if it does not exist."""
         try:
             return await self.send("GET", path, query=query)
         except ApiFailure as failure:
@@ -88,7 +89,7 @@ class Api:
         return items
 
     async def create(self, path: str, body: Object) -> Object | None:
-        """Create an object; return None where it exists already."""
+        """Create an object; return None if it exists already."""
         try:
             return await self.send("POST", path, body)
         except ApiFailure as failure:
@@ -97,7 +98,7 @@ class Api:
             raise
 
     async def patch(self, path: str, body: Object, kind: str = "merge-patch") -> Object | None:
-        """Patch an object; return None where it does not exist."""
+        """Patch an object; return None if it does not exist."""
         try:
             return await self.send("PATCH", path, body, f"application/{kind}+json")
         except ApiFailure as failure:

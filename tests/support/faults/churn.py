@@ -113,10 +113,10 @@ class Churn:
         self.proxy = proxy
         self.operator = operator
         self.chance = random.Random(seed)
+        names = [f"p{number}" for number in range(count)]
         self.wanted = {
             name: Wanted(name, serves=number % 5 == 0, retained=number % 2 == 0)
-            for number in range(count)
-            if (name := f"p{number}")
+            for number, name in enumerate(names)
         }
         self.report = Report()
         self.cluster = Cluster(simulated, seed)
@@ -128,9 +128,8 @@ class Churn:
 
     def path(self, name: str = "") -> str:
         """Return the path of a pipeline, or of all."""
-        return f"{PIPELINES}/namespaces/{NAMESPACE}/finetunepipelines" + (
-            f"/{name}" if name else ""
-        )
+        pipelines = f"{PIPELINES}/namespaces/{NAMESPACE}/finetunepipelines"
+        return f"{pipelines}/{name}" if name else pipelines
 
     async def act(self) -> None:
         """Do something to one pipeline."""
@@ -143,9 +142,8 @@ class Churn:
         match action:
             case "create":
                 created = await self.simulated.api.create(self.path(), wanted.manifest())
-                self.wanted[wanted.name] = (
-                    wanted.created(created["metadata"]["uid"]) if created else wanted
-                )
+                if created:
+                    self.wanted[wanted.name] = wanted.created(created["metadata"]["uid"])
                 return created is not None
             case "delete":
                 await self.simulated.api.delete(self.path(wanted.name))
@@ -165,7 +163,7 @@ class Churn:
         return True
 
     async def _annotate(self, verb: str, wanted: Wanted) -> bool:
-        """Cancel or retry, unless the operator has not handled the one before: the annotations have no order."""
+        """Cancel or retry, unless the operator must still handle the previous annotation: they have no order."""
         stored = await self.simulated.api.get(self.path(wanted.name)) or {}
         observed = stored.get("status", {}).get("observedAnnotations", {})
         annotations = stored.get("metadata", {}).get("annotations", {})
@@ -233,7 +231,7 @@ class Churn:
             self.cluster.calm = True
 
     async def settle(self) -> None:
-        """Resume what serves, and wait until every pipeline is as predicted; report what is not."""
+        """Resume what serves, and wait until every pipeline is as predicted; report differences."""
         ended = time.monotonic()
         for wanted in [
             pipeline for pipeline in self.wanted.values() if pipeline.serves and pipeline.uid
@@ -249,14 +247,15 @@ class Churn:
             self.report.settled_seconds = time.monotonic() - ended
             if not self.report.wrong and not self.report.leaked:
                 break
-            # On a busy machine all that takes minutes, and what still changes is not stuck.
-            if (now := await self._versions()) != before:
+            # On a busy machine all that takes minutes, and pipelines that still change are not stuck.
+            versions = await self._versions()
+            if versions != before:
                 changed = time.monotonic()
-                before = now
+                before = versions
             await asyncio.sleep(2)
 
     async def _versions(self) -> str:
-        """Return what changes with each write of a pipeline."""
+        """Return the versions of all pipelines: a text that changes with each write."""
         listed = await self.simulated.api.list(self.path())
         return " ".join(sorted(stored["metadata"]["resourceVersion"] for stored in listed))
 
@@ -264,11 +263,10 @@ class Churn:
         """Return the pipelines that are not in a phase that the model predicts."""
         listed = await self.simulated.api.list(self.path())
         by_name = {stored["metadata"]["name"]: stored for stored in listed}
-        return [
-            text
-            for wanted in self.wanted.values()
-            if (text := self._difference(wanted, by_name.get(wanted.name)))
+        differences = [
+            self._difference(wanted, by_name.get(wanted.name)) for wanted in self.wanted.values()
         ]
+        return [text for text in differences if text]
 
     def _difference(self, wanted: Wanted, stored: Object | None) -> str:
         ledger = self.simulated.kubelet.ledger

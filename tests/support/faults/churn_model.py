@@ -17,7 +17,7 @@ SERVED_STAGES = (*JOB_STAGES, "push", "deploy")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A pipeline as its user wants it. Every edit increases a version, so that no result of an earlier one counts."""
+    """A pipeline as its user wants it. Every edit increases a version: no result of an earlier version counts."""
 
     name: str
     serves: bool
@@ -82,16 +82,22 @@ def possible_phases(
 ) -> frozenset[str]:
     """Return the phases in which the pipeline may be when nothing moves any more.
 
-    `succeeded`: Job and version of all processes that succeeded. `readable`: those whose result no deletion of the Job
-    can have hidden from the operator. Where a result may have been lost, the stage must run again before it is done.
+    `succeeded`: Job and version of all processes that succeeded. `readable`: the processes whose result
+    no deletion of the Job can have hidden from the operator. If a result may have been lost, the stage must run again.
     """
     if not wanted.uid:
         return frozenset({ABSENT})
     needed = wanted.successes()
-    stopped = CANCELLED if wanted.cancelled else SUSPENDED if wanted.suspended else SUCCEEDED
+    stopped = SUCCEEDED
+    if wanted.cancelled:
+        stopped = CANCELLED
+    elif wanted.suspended:
+        stopped = SUSPENDED
     if wanted.serves or not needed <= succeeded:
         return frozenset({stopped})
-    return frozenset({SUCCEEDED}) if needed <= readable else frozenset({SUCCEEDED, stopped})
+    if needed <= readable:
+        return frozenset({SUCCEEDED})
+    return frozenset({SUCCEEDED, stopped})
 
 
 def _env(**values: str) -> Object:

@@ -1,4 +1,4 @@
-"""A simulated kubelet: one Node object, whose pods do what a test wants, one by one."""
+"""A simulated kubelet: one Node object, whose pods each behave as a test wants."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -57,7 +57,7 @@ class Kubelet:
         self.address = address
         self.ledger = Ledger()
         self.behaviours: dict[str, Behaviour] = {}
-        """Namespace -> behaviour of its pods; without one they succeed at once."""
+        """Namespace -> behaviour of its pods; pods without a behaviour succeed at once."""
         self.grace: Callable[[StagePod], float] = lambda _pod: 1.0
         """Seconds from a pod's deletion to the end of its process."""
         self.ending: Callable[[StagePod], Ending] = lambda _pod: interrupted()
@@ -147,8 +147,9 @@ class Kubelet:
             known.deleted.set()
 
     def _remove(self, uid: str) -> None:
-        """Forget a pod that no longer exists; one that was deleted by force stops at once."""
-        if known := self._pods.pop(uid, None):
+        """Forget a pod that no longer exists; a pod that was deleted by force stops at once."""
+        known = self._pods.pop(uid, None)
+        if known:
             self.ledger.drop_result(known.pod)
             known.deleted.set()
 

@@ -77,7 +77,7 @@ class Ledger:
         }
 
     def readable_in(self, namespace: str) -> set[tuple[str, str]]:
-        """Return those of `succeeded_in` whose pod still exists and is not being deleted."""
+        """Return the successes of `succeeded_in` whose pod still exists and is not being deleted."""
         pods = {pod for readable in self._readable.values() for pod in readable}
         return {
             (stem, version)

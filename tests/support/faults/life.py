@@ -18,7 +18,8 @@ from support.faults.proxy import Proxy, running_proxy
 from support.faults.simulation import Simulation, until
 
 Object = dict[str, Any]
-FINISHED_WITHIN, GONE_WITHIN = 240.0, 120.0
+FINISHED_WITHIN = 240.0
+GONE_WITHIN = 120.0
 """Seconds. A life takes about ten, but many run at the same time, and the machine may be busy with other work."""
 EDIT = {"spec": {"evaluate": {"tasks": [{"name": "exam", "limit": 7}]}}}
 
@@ -93,7 +94,7 @@ class Life:
             hook()
 
     async def status(self) -> Object:
-        """Return the pipeline's status; empty before the operator has written one."""
+        """Return the pipeline's status; empty before the operator has written it."""
         pipeline = await self.simulation.api.get(self.path)
         return (pipeline or {}).get("status", {})
 

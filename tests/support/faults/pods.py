@@ -46,7 +46,7 @@ class StagePod:
         return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
 
     def label(self, name: str) -> str:
-        """Return a label; empty where the pod does not have it."""
+        """Return a label; empty if the pod does not have it."""
         return str(self.raw["metadata"].get("labels", {}).get(name, ""))
 
     @property
@@ -88,7 +88,7 @@ class StagePod:
         return None
 
     def environment(self, name: str) -> str:
-        """Return a variable of the stage's container; empty where it is not set."""
+        """Return a variable of the stage's container; empty if it is not set."""
         for container in self.raw["spec"]["containers"]:
             for variable in container.get("env", []):
                 if container["name"] == CONTAINER and variable["name"] == name:

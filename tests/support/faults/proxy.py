@@ -104,10 +104,9 @@ class Proxy:
             await asyncio.sleep(fault.seconds)
         if isinstance(fault, Answer):
             return _answer(fault)
-        if isinstance(fault, Stale) and (
-            known := self._lists.get(f"{request.path}?{request.query}")
-        ):
-            return web.Response(body=known, content_type="application/json")
+        remembered = self._lists.get(f"{request.path}?{request.query}")
+        if isinstance(fault, Stale) and remembered:
+            return web.Response(body=remembered, content_type="application/json")
         if isinstance(fault, Cut) and fault.when == "before":
             await fault.then()
             return _abort(incoming)
@@ -231,7 +230,7 @@ async def _end_watch(
             if incoming.transport:
                 incoming.transport.close()
         case WatchEnd.SILENT:
-            while _is_open(incoming) and not silence.is_set():  # noqa: ASYNC110  aiohttp has no event for a closed one
+            while _is_open(incoming) and not silence.is_set():  # noqa: ASYNC110  aiohttp has no event for a closed request
                 await asyncio.sleep(0.5)
             _abort(incoming)
 

@@ -80,8 +80,9 @@ class Simulation:
             f"{PIPELINES}/namespaces/{namespace}/finetunepipelines": "pipeline",
         }
         for path, kind in kinds.items():
-            found = [f"{kind}/{one['metadata']['name']}" for one in await self.api.list(path)]
-            if left := [one for one in found if one != f"claim/{MODELS}"]:
+            names = [f"{kind}/{child['metadata']['name']}" for child in await self.api.list(path)]
+            left = [name for name in names if name != f"claim/{MODELS}"]
+            if left:
                 return left
         return []
 
@@ -119,14 +120,15 @@ async def until(
     """Poll until the condition returns a true value, and return it. Raises NotReached."""
     deadline = time.monotonic() + seconds
     pause = 0.1
-    while not (value := await condition()):
+    while True:
+        value = await condition()
+        if value:
+            return value
         if time.monotonic() > deadline:
-            raise NotReached(
-                f"after {seconds:g} s: {otherwise if isinstance(otherwise, str) else otherwise()}"
-            )
+            reason = otherwise if isinstance(otherwise, str) else otherwise()
+            raise NotReached(f"after {seconds:g} s: {reason}")
         await asyncio.sleep(pause)
         pause = min(pause * 1.2, 1.0)
-    return value
 
 
 def own_address(endpoint: Endpoint) -> str:
