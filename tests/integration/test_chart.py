@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -10,49 +9,23 @@ from support.charts import (
     CLUSTER_WIDE,
     DIGEST,
     EVERYTHING,
-    NAMESPACED,
     RESTRICTED_CONTAINER,
-    VARIANTS,
-    Object,
     container,
+    every_variant,
     is_monitoring,
+    names,
     of_kind,
     only,
-    options,
     parsed_options,
     pod,
     render,
     render_text,
 )
 
-from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
-from finetune_operator import __main__ as operator
-from finetune_operator.api.placement import PlacementDefaults
-from finetune_operator.core.settings import Settings
+from e2e.pipelines.chart import CHART, RELEASE, helm
 from finetune_operator.crd import generate as crdgen
 
 DNS_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
-FORBIDDEN_VERBS = {"*", "escalate", "bind", "impersonate"}
-FORBIDDEN_RESOURCES = {
-    "*",
-    "secrets",
-    "pods/exec",
-    "pods/attach",
-    "pods/portforward",
-    "serviceaccounts/token",
-}
-every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
-
-
-def names(objects: list[Object], *kinds: str) -> set[str]:
-    return {manifest["metadata"]["name"] for manifest in of_kind(objects, *kinds)}
-
-
-def grants(roles: list[Object]) -> Iterator[tuple[str, str, str]]:
-    for rule in (rule for role in roles for rule in role["rules"]):
-        for group in rule["apiGroups"]:
-            for resource in rule["resources"]:
-                yield from ((group, resource, verb) for verb in rule["verbs"])
 
 
 # ---- the operator's pods
@@ -247,192 +220,6 @@ def test_all_objects_have_the_given_name():
     assert not [
         manifest for manifest in objects if manifest["metadata"]["name"].startswith(RELEASE)
     ]
-
-
-def test_existing_service_account_is_used_and_bound():
-    objects = render({"serviceAccount": {"create": False, "name": "robot"}})
-    assert of_kind(objects, "ServiceAccount") == []
-    assert pod(objects)["spec"]["serviceAccountName"] == "robot"
-    subjects = [
-        binding["subjects"][0]["name"]
-        for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding")
-    ]
-    assert set(subjects) == {"robot"}
-
-
-def test_more_options_and_variables_reach_the_process():
-    objects = render(EVERYTHING)
-    assert parsed_options(objects).lease_namespace == "leases"
-    variables = {variable["name"]: variable.get("value") for variable in container(objects)["env"]}
-    assert variables == {
-        "POD_NAME": None,
-        "POD_NAMESPACE": None,
-        "HTTPS_PROXY": "http://proxy.example:3128",
-    }
-
-
-# ---- arguments of the operator
-
-
-def test_default_placement_equals_the_operators_default():
-    assert parsed_options(render(CLUSTER_WIDE)).settings.placement_defaults == PlacementDefaults()
-
-
-@pytest.mark.parametrize(
-    "label",
-    ["on-demand", 'a "quoted" word', "it's", "a\\b: {c} # d", "<&>", "é…", "{{ no }}", "%s"],
-)
-def test_placement_is_passed_unchanged(label):
-    """Quoting in the template keeps every character of a label's value."""
-    placement = {
-        "onDemand": {"nodeSelector": {"kind": label}},
-        "spot": {"tolerations": [{"key": "cheap", "value": label}]},
-    }
-    defaults = parsed_options(render({"placement": placement})).settings.placement_defaults
-    assert defaults.on_demand.node_selector == {"kind": label}
-    assert defaults.spot.tolerations[0].value == label
-
-
-def test_grace_period_and_namespaces_are_passed():
-    options = parsed_options(render(EVERYTHING))
-    assert options.settings.grace_period.total_seconds() == 90
-    assert options.namespaces == ("team-a", "team-b")
-    assert parsed_options(render(CLUSTER_WIDE)).namespaces == ()
-
-
-def test_notices_are_passed_and_decide_the_right_on_nodes():
-    default = render(CLUSTER_WIDE)
-    custom = render({"interruptionNotices": {"metadata": "GCE", "nodes": False}})
-    assert (parsed_options(default).metadata_notices, parsed_options(default).node_notices) == (
-        "",
-        True,
-    )
-    assert (parsed_options(custom).metadata_notices, parsed_options(custom).node_notices) == (
-        "GCE",
-        False,
-    )
-    assert {grant for grant in grants(of_kind(default, "ClusterRole")) if grant[1] == "nodes"} == {
-        ("", "nodes", "list"),
-        ("", "nodes", "watch"),
-    }
-    for without in (custom, render(NAMESPACED)):
-        assert not [
-            grant
-            for grant in grants(of_kind(without, "Role", "ClusterRole"))
-            if grant[1] == "nodes"
-        ]
-
-
-def test_address_of_troubleshooting_is_passed():
-    default, custom = (
-        parsed_options(render(values)).settings for values in (CLUSTER_WIDE, EVERYTHING)
-    )
-    assert default.troubleshooting_url == Settings.troubleshooting_url
-    assert custom.troubleshooting_url == "https://wiki.example/troubleshooting"
-
-
-def test_limits_and_logging_are_passed_as_options():
-    default = options(render(CLUSTER_WIDE))
-    custom = options(render(EVERYTHING))
-    names = ("job-history", "workers", "qps", "burst", "log-level", "log-format")
-    assert [default[name] for name in names] == ["2", "20", "500", "1000", "info", "json"]
-    assert [custom[name] for name in names] == ["7", "15", "50.5", "70", "debug", "text"]
-
-
-def test_largest_rate_limit_is_written_without_exponent():
-    """Helm reads numbers as floating point, and prints large numbers with an exponent."""
-    large = options(render({"apiRateLimit": {"qps": 100_000, "burst": 100_000}}))
-    assert (large["qps"], large["burst"]) == ("100000", "100000")
-
-
-@every_variant
-def test_operator_knows_every_argument_of_the_chart(values):
-    chosen = operator._parser().parse_args(container(render(values))["args"])
-    assert chosen.job_history >= 1
-
-
-# ---- RBAC
-
-
-@every_variant
-def test_roles_grant_no_forbidden_verb_or_resource(values):
-    rules = set(grants(of_kind(render(values), "Role", "ClusterRole")))
-    assert not {group for group, _, _ in rules} & {"*", "rbac.authorization.k8s.io"}
-    assert not {resource for _, resource, _ in rules} & FORBIDDEN_RESOURCES
-    assert not {verb for _, _, verb in rules} & FORBIDDEN_VERBS
-    assert {verb for _, resource, verb in rules if resource == "pods"} == {"list", "watch"}
-    assert {verb for _, resource, verb in rules if resource == "nodes"} <= {"list", "watch"}
-    assert "create" not in {
-        verb for _, resource, verb in rules if resource.startswith("finetunepipelines/")
-    }
-
-
-@every_variant
-def test_operator_can_neither_create_nor_edit_pipelines(values):
-    objects = render(values)
-    name = values.get("fullnameOverride", RELEASE)
-    own = [
-        role for role in of_kind(objects, "Role", "ClusterRole") if role["metadata"]["name"] == name
-    ]
-    verbs = {verb for _, resource, verb in grants(own) if resource == "finetunepipelines"}
-    assert verbs == {"get", "list", "watch", "delete"}
-
-
-def test_cluster_wide_release_has_one_role_for_its_lease():
-    objects = render(CLUSTER_WIDE)
-    assert names(objects, "ClusterRole") == {RELEASE, f"{RELEASE}-view", f"{RELEASE}-edit"}
-    assert names(objects, "ClusterRoleBinding") == {RELEASE}
-    assert names(objects, "Role", "RoleBinding") == {f"{RELEASE}-leader"}
-
-
-def test_namespaced_release_has_a_role_in_each_namespace():
-    """There are no ClusterRoles then."""
-    objects = render(NAMESPACED)
-    assert of_kind(objects, "ClusterRole", "ClusterRoleBinding") == []
-    for kind in ("Role", "RoleBinding"):
-        names_in_namespaces = {
-            (manifest["metadata"]["namespace"], manifest["metadata"]["name"])
-            for manifest in of_kind(objects, kind)
-        }
-        assert names_in_namespaces == {
-            ("team-a", RELEASE),
-            ("team-b", RELEASE),
-            (NAMESPACE, f"{RELEASE}-leader"),
-        }
-
-
-@every_variant
-def test_bindings_name_the_service_account_and_existing_roles(values):
-    objects = render(values)
-    account = pod(objects)["spec"]["serviceAccountName"]
-    assert names(objects, "ServiceAccount") == {account}
-    for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
-        assert binding["subjects"] == [
-            {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
-        ]
-        assert binding["roleRef"]["name"] in names(objects, binding["roleRef"]["kind"])
-
-
-@pytest.mark.parametrize("release", [RELEASE, "mine"])
-def test_replica_may_update_only_its_own_lease(release):
-    objects = render(CLUSTER_WIDE, release)
-    (role,) = of_kind(objects, "Role")
-    lease = parsed_options(objects).lease_name
-    updating = [rule for rule in role["rules"] if "update" in rule["verbs"]]
-    assert [rule["resourceNames"] for rule in updating] == [[lease]]
-    assert role["metadata"]["namespace"] == NAMESPACE
-
-
-def test_user_roles_aggregate_to_view_and_edit():
-    roles = {
-        role["metadata"]["name"]: role for role in of_kind(render(CLUSTER_WIDE), "ClusterRole")
-    }
-    view = roles[f"{RELEASE}-view"]
-    edit = roles[f"{RELEASE}-edit"]
-    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
-    assert {verb for *_, verb in grants([view])} == {"get", "list", "watch"}
-    # Not finetunepipelines/status: only the operator may write the status.
-    assert {resource for _, resource, _ in grants([edit])} == {"finetunepipelines"}
 
 
 # ---- the CRD, names, notes

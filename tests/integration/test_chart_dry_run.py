@@ -14,7 +14,7 @@ from support.charts import (
     CLUSTER_WIDE,
     EVERYTHING,
     NAMESPACED,
-    VARIANTS,
+    every_variant,
     is_monitoring,
     of_kind,
     only,
@@ -48,7 +48,7 @@ def of_kubernetes(values):
     return [manifest for manifest in render(values) if not is_monitoring(manifest)]
 
 
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+@every_variant
 def test_api_server_accepts_every_object(kube, values):
     objects = of_kubernetes(values)
     assert len(dry_run(kube, *objects).splitlines()) == len(objects)

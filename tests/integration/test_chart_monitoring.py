@@ -14,8 +14,8 @@ from support.charts import (
     CLUSTER_WIDE,
     EVERYTHING,
     NAMESPACED,
-    VARIANTS,
     container,
+    every_variant,
     is_monitoring,
     of_kind,
     only,
@@ -171,7 +171,7 @@ def cells_of(position):
     return [(position["x"] + column, row) for row in rows for column in columns]
 
 
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+@every_variant
 def test_no_selector_takes_the_test_pod_for_a_replica(values):
     objects = render(values)
     test = only(objects, "Pod")
@@ -192,7 +192,7 @@ def test_no_selector_takes_the_test_pod_for_a_replica(values):
     assert [selector for selector in selectors if selector.items() <= labels.items()] == []
 
 
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+@every_variant
 def test_helm_test_asks_the_metrics_service(values):
     objects = render(values)
     service = only(objects, "Service")

@@ -11,8 +11,8 @@ from support.charts import (
     EVERYTHING,
     RESTRICTED_CONTAINER,
     RESTRICTED_POD,
-    VARIANTS,
     Object,
+    every_variant,
     parsed_options,
     render,
     render_text,
@@ -21,8 +21,6 @@ from support.charts import (
 from e2e.pipelines.chart import CHART, helm
 from finetune_operator.api.stages.pod import PodDefaults
 from testcluster.errors import TimedOut
-
-every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 
 
 def sections(values: Object, *path: str) -> Iterator[tuple[str, ...]]:

@@ -1,7 +1,9 @@
 """Render the chart with several sets of values, without a cluster."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import yaml
 
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
@@ -153,6 +155,7 @@ EVERYTHING: Object = {
 }
 """Every value of the chart, each different from its default, except if the default switches a part on."""
 VARIANTS = {"cluster-wide": CLUSTER_WIDE, "namespaced": NAMESPACED, "everything": EVERYTHING}
+every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 
 
 def render_text(
@@ -178,6 +181,19 @@ def render(values: Object, release: str = RELEASE, namespace: str = NAMESPACE) -
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
     """Return the objects of some kinds."""
     return [manifest for manifest in objects if manifest["kind"] in kinds]
+
+
+def names(objects: list[Object], *kinds: str) -> set[str]:
+    """Return the names of all objects of the kinds."""
+    return {manifest["metadata"]["name"] for manifest in of_kind(objects, *kinds)}
+
+
+def grants(roles: list[Object]) -> Iterator[tuple[str, str, str]]:
+    """Yield API group, resource and verb of every right that the roles grant."""
+    for rule in (rule for role in roles for rule in role["rules"]):
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                yield from ((group, resource, verb) for verb in rule["verbs"])
 
 
 def only(objects: list[Object], kind: str) -> Object:
