@@ -20,7 +20,7 @@ from support.admission_cases import (
 )
 from support.built_objects import MANIFESTS, ROOT, Object, built_objects, load_manifest
 from support.charts import CLUSTER_WIDE, of_kind, render
-from support.operator_process import install_crd
+from support.operator_process import delete_objects, install_crd
 from support.scenario import merged
 from support.volumes import GROWING, create_growing_class, create_volume, wait_bound
 
@@ -84,14 +84,7 @@ def team(control_plane: Provider) -> Iterator[KubeNamespace]:
             lambda: str(answers(account)),
         )
         yield created
-        kube.run(
-            "delete",
-            "--ignore-not-found",
-            "--wait=false",
-            "-f",
-            "-",
-            given=yaml.safe_dump_all(installed),
-        )
+        delete_objects(kube, installed)
 
 
 def answers(account: Account) -> list[str]:

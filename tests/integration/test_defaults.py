@@ -8,6 +8,7 @@ import pytest
 import yaml
 from support.charts import CLUSTER_WIDE, EVERYTHING, parsed_options, render
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.scenario import ALL_STAGES
 
 from e2e.pipelines.driver import PipelineDriver
@@ -55,14 +56,8 @@ def write(namespace: KubeNamespace, text: str, *options: str) -> None:
 
 def start(namespace: KubeNamespace, name: str) -> PipelineDriver:
     spec = {key: value for key, value in ALL_STAGES.items() if key not in {"push", "deploy"}}
-    manifest = {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": {"name": name},
-    }
-    return PipelineDriver.start(
-        namespace, {**manifest, "spec": {**spec, "workspace": {"size": "1Gi"}}}
-    )
+    spec["workspace"] = {"size": "1Gi"}
+    return PipelineDriver.start(namespace, pipeline_manifest(name, spec))
 
 
 def labels(driver: PipelineDriver, stage: str) -> dict[str, str]:

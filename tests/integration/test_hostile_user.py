@@ -23,6 +23,7 @@ from support.hostile import (
     with_value,
 )
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.pod_checker import pod_violations
 from support.simulated_kubelet import simulated_kubelet
 
@@ -100,9 +101,8 @@ def attacked(
     ):
         prepare_namespaces(own, victim)
         objects = render(CLUSTER_WIDE, namespace=operator.name)
-        earlier = {
-            workload["metadata"]["uid"] for workload in workloads(kube)
-        }  # of other tests on this control plane
+        # Other tests on this control plane have left some.
+        earlier = {workload["metadata"]["uid"] for workload in workloads(kube)}
         with running_operator(operator, objects, folder) as log, simulated_kubelet(own):
             run_all(own)
             print(log.read_text()[-20_000:])  # pytest shows it only if the test fails
@@ -182,17 +182,11 @@ def hostile_pipeline(number: int, value: str) -> Object:
         changed = with_value(spec, path, value)
         if is_valid(changed):
             spec = changed
-    meta = {"name": f"p{number}"}
     # Numbers as numbers: the models also read 2e-4, which is text in YAML.
     sent = PipelineSpec.model_validate(spec).model_dump(
         mode="json", by_alias=True, exclude_none=True
     )
-    return {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": meta,
-        "spec": sent,
-    }
+    return pipeline_manifest(f"p{number}", sent)
 
 
 def is_valid(spec: Object) -> bool:

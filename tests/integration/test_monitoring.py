@@ -11,6 +11,7 @@ from support.monitoring import (
     scrape,
 )
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.scenario import ALL_STAGES
 from support.simulated_kubelet import SimulatedKubelet, simulated_kubelet
 from support.stores.servers import free_port
@@ -54,12 +55,7 @@ def scrapes_of_a_life(team: KubeNamespace, kubelet: SimulatedKubelet, port: int)
     team.run("create", "quota", "none", "--hard=pods=0")
     kubelet.held.add("train")
     spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}}
-    pipeline = {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": {"name": "life"},
-    }
-    driver = PipelineDriver.start(team, {**pipeline, "spec": spec})
+    driver = PipelineDriver.start(team, pipeline_manifest("life", spec))
     driver.until(lambda: "exceeded quota" in driver.stage("prepare").get("message", ""), 120)
     waiting = scrape(port)
     team.run("delete", "quota", "none")

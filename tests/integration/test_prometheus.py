@@ -11,6 +11,7 @@ import pytest
 from support.charts import CLUSTER_WIDE, Object, is_monitoring, only, pod, render
 from support.monitoring import ALL_ENABLED, alert_rules, dashboard_expressions, rules_of
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.prometheus_operator import Configuration, configuration, from_here, prometheus_operator
 from support.prometheus_server import Prometheus, prometheus, static
 from support.scenario import ALL_STAGES, Scenario, a_pipeline
@@ -52,16 +53,11 @@ def stuck_pipeline(team: KubeNamespace) -> PipelineDriver:
     create_volume(team, "stuck-workspace")
     team.run("create", "quota", "none", "--hard=pods=0")
     spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}}
-    pipeline = {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": {"name": "stuck"},
-    }
-    return PipelineDriver.start(team, {**pipeline, "spec": spec})
+    return PipelineDriver.start(team, pipeline_manifest("stuck", spec))
 
 
 def stage_pod() -> Object:
-    """Return a pod with the labels, annotations and port of a training attempt's."""
+    """Return a pod with the labels, annotations and port of a training attempt."""
     scenario = Scenario(a_pipeline()).finish()
     [template] = [
         job.template for job in scenario.cluster.jobs.values() if job.template.stage == "train"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.charts import CLUSTER_WIDE, Object, of_kind, render
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.scenario import ALL_STAGES
 from support.simulated_kubelet import SimulatedKubelet, simulated_kubelet
 from support.volumes import GROWING, create_growing_class, create_volume, wait_bound
@@ -86,9 +87,8 @@ def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:
     kubelet.held.add("train")
     driver = PipelineDriver.start(team, manifest("life"))
     wait_bound(team, "life-workspace")
-    driver.until(
-        lambda: "exceeded quota" in driver.stage("prepare").get("message", "")
-    )  # known from an event only
+    # The operator knows the quota only from an event.
+    driver.until(lambda: "exceeded quota" in driver.stage("prepare").get("message", ""))
     team.run("delete", "quota", "none")
     kubelet.evict("train")
     driver.until(lambda: len(driver.stage("train")["attempts"]) == 2)
@@ -108,13 +108,7 @@ def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:
 
 def manifest(name: str, **changes: Object) -> Object:
     spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}, **changes}
-    meta = {"name": name}
-    return {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": meta,
-        "spec": spec,
-    }
+    return pipeline_manifest(name, spec)
 
 
 def edit_and_grow(driver: PipelineDriver) -> None:

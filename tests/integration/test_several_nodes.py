@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.charts import CLUSTER_WIDE, render
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.scenario import ALL_STAGES
 from support.simulated_kubelet import SimulatedKubelet
 
@@ -49,12 +50,7 @@ def start(namespace: KubeNamespace, gpus: int = 1, **train: Object | int) -> Pip
         "workspace": {"size": "1Gi", "accessMode": "ReadWriteMany"},
         "train": merged({"nodes": 2, "pod": pod}, train),
     }
-    manifest = {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": {"name": "wide"},
-    }
-    return PipelineDriver.start(namespace, {**manifest, "spec": {**spec, **more}})
+    return PipelineDriver.start(namespace, pipeline_manifest("wide", {**spec, **more}))
 
 
 def conditions(driver: PipelineDriver, attempt: int) -> dict[str, str]:

@@ -102,7 +102,7 @@ def trainers_spec() -> Object:
 
 
 def with_value(spec: Object, path: Path, value: str) -> Object:
-    """Return a copy of the spec with the value at the path, or as the name of a map's entry if the path ends in KEY."""
+    """Return a copy of the spec with the value at the path. If the path ends in KEY, the value names a map's entry."""
     changed = copy.deepcopy(spec)
     *parents, last = path
     target: Any = changed

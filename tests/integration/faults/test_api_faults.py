@@ -66,9 +66,8 @@ def watches_end(how: WatchEnd) -> Disturbance:
         async def ended() -> int:
             return life.proxy.end_watches(how)
 
-        await until(
-            ended, WATCHES_WITHIN, "the operator has no watch"
-        )  # on a busy machine it may be opening them
+        # On a busy machine the operator may still be opening its watches.
+        await until(ended, WATCHES_WITHIN, "the operator has no watch")
         yield
 
     return disturb
