@@ -35,10 +35,13 @@ def ask(objects: list[Path]) -> list[Answer]:
 
 @cache
 def answers_of_examples() -> dict[str, Answer]:
-    return {
-        Path(answer["file"]).name: answer
-        for answer in ask(sorted((RESOURCE / "testdata").glob("*.yaml")))
-    }
+    examples = sorted((RESOURCE / "testdata").glob("*.yaml"))
+    return {Path(answer["file"]).name: answer for answer in ask(examples)}
+
+
+def example_of(test: dict[str, Any]) -> Answer:
+    """Return the answer for the example that a test of Argo CD's own format names."""
+    return answers_of_examples()[Path(test["inputPath"]).name]
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +77,18 @@ def test_examples_have_the_health_of_their_test_file() -> None:
     tests = yaml.safe_load((RESOURCE / "health_test.yaml").read_text())["tests"]
     assert {Path(test["inputPath"]).name for test in tests} == set(answers_of_examples())
     for test in tests:
-        assert (
-            answers_of_examples()[Path(test["inputPath"]).name]["health"] == test["healthStatus"]
-        ), test["inputPath"]
+        assert example_of(test)["health"] == test["healthStatus"], test["inputPath"]
 
 
 def test_examples_offer_the_actions_of_their_test_file() -> None:
     """With their icons, as Argo CD's own test compares them."""
-    tests = yaml.safe_load((RESOURCE / "actions" / "action_test.yaml").read_text())[
-        "discoveryTests"
-    ]
+    file = RESOURCE / "actions" / "action_test.yaml"
+    tests = yaml.safe_load(file.read_text())["discoveryTests"]
     for test in tests:
-        answer = answers_of_examples()[Path(test["inputPath"]).name]
-        actions = [{"disabled": False, **action} for action in answer["actions"] or ()]
-        assert sorted(actions, key=lambda action: action["name"]) == test["result"], test[
-            "inputPath"
-        ]
+        actions = example_of(test)["actions"] or ()
+        listed = [{"disabled": False, **action} for action in actions]
+        listed.sort(key=lambda action: action["name"])
+        assert listed == test["result"], test["inputPath"]
 
 
 def test_actions_have_the_outputs_of_their_test_file() -> None:
@@ -97,12 +96,11 @@ def test_actions_have_the_outputs_of_their_test_file() -> None:
     tests = yaml.safe_load((folder / "action_test.yaml").read_text())["actionTests"]
     assert {test["action"] for test in tests} == {"suspend", "resume"}
     for test in tests:
-        before, after = (
-            yaml.safe_load((folder / test[key]).read_text())
-            for key in ("inputPath", "expectedOutputPath")
-        )
-        patch = answers_of_examples()[Path(test["inputPath"]).name]["patches"][test["action"]]
-        assert merged(before, patch) == after != before
+        before = yaml.safe_load((folder / test["inputPath"]).read_text())
+        after = yaml.safe_load((folder / test["expectedOutputPath"]).read_text())
+        patch = example_of(test)["patches"][test["action"]]
+        assert merged(before, patch) == after
+        assert before != after
 
 
 def test_script_needs_no_open_libraries() -> None:

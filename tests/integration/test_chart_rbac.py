@@ -39,15 +39,17 @@ def test_existing_service_account_is_used_and_bound():
 
 @every_variant
 def test_roles_grant_no_forbidden_verb_or_resource(values):
-    rules = set(grants(of_kind(render(values), "Role", "ClusterRole")))
-    assert not {group for group, _, _ in rules} & {"*", "rbac.authorization.k8s.io"}
-    assert not {resource for _, resource, _ in rules} & FORBIDDEN_RESOURCES
-    assert not {verb for _, _, verb in rules} & FORBIDDEN_VERBS
-    assert {verb for _, resource, verb in rules if resource == "pods"} == {"list", "watch"}
-    assert {verb for _, resource, verb in rules if resource == "nodes"} <= {"list", "watch"}
-    assert "create" not in {
-        verb for _, resource, verb in rules if resource.startswith("finetunepipelines/")
-    }
+    rights = set(grants(of_kind(render(values), "Role", "ClusterRole")))
+    groups = {group for group, _, _ in rights}
+    resources = {resource for _, resource, _ in rights}
+    verbs = {verb for _, _, verb in rights}
+    assert not groups & {"*", "rbac.authorization.k8s.io"}
+    assert not resources & FORBIDDEN_RESOURCES
+    assert not verbs & FORBIDDEN_VERBS
+    assert {verb for _, resource, verb in rights if resource == "pods"} == {"list", "watch"}
+    assert {verb for _, resource, verb in rights if resource == "nodes"} <= {"list", "watch"}
+    subresources = [right for right in rights if right[1].startswith("finetunepipelines/")]
+    assert "create" not in {verb for _, _, verb in subresources}
 
 
 @every_variant

@@ -22,10 +22,8 @@ def evaluate(folder: Path, objects: dict[str, Object]) -> dict[str, str]:
         path.write_text(json.dumps(pipeline))
     output = subprocess.check_output([program("flux-health"), EXPRESSIONS, *paths], text=True)
     answers = [json.loads(line) for line in output.splitlines()]
-    return {
-        name: answer["error"] or answer["status"]
-        for name, answer in zip(objects, answers, strict=True)
-    }
+    statuses = [answer["error"] or answer["status"] for answer in answers]
+    return dict(zip(objects, statuses, strict=True))
 
 
 def test_expressions_say_of_each_state_what_kstatus_says(tmp_path: Path) -> None:

@@ -89,10 +89,8 @@ class Sweep:
             yield life.error[-LONGEST:]
             return
         if life.outcome.status != self.expected.status:
-            yield (
-                "status: "
-                + "; ".join(differences(self.expected.status, life.outcome.status))[:LONGEST]
-            )
+            texts = "; ".join(differences(self.expected.status, life.outcome.status))
+            yield f"status: {texts[:LONGEST]}"
         repeated = [stage for stage, count in life.outcome.successes.items() if count != 1]
         if repeated or set(life.outcome.successes) != set(self.expected.successes):
             yield f"successes: {dict(life.outcome.successes)}"
@@ -102,22 +100,18 @@ class Sweep:
 
 def differences(expected, actual, path="") -> list[str]:
     """Return the paths at which two statuses differ, with both values."""
-    if isinstance(expected, dict) and isinstance(actual, dict):
-        keys = sorted(expected.keys() | actual.keys())
-        return [
-            difference
-            for key in keys
-            for difference in differences(expected.get(key), actual.get(key), f"{path}.{key}")
-        ]
-    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
-        pairs = enumerate(zip(expected, actual, strict=True))
-        return [
-            difference
-            for i, (old, new) in pairs
-            for difference in differences(old, new, f"{path}[{i}]")
-        ]
     if expected == actual:
         return []
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        texts = []
+        for key in sorted(expected.keys() | actual.keys()):
+            texts += differences(expected.get(key), actual.get(key), f"{path}.{key}")
+        return texts
+    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        texts = []
+        for index, (old, new) in enumerate(zip(expected, actual, strict=True)):
+            texts += differences(old, new, f"{path}[{index}]")
+        return texts
     return [f"{path}: {expected!r} became {actual!r}"]
 
 
@@ -173,9 +167,8 @@ async def run_sweep(kubeconfig: Path, forks: OperatorForks, folder: Path) -> Swe
         references = await asyncio.gather(
             *(undisturbed(simulated, f"cut-{number}") for number in range(REFERENCE_LIVES))
         )
-        expected, requests = sorted(references, key=lambda reference: len(reference[1]))[
-            REFERENCE_LIVES // 2
-        ]
+        references.sort(key=lambda reference: len(reference[1]))
+        expected, requests = references[REFERENCE_LIVES // 2]
         counts = Counter(request.kind for request in requests)
         writes = sum(request.is_write and request.kind == "request" for request in requests)
         lives = [CutLife(point) for point in chosen_points(all_points(counts))]
