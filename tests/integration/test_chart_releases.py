@@ -60,9 +60,8 @@ def create_pipeline(namespace: KubeNamespace) -> str:
         30,
     )
     manifest = yaml.safe_load((ROOT / "examples" / "demo" / "pipeline.yaml").read_text())
-    return json.loads(namespace.run("create", "-f", "-", "-o", "json", given=json.dumps(manifest)))[
-        "metadata"
-    ]["uid"]
+    answer = namespace.run("create", "-f", "-", "-o", "json", given=json.dumps(manifest))
+    return json.loads(answer)["metadata"]["uid"]
 
 
 def roles(operator: Operator) -> set[tuple[str, str, str]]:

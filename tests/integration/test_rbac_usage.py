@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.charts import CLUSTER_WIDE, Object, of_kind, render
+from support.charts import CLUSTER_WIDE, Object, grants, of_kind, render
 from support.operator_process import install_crd, running_operator
 from support.pipeline_objects import pipeline_manifest
 from support.scenario import ALL_STAGES
@@ -162,14 +162,7 @@ def granted() -> set[Right]:
     operators = [
         role for role in roles if not role["metadata"]["name"].endswith(("-view", "-edit"))
     ]
-    return {
-        (group, resource, verb)
-        for role in operators
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
+    return set(grants(operators))
 
 
 def test_every_right_of_the_chart_is_used(requests: list[Object]):
