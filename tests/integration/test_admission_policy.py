@@ -2,14 +2,25 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import yaml
+from support.admission_cases import (
+    CONFIG_MAP,
+    HOSTILE_OBJECTS,
+    HOSTILE_PATCHES,
+    HOSTILE_PODS,
+    IMAGE_BY_TAG,
+    LEGITIMATE_PATCHES,
+    OTHER,
+    PIPELINE,
+    add_volume,
+)
 from support.built_objects import MANIFESTS, ROOT, Object, built_objects, load_manifest
 from support.charts import CLUSTER_WIDE, of_kind, render
-from support.operator_process import install_crd
+from support.operator_process import delete_objects, install_crd
 from support.scenario import merged
 from support.volumes import GROWING, create_growing_class, create_volume, wait_bound
 
@@ -20,7 +31,8 @@ from testcluster.provider import Provider
 
 OWN = "policy-operator"
 """Namespace of the release."""
-POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
+POLICY = "ValidatingAdmissionPolicy"
+BINDING = "ValidatingAdmissionPolicyBinding"
 POLICIES = {
     f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")
 }
@@ -29,17 +41,7 @@ DEMO = load_manifest(ROOT / "examples" / "demo" / "pipeline.yaml")
 ON_TWO_NODES = merged(
     DEMO, {"spec": {"train": {"nodes": 2}, "workspace": {"accessMode": "ReadWriteMany"}}}
 )
-PIPELINE = {
-    "apiVersion": "finetune.dev/v1alpha1",
-    "kind": "FineTunePipeline",
-    "name": "p",
-    "uid": "1",
-}
-CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "name": "missing", "uid": "2"}
 LABEL = {"app.kubernetes.io/managed-by": "finetune-operator"}
-OTHER = {"app": "other"}
-"""A Job without any label would get those of its pods."""
-TOKEN = {"serviceAccountToken": {"path": "token"}}
 
 
 @dataclass(frozen=True)
@@ -52,17 +54,16 @@ class Account:
     def run(self, verb: str, *arguments: str, given: str = "") -> str:
         """Run kubectl with the account's rights."""
         account = f"system:serviceaccount:{OWN}:{RELEASE}"
-        return self.namespace.run(
-            verb, *(["--as", account] if self.is_operator else []), *arguments, given=given
-        )
+        options = ["--as", account] if self.is_operator else []
+        return self.namespace.run(verb, *options, *arguments, given=given)
 
     def create(self, *objects: Object, dry: bool = False) -> None:
-        """Create objects, or only have the API server check them. Raises TimedOut where it refuses one."""
+        """Create objects, or only have the API server check them. Raises TimedOut if it refuses an object."""
         options = ["--dry-run=server"] if dry else []
         self.run("create", *options, "-f", "-", given=yaml.safe_dump_all(objects))
 
     def patch(self, kind: str, name: str, patch: Object) -> None:
-        """Send a merge patch. Raises TimedOut where the API server refuses it."""
+        """Send a merge patch. Raises TimedOut if the API server refuses it."""
         self.run("patch", kind, name, "--type=merge", "--dry-run=server", "-p", json.dumps(patch))
 
 
@@ -83,29 +84,20 @@ def team(control_plane: Provider) -> Iterator[KubeNamespace]:
             lambda: str(answers(account)),
         )
         yield created
-        kube.run(
-            "delete",
-            "--ignore-not-found",
-            "--wait=false",
-            "-f",
-            "-",
-            given=yaml.safe_dump_all(installed),
-        )
+        delete_objects(kube, installed)
 
 
 def answers(account: Account) -> list[str]:
     """Return the answers of the API server to one hostile request for each policy."""
-    unlabelled, job, service, claim = (
-        built("prepare"),
-        built("train"),
-        built("service"),
-        built("claim"),
-    )
+    unlabelled = built("prepare")
+    job = built("train")
+    service = built("service")
+    claim = built("claim")
     unlabelled["metadata"]["labels"] = OTHER
     job["spec"]["template"]["spec"]["hostNetwork"] = True
     service["spec"]["type"] = "NodePort"
     claim["spec"]["volumeName"] = "of-another"
-    return [answer(account, one) for one in (unlabelled, job, service, claim)]
+    return [answer(account, hostile) for hostile in (unlabelled, job, service, claim)]
 
 
 def answer(account: Account, manifest: Object) -> str:
@@ -117,33 +109,33 @@ def answer(account: Account, manifest: Object) -> str:
 
 
 def built(which: str, namespace: str = "policy-team") -> Object:
-    """Return one object of the demo on two nodes: the claim, a Service, or what runs a stage."""
+    """Return one object of the demo on two nodes: the claim, a Service, or the workload of a stage."""
     objects = built_objects(ON_TWO_NODES, namespace)
     services = {"service": objects.service, "headless": objects.headless_service}
-    found = {"claim": objects.claim, **services, **objects.workloads}[which]
-    assert found
-    return copy.deepcopy(found)
+    chosen = {"claim": objects.claim, **services, **objects.workloads}[which]
+    assert chosen
+    return copy.deepcopy(chosen)
 
 
-def adopted(team: KubeNamespace, one: Object) -> Object:
+def adopted(team: KubeNamespace, manifest: Object) -> Object:
     """Return the object with an existing pipeline as its owner, so that the garbage collector keeps it."""
     existing = {"name": "owner", "uid": team.get("ft", "owner")["metadata"]["uid"]}
-    owners = [{**owner, **existing} for owner in one["metadata"]["ownerReferences"]]
-    return {**one, "metadata": {**one["metadata"], "ownerReferences": owners}}
+    owners = [{**owner, **existing} for owner in manifest["metadata"]["ownerReferences"]]
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": owners}}
 
 
 def test_api_server_finds_no_mistake_in_the_policies(team: KubeNamespace):
     """The controller of the policies checks each expression against the types of the matched resources."""
 
     def type_checked() -> dict[str, Object]:
-        found = {
-            one["metadata"]["name"]: one
-            for one in team.kube.json("get", "validatingadmissionpolicies")["items"]
+        policies = {
+            policy["metadata"]["name"]: policy
+            for policy in team.kube.json("get", "validatingadmissionpolicies")["items"]
         }
         return {
-            name: found[name]["status"]
+            name: policies[name]["status"]
             for name in POLICIES
-            if "typeChecking" in found[name].get("status", {})
+            if "typeChecking" in policies[name].get("status", {})
         }
 
     until(lambda: type_checked().keys() == POLICIES, 60)
@@ -157,80 +149,11 @@ def test_api_server_finds_no_mistake_in_the_policies(team: KubeNamespace):
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_object_that_the_operator_builds_passes(team: KubeNamespace, path):
     objects = list(built_objects(load_manifest(path), team.name))
-    Account(team).create(*(adopted(team, one) for one in objects))
-    for one in objects:
-        assert team.get(one["kind"], one["metadata"]["name"]), one["metadata"]["name"]
-
-
-PRIVILEGED = {"privileged": True, "allowPrivilegeEscalation": True}
-INIT = {
-    "name": "init",
-    "image": "x",
-    "securityContext": {**PRIVILEGED, "capabilities": {"drop": ["ALL"]}},
-}
-Change = Callable[[Object], object]
-
-
-def container(pod: Object) -> Object:
-    return pod["containers"][0]
-
-
-def add_volume(**source: Object) -> Change:
-    return lambda pod: pod["volumes"].append({"name": "more", **source})
-
-
-IMAGE_BY_TAG = add_volume(image={"reference": "registry.test/team/bot:latest"})
-HOSTILE_PODS: dict[str, tuple[str, Change]] = {
-    "token mounted": ("token", lambda pod: pod.update(automountServiceAccountToken=True)),
-    "token by default": ("token", lambda pod: pod.pop("automountServiceAccountToken")),
-    "projected token": ("volume", add_volume(projected={"sources": [TOKEN]})),
-    "secret volume": ("volume", add_volume(secret={"secretName": "key"})),
-    "projected secret": (
-        "volume",
-        add_volume(projected={"sources": [{"secret": {"name": "key"}}]}),
-    ),
-    "host path": ("volume", add_volume(hostPath={"path": "/etc"})),
-    "csi volume": ("volume", add_volume(csi={"driver": "secrets-store.csi.k8s.io"})),
-    "image by tag": ("volume", IMAGE_BY_TAG),
-    "nfs volume": ("volume", add_volume(nfs={"server": "10.0.0.1", "path": "/"})),
-    "host network": ("host", lambda pod: pod.update(hostNetwork=True)),
-    "host processes": ("host", lambda pod: pod.update(hostPID=True)),
-    "host ipc": ("host", lambda pod: pod.update(hostIPC=True)),
-    "host port": (
-        "host",
-        lambda pod: container(pod).update(ports=[{"containerPort": 80, "hostPort": 80}]),
-    ),
-    "node by name": ("host", lambda pod: pod.update(nodeName="control-plane")),
-    "privileged": ("privilege", lambda pod: container(pod)["securityContext"].update(PRIVILEGED)),
-    "escalation": (
-        "privilege",
-        lambda pod: container(pod)["securityContext"].pop("allowPrivilegeEscalation"),
-    ),
-    "capability": (
-        "privilege",
-        lambda pod: container(pod)["securityContext"].update(
-            capabilities={"drop": ["ALL"], "add": ["SYS_ADMIN"]}
-        ),
-    ),
-    "capabilities kept": (
-        "privilege",
-        lambda pod: container(pod)["securityContext"].pop("capabilities"),
-    ),
-    "no security context": ("privilege", lambda pod: container(pod).pop("securityContext")),
-    "privileged init container": ("privilege", lambda pod: pod.update(initContainers=[INIT])),
-    "root allowed": ("root", lambda pod: pod["securityContext"].pop("runAsNonRoot")),
-    "root user": ("root", lambda pod: pod["securityContext"].update(runAsUser=0)),
-    "root container": ("root", lambda pod: container(pod)["securityContext"].update(runAsUser=0)),
-    "root container allowed": (
-        "root",
-        lambda pod: container(pod)["securityContext"].update(runAsNonRoot=False),
-    ),
-    "no seccomp": ("seccomp", lambda pod: pod["securityContext"].pop("seccompProfile")),
-    "container without seccomp": (
-        "seccomp",
-        lambda pod: container(pod)["securityContext"].update(seccompProfile={"type": "Unconfined"}),
-    ),
-}
+    Account(team).create(*(adopted(team, manifest) for manifest in objects))
+    for manifest in objects:
+        assert team.get(manifest["kind"], manifest["metadata"]["name"]), manifest["metadata"][
+            "name"
+        ]
 
 
 def has_image_volumes(team: KubeNamespace) -> bool:
@@ -263,69 +186,6 @@ def assert_only_operator_is_refused(team: KubeNamespace, hostile: Object, rule: 
     Account(team, is_operator=False).create(hostile, dry=True)
     with pytest.raises(TimedOut, match=f"ValidatingAdmissionPolicy .*denied request: {rule}: "):
         Account(team).create(hostile, dry=True)
-
-
-HOSTILE_OBJECTS: dict[str, tuple[str, str, Change]] = {
-    "job without label": ("train", "label", lambda one: one["metadata"].update(labels=OTHER)),
-    "deployment of another": (
-        "deploy",
-        "label",
-        lambda one: one["metadata"]["labels"].update({"app.kubernetes.io/managed-by": "Helm"}),
-    ),
-    "service without label": ("service", "label", lambda one: one["metadata"].pop("labels")),
-    "claim without label": ("claim", "label", lambda one: one["metadata"].pop("labels")),
-    "job of another owner": (
-        "train",
-        "owner",
-        lambda one: one["metadata"].update(ownerReferences=[CONFIG_MAP]),
-    ),
-    "job without owner": ("train", "owned", lambda one: one["metadata"].pop("ownerReferences")),
-    "service without owner": (
-        "service",
-        "owned",
-        lambda one: one["metadata"].pop("ownerReferences"),
-    ),
-    "kind of another group": (
-        "train",
-        "owner",
-        lambda one: one["metadata"].update(
-            ownerReferences=[{**PIPELINE, "apiVersion": "other.dev/v1"}]
-        ),
-    ),
-    "service for the outside": (
-        "service",
-        "service",
-        lambda one: one["spec"].update(type="LoadBalancer"),
-    ),
-    "service with a foreign ip": (
-        "service",
-        "service",
-        lambda one: one["spec"].update(externalIPs=["8.8.8.8"]),
-    ),
-    "service of all pods": (
-        "service",
-        "selector",
-        lambda one: one["spec"].update(selector={"app": "database"}),
-    ),
-    "name of all pods": (
-        "headless",
-        "selector",
-        lambda one: one["spec"].update(selector={"app": "database"}),
-    ),
-    "address of a stage": ("headless", "selector", lambda one: one["spec"].pop("clusterIP")),
-    "claim of a volume": (
-        "claim",
-        "content",
-        lambda one: one["spec"].update(volumeName="of-another"),
-    ),
-    "claim with content": (
-        "claim",
-        "content",
-        lambda one: one["spec"].update(
-            dataSource={"kind": "PersistentVolumeClaim", "name": "secret-data"}
-        ),
-    ),
-}
 
 
 @pytest.mark.parametrize(("which", "rule", "change"), HOSTILE_OBJECTS.values(), ids=HOSTILE_OBJECTS)
@@ -379,32 +239,9 @@ def foreign_claim(team: KubeNamespace) -> str:
     return "database"
 
 
-LEGITIMATE_PATCHES: dict[str, Object] = {
-    "larger": {"spec": {"resources": {"requests": {"storage": "2Gi"}}}},
-    "owned": {"metadata": {"ownerReferences": [PIPELINE]}},
-    "annotated": {"metadata": {"annotations": {"finetune.dev/workspace-of": "demo"}}},
-    "labelled": {"metadata": {"labels": {"finetune.dev/pipeline": "demo"}}},
-}
-
-
 @pytest.mark.parametrize("patch", LEGITIMATE_PATCHES.values(), ids=LEGITIMATE_PATCHES)
 def test_operators_patch_of_its_claim_passes(team: KubeNamespace, claim, patch):
     Account(team).patch("pvc", claim, patch)
-
-
-HOSTILE_PATCHES: dict[str, tuple[str, Object]] = {
-    "foreign owner": ("owner", {"metadata": {"ownerReferences": [CONFIG_MAP]}}),
-    "second owner": ("owner", {"metadata": {"ownerReferences": [PIPELINE, CONFIG_MAP]}}),
-    "label of others": ("metadata", {"metadata": {"labels": {"team": "other"}}}),
-    "label of others removed": ("metadata", {"metadata": {"labels": {"example.com/cost": None}}}),
-    "annotation of others": (
-        "metadata",
-        {"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}},
-    ),
-    "annotation removed": ("metadata", {"metadata": {"annotations": {"example.com/backup": None}}}),
-    "no finalizer": ("deletion", {"metadata": {"finalizers": None}}),
-    "volume attributes": ("spec", {"spec": {"volumeAttributesClassName": "fast"}}),
-}
 
 
 @pytest.mark.parametrize(("rule", "patch"), HOSTILE_PATCHES.values(), ids=HOSTILE_PATCHES)

@@ -31,7 +31,7 @@ def write_rules(folder: Path, rules) -> Path:
 
 def unit_test(folder: Path, case: Case, rules) -> subprocess.CompletedProcess:
     """Run a case against rules."""
-    rule = next(one for one in rules if one["alert"] == case.alert)
+    [rule] = [rule for rule in rules if rule["alert"] == case.alert]
     fires = {
         "exp_labels": {**(case.labels or {}), **rule["labels"]},
         "exp_annotations": {
@@ -45,21 +45,17 @@ def unit_test(folder: Path, case: Case, rules) -> subprocess.CompletedProcess:
         "alertname": case.alert,
         "exp_alerts": [] if case.labels is None else [fires],
     }
-    return run_test(
-        folder, case.series, [str(write_rules(folder, rules))], alert_rule_test=[expected]
-    )
+    file = str(write_rules(folder, rules))
+    return run_test(folder, case.series, [file], alert_rule_test=[expected])
 
 
 def run_test(folder: Path, series, rule_files=(), **expected) -> subprocess.CompletedProcess:
     """Run one unit test with a sample of each series a minute."""
     given = [{"series": name, "values": values} for name, values in series]
     tests = [{"interval": "1m", "input_series": given, **expected}]
+    suite = {"rule_files": list(rule_files), "evaluation_interval": "1m", "tests": tests}
     path = folder / "test.yaml"
-    path.write_text(
-        yaml.safe_dump(
-            {"rule_files": list(rule_files), "evaluation_interval": "1m", "tests": tests}
-        )
-    )
+    path.write_text(yaml.safe_dump(suite))
     return promtool("test", "rules", path)
 
 
@@ -101,7 +97,7 @@ UNUSED = '{}{{gpu="3", namespace="gpus", pod="dcgm"}}'
 
 
 def panel_test(folder: Path, metric: str, gpu: str, expression: str) -> subprocess.CompletedProcess:
-    """Expect the mean of the two GPUs of the pipeline's pod from a panel, beside a GPU of another one."""
+    """Expect the mean of the two GPUs of the pipeline's pod from a panel, beside a GPU of another pod."""
     used = [
         (gpu.format(metric, number, pod), f"{value}x10")
         for number, pod, value in ((0, "p", 90), (1, "p", 20))
@@ -114,7 +110,9 @@ def panel_test(folder: Path, metric: str, gpu: str, expression: str) -> subproce
 
 def gpu_panel(metric: str) -> str:
     """Return the expression of the only panel that shows a metric of GPUs, for the pipeline team/demo."""
-    [expression] = [one for one in dashboard_expressions().values() if metric in one]
+    [expression] = [
+        expression for expression in dashboard_expressions().values() if metric in expression
+    ]
     return expression.replace('namespace="any"', 'namespace="team"').replace(
         'pipeline="any"', 'pipeline="demo"'
     )

@@ -27,7 +27,7 @@ Answer = dict[str, Any]
 
 
 def ask(objects: list[Path]) -> list[Answer]:
-    """Return what Argo CD makes of each object with the committed patch of its ConfigMap."""
+    """Return health and actions of each object in Argo CD with the committed patch of its ConfigMap."""
     command = [program("luavm"), str(ARGOCD / "argocd-cm.yaml"), *map(str, objects)]
     output = subprocess.check_output(command, text=True)
     return [json.loads(line) for line in output.splitlines()]
@@ -35,14 +35,18 @@ def ask(objects: list[Path]) -> list[Answer]:
 
 @cache
 def answers_of_examples() -> dict[str, Answer]:
-    return {
-        Path(one["file"]).name: one for one in ask(sorted((RESOURCE / "testdata").glob("*.yaml")))
-    }
+    examples = sorted((RESOURCE / "testdata").glob("*.yaml"))
+    return {Path(answer["file"]).name: answer for answer in ask(examples)}
+
+
+def example_of(test: dict[str, Any]) -> Answer:
+    """Return the answer for the example that a test of Argo CD's own format names."""
+    return answers_of_examples()[Path(test["inputPath"]).name]
 
 
 @pytest.fixture(scope="module")
 def full_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
-    """What Argo CD makes of whole objects: all defaults of the spec, and all stages."""
+    """Health and actions of whole objects in Argo CD: all defaults of the spec, and all stages."""
     folder = tmp_path_factory.mktemp("objects")
     paths = [folder / f"{name}.json" for name in STATES]
     for path, state in zip(paths, STATES.values(), strict=True):
@@ -51,12 +55,13 @@ def full_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
 
 
 def offered(answer: Answer) -> list[str]:
-    return [one["name"] for one in answer["actions"] or ()]
+    return [action["name"] for action in answer["actions"] or ()]
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_state_has_its_health_and_actions(full_answers: dict[str, Answer], state: str) -> None:
-    expected, answer = STATES[state], full_answers[state]
+    expected = STATES[state]
+    answer = full_answers[state]
     assert answer["health"] == {"status": expected.health, "message": expected.health_message()}
     assert sorted(offered(answer)) == list(expected.actions)
 
@@ -64,44 +69,41 @@ def test_state_has_its_health_and_actions(full_answers: dict[str, Answer], state
 @pytest.mark.parametrize("state", STATES)
 def test_action_changes_exactly_one_field(full_answers: dict[str, Answer], state: str) -> None:
     answer = full_answers[state]
-    told = json.loads(TIME.sub("TIME", json.dumps(answer["patches"])))
-    assert told == {verb: PATCHES[verb] for verb in offered(answer)}
+    patches = json.loads(TIME.sub("TIME", json.dumps(answer["patches"])))
+    assert patches == {verb: PATCHES[verb] for verb in offered(answer)}
 
 
 def test_examples_have_the_health_of_their_test_file() -> None:
     tests = yaml.safe_load((RESOURCE / "health_test.yaml").read_text())["tests"]
-    assert {Path(one["inputPath"]).name for one in tests} == set(answers_of_examples())
-    for one in tests:
-        assert (
-            answers_of_examples()[Path(one["inputPath"]).name]["health"] == one["healthStatus"]
-        ), one["inputPath"]
+    assert {Path(test["inputPath"]).name for test in tests} == set(answers_of_examples())
+    for test in tests:
+        assert example_of(test)["health"] == test["healthStatus"], test["inputPath"]
 
 
 def test_examples_offer_the_actions_of_their_test_file() -> None:
     """With their icons, as Argo CD's own test compares them."""
-    tests = yaml.safe_load((RESOURCE / "actions" / "action_test.yaml").read_text())[
-        "discoveryTests"
-    ]
-    for one in tests:
-        answer = answers_of_examples()[Path(one["inputPath"]).name]
-        actions = [{"disabled": False, **action} for action in answer["actions"] or ()]
-        assert sorted(actions, key=lambda action: action["name"]) == one["result"], one["inputPath"]
+    file = RESOURCE / "actions" / "action_test.yaml"
+    tests = yaml.safe_load(file.read_text())["discoveryTests"]
+    for test in tests:
+        actions = example_of(test)["actions"] or ()
+        listed = [{"disabled": False, **action} for action in actions]
+        listed.sort(key=lambda action: action["name"])
+        assert listed == test["result"], test["inputPath"]
 
 
 def test_actions_have_the_outputs_of_their_test_file() -> None:
     folder = RESOURCE / "actions"
     tests = yaml.safe_load((folder / "action_test.yaml").read_text())["actionTests"]
-    assert {one["action"] for one in tests} == {"suspend", "resume"}
-    for one in tests:
-        before, after = (
-            yaml.safe_load((folder / one[key]).read_text())
-            for key in ("inputPath", "expectedOutputPath")
-        )
-        patch = answers_of_examples()[Path(one["inputPath"]).name]["patches"][one["action"]]
-        assert merged(before, patch) == after != before
+    assert {test["action"] for test in tests} == {"suspend", "resume"}
+    for test in tests:
+        before = yaml.safe_load((folder / test["inputPath"]).read_text())
+        after = yaml.safe_load((folder / test["expectedOutputPath"]).read_text())
+        patch = example_of(test)["patches"][test["action"]]
+        assert merged(before, patch) == after
+        assert before != after
 
 
 def test_script_needs_no_open_libraries() -> None:
-    """Argo CD opens them for its own scripts, and for those of a user only when it is told to."""
+    """Argo CD opens them for its own scripts, and for a user's scripts only if `useOpenLibs` is set."""
     data = yaml.safe_load((ARGOCD / "argocd-cm.yaml").read_text())["data"]
     assert not any("useOpenLibs" in key for key in data)

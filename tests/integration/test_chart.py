@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -10,49 +9,23 @@ from support.charts import (
     CLUSTER_WIDE,
     DIGEST,
     EVERYTHING,
-    NAMESPACED,
     RESTRICTED_CONTAINER,
-    VARIANTS,
-    Object,
     container,
+    every_variant,
     is_monitoring,
+    names,
     of_kind,
     only,
-    options,
     parsed_options,
     pod,
     render,
     render_text,
 )
 
-from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
-from finetune_operator import __main__ as operator
-from finetune_operator.api.placement import PlacementDefaults
-from finetune_operator.core.settings import Settings
+from e2e.pipelines.chart import CHART, RELEASE, helm
 from finetune_operator.crd import generate as crdgen
 
 DNS_LABEL = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
-FORBIDDEN_VERBS = {"*", "escalate", "bind", "impersonate"}
-FORBIDDEN_RESOURCES = {
-    "*",
-    "secrets",
-    "pods/exec",
-    "pods/attach",
-    "pods/portforward",
-    "serviceaccounts/token",
-}
-every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
-
-
-def names(objects: list[Object], *kinds: str) -> set[str]:
-    return {one["metadata"]["name"] for one in of_kind(objects, *kinds)}
-
-
-def grants(roles: list[Object]) -> Iterator[tuple[str, str, str]]:
-    for rule in (rule for role in roles for rule in role["rules"]):
-        for group in rule["apiGroups"]:
-            for resource in rule["resources"]:
-                yield from ((group, resource, verb) for verb in rule["verbs"])
 
 
 # ---- the operator's pods
@@ -95,7 +68,8 @@ def test_every_selector_matches_the_operator_pods(values):
 @every_variant
 def test_pod_is_unprivileged_and_isolated_from_its_node(values):
     objects = render(values)
-    spec, context = pod(objects)["spec"], container(objects)["securityContext"]
+    spec = pod(objects)["spec"]
+    context = container(objects)["securityContext"]
     assert context == RESTRICTED_CONTAINER
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["runAsUser"] == values.get("podSecurityContext", {}).get(
@@ -112,7 +86,8 @@ def test_pod_is_unprivileged_and_isolated_from_its_node(values):
 
 def test_image_tags_default_to_the_app_version():
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    default, custom = render(CLUSTER_WIDE), render(EVERYTHING)
+    default = render(CLUSTER_WIDE)
+    custom = render(EVERYTHING)
     assert container(default)["image"] == f"finetune-operator:{version}"
     assert parsed_options(default).settings.trainer_image == f"finetune-trainer:{version}"
     assert parsed_options(default).settings.trainer_cpu_image == f"finetune-trainer-cpu:{version}"
@@ -159,12 +134,12 @@ def test_user_labels_and_annotations_are_added_to_our_own():
     assert only(objects, "ServiceAccount")["metadata"]["annotations"] == {
         "cloud.example/role": "reader"
     }
-    for one in objects:
-        if one["metadata"]["name"] == EVERYTHING["argocd"]["configMap"]:
+    for manifest in objects:
+        if manifest["metadata"]["name"] == EVERYTHING["argocd"]["configMap"]:
             continue  # it is Argo CD's, not this release's
-        labels = one["metadata"]["labels"]
+        labels = manifest["metadata"]["labels"]
         assert (labels["app.kubernetes.io/instance"], labels["cost-center"]) == (RELEASE, "ml"), (
-            one["kind"]
+            manifest["kind"]
         )
 
 
@@ -178,9 +153,9 @@ def test_version_with_build_metadata_gives_valid_labels(tmp_path):
     text = helm("template", RELEASE, str(copy), "--values", "-", given=yaml.safe_dump(EVERYTHING))
     labels = {
         value
-        for one in yaml.safe_load_all(text)
-        if one
-        for value in one["metadata"].get("labels", {}).values()
+        for manifest in yaml.safe_load_all(text)
+        if manifest
+        for value in manifest["metadata"].get("labels", {}).values()
     }
     assert any(value.endswith("_0123456789ab") for value in labels)
     assert [
@@ -197,8 +172,8 @@ def test_label_of_a_monitor_replaces_the_common_label():
     for text in render_text({"commonLabels": {"team": "common"}, "metrics": metrics}).split(
         "\n---\n"
     ):
-        one = yaml.safe_load(text)
-        if one["kind"] == "ConfigMap" or is_monitoring(one):
+        manifest = yaml.safe_load(text)
+        if manifest["kind"] == "ConfigMap" or is_monitoring(manifest):
             assert re.findall(r"^    team: .*", text, re.MULTILINE) == ["    team: own"], text
 
 
@@ -209,7 +184,7 @@ def test_name_that_yaml_takes_for_another_type_stays_text(word):
     objects = render(
         {**EVERYTHING, **values, "argocd": {"customizations": True, "namespace": word}}, word, word
     )
-    assert {one["metadata"].get("namespace", word) for one in objects} == {word}
+    assert {manifest["metadata"].get("namespace", word) for manifest in objects} == {word}
     assert {pod(objects)["spec"][name] for name in ("serviceAccountName", "priorityClassName")} == {
         word
     }
@@ -219,13 +194,18 @@ def test_name_that_yaml_takes_for_another_type_stays_text(word):
 
 def test_argo_cds_config_map_gets_only_the_customizations():
     objects = render(EVERYTHING)
-    [found] = [
-        one for one in of_kind(objects, "ConfigMap") if one["metadata"]["name"] == "gitops-cm"
+    [config_map] = [
+        manifest
+        for manifest in of_kind(objects, "ConfigMap")
+        if manifest["metadata"]["name"] == "gitops-cm"
     ]
     patch = yaml.safe_load((CHART.parents[1] / "deploy" / "argocd" / "argocd-cm.yaml").read_text())
-    assert found["data"] == patch["data"]
-    assert (found["metadata"]["namespace"], found["metadata"].get("labels")) == ("gitops", None)
-    options = found["metadata"]["annotations"]["argocd.argoproj.io/sync-options"].split(",")
+    assert config_map["data"] == patch["data"]
+    assert (config_map["metadata"]["namespace"], config_map["metadata"].get("labels")) == (
+        "gitops",
+        None,
+    )
+    options = config_map["metadata"]["annotations"]["argocd.argoproj.io/sync-options"].split(",")
     assert set(options) == {"ServerSideApply=true", "Prune=false", "Delete=false"}
 
 
@@ -237,186 +217,9 @@ def test_all_objects_have_the_given_name():
     assert names(objects, "NetworkPolicy") == {"tuner", "tuner-stages", "tuner-to-stages"}
     assert only(objects, "Service")["metadata"]["name"] == "tuner-metrics"
     assert parsed_options(objects).lease_name == "tuner"
-    assert not [one for one in objects if one["metadata"]["name"].startswith(RELEASE)]
-
-
-def test_existing_service_account_is_used_and_bound():
-    objects = render({"serviceAccount": {"create": False, "name": "robot"}})
-    assert of_kind(objects, "ServiceAccount") == []
-    assert pod(objects)["spec"]["serviceAccountName"] == "robot"
-    subjects = [
-        one["subjects"][0]["name"] for one in of_kind(objects, "RoleBinding", "ClusterRoleBinding")
+    assert not [
+        manifest for manifest in objects if manifest["metadata"]["name"].startswith(RELEASE)
     ]
-    assert set(subjects) == {"robot"}
-
-
-def test_more_options_and_variables_reach_the_process():
-    objects = render(EVERYTHING)
-    assert parsed_options(objects).lease_namespace == "leases"
-    variables = {one["name"]: one.get("value") for one in container(objects)["env"]}
-    assert variables == {
-        "POD_NAME": None,
-        "POD_NAMESPACE": None,
-        "HTTPS_PROXY": "http://proxy.example:3128",
-    }
-
-
-# ---- arguments of the operator
-
-
-def test_default_placement_equals_the_operators_default():
-    assert parsed_options(render(CLUSTER_WIDE)).settings.placement_defaults == PlacementDefaults()
-
-
-@pytest.mark.parametrize(
-    "label",
-    ["on-demand", 'a "quoted" word', "it's", "a\\b: {c} # d", "<&>", "é…", "{{ no }}", "%s"],
-)
-def test_placement_is_passed_unchanged(label):
-    """Quoting in the template keeps every character of a label's value."""
-    placement = {
-        "onDemand": {"nodeSelector": {"kind": label}},
-        "spot": {"tolerations": [{"key": "cheap", "value": label}]},
-    }
-    defaults = parsed_options(render({"placement": placement})).settings.placement_defaults
-    assert defaults.on_demand.node_selector == {"kind": label}
-    assert defaults.spot.tolerations[0].value == label
-
-
-def test_grace_period_and_namespaces_are_passed():
-    options = parsed_options(render(EVERYTHING))
-    assert options.settings.grace_period.total_seconds() == 90
-    assert options.namespaces == ("team-a", "team-b")
-    assert parsed_options(render(CLUSTER_WIDE)).namespaces == ()
-
-
-def test_notices_are_passed_and_decide_the_right_on_nodes():
-    default, custom = (
-        render(CLUSTER_WIDE),
-        render({"interruptionNotices": {"metadata": "GCE", "nodes": False}}),
-    )
-    assert (parsed_options(default).metadata_notices, parsed_options(default).node_notices) == (
-        "",
-        True,
-    )
-    assert (parsed_options(custom).metadata_notices, parsed_options(custom).node_notices) == (
-        "GCE",
-        False,
-    )
-    assert {one for one in grants(of_kind(default, "ClusterRole")) if one[1] == "nodes"} == {
-        ("", "nodes", "list"),
-        ("", "nodes", "watch"),
-    }
-    for without in (custom, render(NAMESPACED)):
-        assert not [
-            one for one in grants(of_kind(without, "Role", "ClusterRole")) if one[1] == "nodes"
-        ]
-
-
-def test_address_of_troubleshooting_is_passed():
-    default, custom = (
-        parsed_options(render(values)).settings for values in (CLUSTER_WIDE, EVERYTHING)
-    )
-    assert default.troubleshooting_url == Settings.troubleshooting_url
-    assert custom.troubleshooting_url == "https://wiki.example/troubleshooting"
-
-
-def test_limits_and_logging_are_passed_as_options():
-    default, custom = options(render(CLUSTER_WIDE)), options(render(EVERYTHING))
-    names = ("job-history", "workers", "qps", "burst", "log-level", "log-format")
-    assert [default[name] for name in names] == ["2", "20", "500", "1000", "info", "json"]
-    assert [custom[name] for name in names] == ["7", "15", "50.5", "70", "debug", "text"]
-
-
-def test_largest_rate_limit_is_written_without_exponent():
-    """Helm reads numbers as floating point, and prints large ones with an exponent."""
-    large = options(render({"apiRateLimit": {"qps": 100_000, "burst": 100_000}}))
-    assert (large["qps"], large["burst"]) == ("100000", "100000")
-
-
-@every_variant
-def test_operator_knows_every_argument_of_the_chart(values):
-    chosen = operator._parser().parse_args(container(render(values))["args"])
-    assert chosen.job_history >= 1
-
-
-# ---- RBAC
-
-
-@every_variant
-def test_roles_grant_no_forbidden_verb_or_resource(values):
-    rules = set(grants(of_kind(render(values), "Role", "ClusterRole")))
-    assert not {group for group, _, _ in rules} & {"*", "rbac.authorization.k8s.io"}
-    assert not {resource for _, resource, _ in rules} & FORBIDDEN_RESOURCES
-    assert not {verb for _, _, verb in rules} & FORBIDDEN_VERBS
-    assert {verb for _, resource, verb in rules if resource == "pods"} == {"list", "watch"}
-    assert {verb for _, resource, verb in rules if resource == "nodes"} <= {"list", "watch"}
-    assert "create" not in {
-        verb for _, resource, verb in rules if resource.startswith("finetunepipelines/")
-    }
-
-
-@every_variant
-def test_operator_can_neither_create_nor_edit_pipelines(values):
-    objects = render(values)
-    name = values.get("fullnameOverride", RELEASE)
-    own = [
-        role for role in of_kind(objects, "Role", "ClusterRole") if role["metadata"]["name"] == name
-    ]
-    verbs = {verb for _, resource, verb in grants(own) if resource == "finetunepipelines"}
-    assert verbs == {"get", "list", "watch", "delete"}
-
-
-def test_cluster_wide_release_has_one_role_for_its_lease():
-    objects = render(CLUSTER_WIDE)
-    assert names(objects, "ClusterRole") == {RELEASE, f"{RELEASE}-view", f"{RELEASE}-edit"}
-    assert names(objects, "ClusterRoleBinding") == {RELEASE}
-    assert names(objects, "Role", "RoleBinding") == {f"{RELEASE}-leader"}
-
-
-def test_namespaced_release_has_a_role_in_each_namespace():
-    """There are no ClusterRoles then."""
-    objects = render(NAMESPACED)
-    assert of_kind(objects, "ClusterRole", "ClusterRoleBinding") == []
-    for kind in ("Role", "RoleBinding"):
-        found = {
-            (one["metadata"]["namespace"], one["metadata"]["name"])
-            for one in of_kind(objects, kind)
-        }
-        assert found == {("team-a", RELEASE), ("team-b", RELEASE), (NAMESPACE, f"{RELEASE}-leader")}
-
-
-@every_variant
-def test_bindings_name_the_service_account_and_existing_roles(values):
-    objects = render(values)
-    account = pod(objects)["spec"]["serviceAccountName"]
-    assert names(objects, "ServiceAccount") == {account}
-    for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
-        assert binding["subjects"] == [
-            {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
-        ]
-        assert binding["roleRef"]["name"] in names(objects, binding["roleRef"]["kind"])
-
-
-@pytest.mark.parametrize("release", [RELEASE, "mine"])
-def test_replica_may_update_only_its_own_lease(release):
-    objects = render(CLUSTER_WIDE, release)
-    (role,) = of_kind(objects, "Role")
-    lease = parsed_options(objects).lease_name
-    updating = [rule for rule in role["rules"] if "update" in rule["verbs"]]
-    assert [rule["resourceNames"] for rule in updating] == [[lease]]
-    assert role["metadata"]["namespace"] == NAMESPACE
-
-
-def test_user_roles_aggregate_to_view_and_edit():
-    roles = {
-        role["metadata"]["name"]: role for role in of_kind(render(CLUSTER_WIDE), "ClusterRole")
-    }
-    view, edit = roles[f"{RELEASE}-view"], roles[f"{RELEASE}-edit"]
-    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
-    assert {verb for *_, verb in grants([view])} == {"get", "list", "watch"}
-    # Not finetunepipelines/status: only the operator may write the status.
-    assert {resource for _, resource, _ in grants([edit])} == {"finetunepipelines"}
 
 
 # ---- the CRD, names, notes
@@ -447,19 +250,19 @@ def test_names_are_valid_for_any_release_name(release):
         EVERYTHING | {"serviceAccount": {}, "namespaces": [], "userRoles": {"create": True}},
         release,
     )
-    for one in objects:
-        if one["kind"] != "CustomResourceDefinition" and not one["kind"].startswith(
+    for manifest in objects:
+        if manifest["kind"] != "CustomResourceDefinition" and not manifest["kind"].startswith(
             "ValidatingAdmissionPolicy"
         ):
-            assert re.fullmatch(DNS_LABEL, one["metadata"]["name"]), (
-                one["kind"],
-                one["metadata"]["name"],
+            assert re.fullmatch(DNS_LABEL, manifest["metadata"]["name"]), (
+                manifest["kind"],
+                manifest["metadata"]["name"],
             )
 
 
 def test_two_long_release_names_give_different_names():
-    one, other = (only(render(CLUSTER_WIDE, "r" * 52 + end), "Deployment") for end in "ab")
-    assert one["metadata"]["name"] != other["metadata"]["name"]
+    first, second = (only(render(CLUSTER_WIDE, "r" * 52 + end), "Deployment") for end in "ab")
+    assert first["metadata"]["name"] != second["metadata"]["name"]
 
 
 def test_notes_warn_when_uninstall_deletes_pipelines():

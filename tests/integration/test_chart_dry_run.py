@@ -14,7 +14,7 @@ from support.charts import (
     CLUSTER_WIDE,
     EVERYTHING,
     NAMESPACED,
-    VARIANTS,
+    every_variant,
     is_monitoring,
     of_kind,
     only,
@@ -40,15 +40,15 @@ def kube(control_plane):
 
 
 def dry_run(kube: Kube, *objects) -> str:
-    """Apply objects in a server-side dry run; raises TimedOut if the server refuses one."""
+    """Apply objects in a server-side dry run; raises TimedOut if the server refuses an object."""
     return kube.run("apply", "--server-side", *DRY, "-f", "-", given=yaml.safe_dump_all(objects))
 
 
 def of_kubernetes(values):
-    return [one for one in render(values) if not is_monitoring(one)]
+    return [manifest for manifest in render(values) if not is_monitoring(manifest)]
 
 
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+@every_variant
 def test_api_server_accepts_every_object(kube, values):
     objects = of_kubernetes(values)
     assert len(dry_run(kube, *objects).splitlines()) == len(objects)
@@ -56,7 +56,9 @@ def test_api_server_accepts_every_object(kube, values):
 
 def test_api_server_accepts_names_of_the_longest_release(kube):
     objects = [
-        one for one in render(CLUSTER_WIDE, "r" * 53) if one["kind"] != "CustomResourceDefinition"
+        manifest
+        for manifest in render(CLUSTER_WIDE, "r" * 53)
+        if manifest["kind"] != "CustomResourceDefinition"
     ]
     assert len(dry_run(kube, *objects).splitlines()) == len(objects)
 

@@ -1,4 +1,4 @@
-"""What of the chart watches the operator, as Helm renders it; test_monitoring.py compares its queries with a scrape."""
+"""Monitors, alerts and dashboards as Helm renders them; test_monitoring.py compares their queries with a scrape."""
 
 import itertools
 import json
@@ -14,8 +14,8 @@ from support.charts import (
     CLUSTER_WIDE,
     EVERYTHING,
     NAMESPACED,
-    VARIANTS,
     container,
+    every_variant,
     is_monitoring,
     of_kind,
     only,
@@ -34,7 +34,7 @@ DOCS = CHART.parents[1] / "docs"
 
 def test_monitoring_is_rendered_only_when_enabled():
     objects = render(CLUSTER_WIDE)
-    assert [one for one in objects if is_monitoring(one)] == []
+    assert [manifest for manifest in objects if is_monitoring(manifest)] == []
     assert of_kind(objects, "ConfigMap") == []
 
 
@@ -55,7 +55,9 @@ def test_pod_monitor_selects_pods_of_stages():
     labels = job_labels("demo", "train", 1, "i")
     assert monitor["metadata"]["labels"]["watched-by"] == "prometheus"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert {one["key"] for one in monitor["spec"]["selector"]["matchExpressions"]} <= labels.keys()
+    assert {
+        expression["key"] for expression in monitor["spec"]["selector"]["matchExpressions"]
+    } <= labels.keys()
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["interval"]) == ("metrics", "7s")
 
@@ -64,9 +66,9 @@ def test_pod_monitor_names_pipeline_and_attempt():
     """Prometheus writes other characters than letters, digits and underscores as underscores."""
     [endpoint] = only(render(EVERYTHING), "PodMonitor")["spec"]["podMetricsEndpoints"]
     sources = {
-        one["targetLabel"]: one["sourceLabels"]
-        for one in endpoint["relabelings"]
-        if "targetLabel" in one
+        relabeling["targetLabel"]: relabeling["sourceLabels"]
+        for relabeling in endpoint["relabelings"]
+        if "targetLabel" in relabeling
     }
     annotation = PIPELINE_NAME.replace(".", "_").replace("/", "_").replace("-", "_")
     assert sources == {
@@ -78,12 +80,14 @@ def test_pod_monitor_names_pipeline_and_attempt():
 def test_pod_monitor_reads_only_the_first_of_several_pods():
     """The others serve no metrics, and would count as down."""
     [endpoint] = only(render(EVERYTHING), "PodMonitor")["spec"]["podMetricsEndpoints"]
-    [dropped] = [one for one in endpoint["relabelings"] if one.get("action") == "drop"]
+    [dropped] = [
+        relabeling for relabeling in endpoint["relabelings"] if relabeling.get("action") == "drop"
+    ]
     assert dropped["sourceLabels"] == [
         "__meta_kubernetes_pod_label_batch_kubernetes_io_job_completion_index"
     ]
     indexes = ["", *map(str, range(64))]  # a pod of another Job has no index
-    assert [one for one in indexes if not re.fullmatch(dropped["regex"], one)] == ["", "0"]
+    assert [index for index in indexes if not re.fullmatch(dropped["regex"], index)] == ["", "0"]
 
 
 @pytest.mark.parametrize(
@@ -126,23 +130,26 @@ def test_alerts_have_the_thresholds_of_the_values():
 
 def test_dashboards_are_found_by_the_sidecar():
     default = of_kind(render(ALL_ENABLED), "ConfigMap")
-    assert {one["metadata"]["name"] for one in default} == {f"{RELEASE}-fleet", f"{RELEASE}-single"}
-    assert {one["metadata"]["labels"]["grafana_dashboard"] for one in default} == {"1"}
+    assert {dashboard["metadata"]["name"] for dashboard in default} == {
+        f"{RELEASE}-fleet",
+        f"{RELEASE}-single",
+    }
+    assert {dashboard["metadata"]["labels"]["grafana_dashboard"] for dashboard in default} == {"1"}
     # The sidecar writes the value of each key to a file of that name.
-    files = [name for one in default for name in one["data"]]
+    files = [name for dashboard in default for name in dashboard["data"]]
     assert sorted(files) == [f"{RELEASE}-fleet.json", f"{RELEASE}-single.json"]
     changed = of_kind(render({**EVERYTHING, "argocd": {}}), "ConfigMap")
     assert len(changed) == len(default)
-    for one in changed:
-        assert one["metadata"]["labels"]["grafana_dashboard"] == "yes"
-        assert one["metadata"]["annotations"] == {"grafana_folder": "Training"}
+    for dashboard in changed:
+        assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "yes"
+        assert dashboard["metadata"]["annotations"] == {"grafana_folder": "Training"}
 
 
 def test_dashboards_are_valid_and_have_their_own_ids():
     boards = [
         json.loads(text)
-        for one in of_kind(render(ALL_ENABLED), "ConfigMap")
-        for text in one["data"].values()
+        for config_map in of_kind(render(ALL_ENABLED), "ConfigMap")
+        for text in config_map["data"].values()
     ]
     assert len({board["uid"] for board in boards}) == len(boards) == 2
     for board in boards:
@@ -159,28 +166,33 @@ def test_dashboards_are_valid_and_have_their_own_ids():
 
 def cells_of(position):
     assert position["x"] + position["w"] <= 24
-    rows, columns = range(position["y"], position["y"] + position["h"]), range(position["w"])
+    rows = range(position["y"], position["y"] + position["h"])
+    columns = range(position["w"])
     return [(position["x"] + column, row) for row in rows for column in columns]
 
 
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+@every_variant
 def test_no_selector_takes_the_test_pod_for_a_replica(values):
     objects = render(values)
-    test, labels = only(objects, "Pod"), only(objects, "Pod")["metadata"]["labels"]
+    test = only(objects, "Pod")
+    labels = only(objects, "Pod")["metadata"]["labels"]
     assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
     selectors = [
         only(objects, "Deployment")["spec"]["selector"]["matchLabels"],
         only(objects, "Service")["spec"]["selector"],
         *(
-            one["spec"]["selector"]["matchLabels"]
-            for one in of_kind(objects, "PodDisruptionBudget")
+            budget["spec"]["selector"]["matchLabels"]
+            for budget in of_kind(objects, "PodDisruptionBudget")
         ),
-        *(one["spec"]["podSelector"]["matchLabels"] for one in of_kind(objects, "NetworkPolicy")),
+        *(
+            policy["spec"]["podSelector"]["matchLabels"]
+            for policy in of_kind(objects, "NetworkPolicy")
+        ),
     ]
-    assert [one for one in selectors if one.items() <= labels.items()] == []
+    assert [selector for selector in selectors if selector.items() <= labels.items()] == []
 
 
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+@every_variant
 def test_helm_test_asks_the_metrics_service(values):
     objects = render(values)
     service = only(objects, "Service")

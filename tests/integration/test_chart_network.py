@@ -7,6 +7,7 @@ from e2e.pipelines.chart import NAMESPACE
 from finetune_operator.core.metadata import job_labels
 from testcluster.errors import TimedOut
 
+STAGE_LABELS = job_labels("demo", "train", 1, "i").items()
 STORE: Object = {
     "to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}],
     "ports": [{"protocol": "TCP", "port": 443}],
@@ -39,14 +40,12 @@ def test_network_policy_allows_what_the_operator_needs(namespaces, selector):
     assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "http"}]}]
     dns, api_server, stages, more = policy["egress"]
     assert more == STORE
-    assert {one["port"] for one in dns["ports"]} == {53}
-    assert ([one["port"] for one in api_server["ports"]], "to" in api_server) == (
-        [443, 6443],
-        False,
-    )
+    assert {port["port"] for port in dns["ports"]} == {53}
+    assert [port["port"] for port in api_server["ports"]] == [443, 6443]
+    assert "to" not in api_server
     [peer] = stages["to"]
     assert peer["namespaceSelector"] == selector
-    assert peer["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
+    assert peer["podSelector"]["matchLabels"].items() <= STAGE_LABELS
     assert "ports" not in stages
 
 
@@ -63,21 +62,18 @@ def stage_policies(stages: Object, **values: object) -> list[Object]:
 
 def test_pods_of_stages_reach_dns_each_other_and_the_list():
     [policy] = stage_policies({"egress": [STORE], "namespaces": ["team-a"]})
-    assert (
-        policy["spec"]["podSelector"]["matchLabels"].items()
-        <= job_labels("demo", "train", 1, "i").items()
-    )
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= STAGE_LABELS
     assert policy["spec"]["policyTypes"] == ["Egress"]
     dns, training, store = policy["spec"]["egress"]
     [peer] = training["to"]
-    assert peer["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
-    assert {(one["protocol"], one["port"]) for one in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert peer["podSelector"]["matchLabels"].items() <= STAGE_LABELS
+    assert {(port["protocol"], port["port"]) for port in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
     assert store == STORE
 
 
 def test_each_namespace_of_pipelines_has_the_policy_of_stages():
     def namespaces(stages: Object, **values: object) -> list[str]:
-        return [one["metadata"]["namespace"] for one in stage_policies(stages, **values)]
+        return [policy["metadata"]["namespace"] for policy in stage_policies(stages, **values)]
 
     assert namespaces({"egress": [STORE]}, namespaces=["team-a", "team-b"]) == ["team-a", "team-b"]
     assert namespaces({"egress": [STORE], "namespaces": ["team-c"]}, namespaces=["team-a"]) == [
@@ -91,17 +87,13 @@ def test_pods_of_stages_admit_the_operator_and_each_other():
     objects = render({"networkPolicy": {"stages": stages}})
     policy = only(objects, "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress"]
-    assert (
-        policy["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
-    )
+    assert policy["podSelector"]["matchLabels"].items() <= STAGE_LABELS
     operator, training = policy["ingress"]
     [peer] = operator["from"]
     assert peer["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
     assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
     [worker] = training["from"]
-    assert (
-        worker["podSelector"]["matchLabels"].items() <= job_labels("demo", "train", 1, "i").items()
-    )
+    assert worker["podSelector"]["matchLabels"].items() <= STAGE_LABELS
     assert (
         not worker["podSelector"]["matchLabels"].items()
         <= job_labels("demo", "evaluate", 1, "i").items()

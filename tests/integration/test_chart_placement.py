@@ -28,21 +28,24 @@ def workloads(placement: Object, train: Object | None = None) -> dict[str, Objec
 
 
 def spec_of(workload: Object) -> Object:
-    found: Object = workload["spec"]["template"]["spec"]
-    return found
+    pod_spec: Object = workload["spec"]["template"]["spec"]
+    return pod_spec
 
 
 def annotations_of(workload: Object) -> Object:
-    found: Object = workload["spec"]["template"]["metadata"]["annotations"]
-    return found
+    annotations: Object = workload["spec"]["template"]["metadata"]["annotations"]
+    return annotations
 
 
 def tolerated(workload: Object) -> set[tuple[str, str]]:
-    """Return key and value of the tolerated taints, without those of every pod."""
-    found = {(one["key"], one.get("value", "")) for one in spec_of(workload)["tolerations"]}
+    """Return key and value of the tolerated taints, without the taints that every pod tolerates."""
+    taints = {
+        (toleration["key"], toleration.get("value", ""))
+        for toleration in spec_of(workload)["tolerations"]
+    }
     return {
         (key, value)
-        for key, value in found
+        for key, value in taints
         if not key.startswith(("node.kubernetes.io/", "nvidia.com/"))
     }
 
@@ -51,17 +54,16 @@ def avoided(workload: Object) -> set[tuple[str, str]]:
     """Return key and value of the labels that the node must not have."""
     node = spec_of(workload).get("affinity", {}).get("nodeAffinity", {})
     terms = node.get(REQUIRED, {}).get("nodeSelectorTerms", [{}])
-    found = [
-        (one["key"], one["operator"], one["values"]) for one in terms[0].get("matchExpressions", ())
+    requirements = [
+        (requirement["key"], requirement["operator"], requirement["values"])
+        for requirement in terms[0].get("matchExpressions", ())
     ]
-    assert all(operator == "NotIn" for _, operator, _ in found)
-    return {(key, value) for key, _, values in found for value in values}
+    assert all(operator == "NotIn" for _, operator, _ in requirements)
+    return {(key, value) for key, _, values in requirements for value in values}
 
 
-GKE_SPOT, AKS_SPOT = (
-    ("cloud.google.com/gke-spot", "true"),
-    ("kubernetes.azure.com/scalesetpriority", "spot"),
-)
+GKE_SPOT = ("cloud.google.com/gke-spot", "true")
+AKS_SPOT = ("kubernetes.azure.com/scalesetpriority", "spot")
 SPOT_NODES: dict[str, tuple[Object, set[tuple[str, str]]]] = {
     "generic": ({}, {("spot", "true")}),
     "gke": (dict([GKE_SPOT]), {GKE_SPOT}),
@@ -100,10 +102,12 @@ def test_on_demand_stages_stay_away_from_spot_nodes(preset):
 
 @every_preset
 def test_only_karpenter_jobs_are_kept_from_consolidation(preset):
-    """A server may be moved: a Deployment starts the new pod before the old one ends."""
+    """A server may be moved: a Deployment starts the new pod before the old pod ends."""
     built = workloads({"preset": preset})
     protected = {
-        stage for stage, one in built.items() if DO_NOT_DISRUPT in annotations_of(one).items()
+        stage
+        for stage, workload in built.items()
+        if DO_NOT_DISRUPT in annotations_of(workload).items()
     }
     assert protected == (
         {"prepare", "train", "evaluate", "push"} if preset == "karpenter" else set()
@@ -132,7 +136,7 @@ def test_own_affinity_and_excluded_labels_apply_together():
     }
     affinity = spec_of(workloads({"preset": "gke"}, own)["train"])["affinity"]
     [term] = affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
-    assert [one["key"] for one in term["matchExpressions"]] == [
+    assert [requirement["key"] for requirement in term["matchExpressions"]] == [
         "zone",
         "cloud.google.com/gke-preemptible",
         GKE_SPOT[0],
@@ -193,7 +197,7 @@ def test_example_of_the_values_file_is_valid():
     example = "\n".join(line.removeprefix("  # ") for line in lines[first:last])
     placement = {"nodeClasses": yaml.safe_load(example)}
     classes = options(placement).settings.placement_defaults.node_classes
-    assert [(one.name, str(one.price)) for one in classes] == [
+    assert [(node_class.name, str(node_class.price)) for node_class in classes] == [
         ("h100-spot", "0.80"),
         ("h100", "3.10"),
     ]
@@ -262,13 +266,13 @@ def test_wrong_placement_is_refused_when_rendered(placement, error):
 def test_price_list_is_mounted_where_the_operator_reads_it():
     objects = render({"placement": {"priceConfigMap": "gpu-prices"}})
     chosen = parsed_options(objects)
-    [mount] = [one for one in container(objects)["volumeMounts"] if one["name"] == "prices"]
+    [mount] = [mount for mount in container(objects)["volumeMounts"] if mount["name"] == "prices"]
     assert mount == {"name": "prices", "mountPath": str(chosen.prices), "readOnly": True}
-    [volume] = [one for one in pod(objects)["spec"]["volumes"] if one["name"] == "prices"]
+    [volume] = [volume for volume in pod(objects)["spec"]["volumes"] if volume["name"] == "prices"]
     assert volume["configMap"] == {"name": "gpu-prices", "optional": True}
 
 
 def test_nothing_is_mounted_without_a_price_list():
     objects = render({})
-    assert [one["name"] for one in pod(objects)["spec"]["volumes"]] == ["tmp"]
+    assert [volume["name"] for volume in pod(objects)["spec"]["volumes"]] == ["tmp"]
     assert parsed_options(objects).prices is None

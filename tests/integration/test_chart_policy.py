@@ -7,22 +7,23 @@ from e2e.pipelines.chart import RELEASE
 
 OWN = "policy-operator"
 """Namespace of the release."""
-POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
+POLICY = "ValidatingAdmissionPolicy"
+BINDING = "ValidatingAdmissionPolicyBinding"
 POLICIES = {
     f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")
 }
 
 
 def policies(objects: list[Object]) -> set[str]:
-    return {one["metadata"]["name"] for one in of_kind(objects, POLICY)}
+    return {policy["metadata"]["name"] for policy in of_kind(objects, POLICY)}
 
 
 @pytest.mark.parametrize("values", [CLUSTER_WIDE, NAMESPACED], ids=["cluster-wide", "namespaced"])
 def test_each_policy_is_bound_and_denies(values):
     objects = render(values, namespace=OWN)
     bindings = {
-        one["spec"]["policyName"]: one["spec"]["validationActions"]
-        for one in of_kind(objects, BINDING)
+        binding["spec"]["policyName"]: binding["spec"]["validationActions"]
+        for binding in of_kind(objects, BINDING)
     }
     assert policies(objects) == POLICIES
     assert bindings == {name: ["Deny"] for name in POLICIES}
@@ -48,12 +49,14 @@ def test_policies_follow_value_and_api_server(enabled, versions, rendered):
 def test_policies_limit_the_account_of_the_deployment():
     objects = render({"serviceAccount": {"name": "robot"}}, namespace=OWN)
     limiting = [
-        one
-        for one in of_kind(objects, POLICY)
-        if not one["metadata"]["name"].startswith("defaults.")
+        policy
+        for policy in of_kind(objects, POLICY)
+        if not policy["metadata"]["name"].startswith("defaults.")
     ]
     conditions = [
-        one["expression"] for policy in limiting for one in policy["spec"]["matchConditions"]
+        condition["expression"]
+        for policy in limiting
+        for condition in policy["spec"]["matchConditions"]
     ]
     assert len(limiting) == len(POLICIES) - 1
     assert set(conditions) == {f"request.userInfo.username == 'system:serviceaccount:{OWN}:robot'"}

@@ -60,21 +60,18 @@ def create_pipeline(namespace: KubeNamespace) -> str:
         30,
     )
     manifest = yaml.safe_load((ROOT / "examples" / "demo" / "pipeline.yaml").read_text())
-    return json.loads(namespace.run("create", "-f", "-", "-o", "json", given=json.dumps(manifest)))[
-        "metadata"
-    ]["uid"]
+    answer = namespace.run("create", "-f", "-", "-o", "json", given=json.dumps(manifest))
+    return json.loads(answer)["metadata"]["uid"]
 
 
 def roles(operator: Operator) -> set[tuple[str, str, str]]:
     """Return the roles and bindings of the release: kind, namespace, name."""
-    kinds, selector = (
-        "roles,rolebindings,clusterroles,clusterrolebindings",
-        "app.kubernetes.io/name=finetune-operator",
-    )
-    found = operator.kube.json("get", kinds, "--all-namespaces", "-l", selector)["items"]
+    kinds = "roles,rolebindings,clusterroles,clusterrolebindings"
+    selector = "app.kubernetes.io/name=finetune-operator"
+    manifests = operator.kube.json("get", kinds, "--all-namespaces", "-l", selector)["items"]
     return {
-        (one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"])
-        for one in found
+        (manifest["kind"], manifest["metadata"].get("namespace", ""), manifest["metadata"]["name"])
+        for manifest in manifests
     }
 
 
@@ -86,7 +83,8 @@ def test_upgrade_replaces_both_replicas(release: Operator):
 
 
 def test_reinstall_adopts_existing_crd_and_pipelines(release: Operator, team: KubeNamespace):
-    crd, uid = crd_uid(release.kube), create_pipeline(team)
+    crd = crd_uid(release.kube)
+    uid = create_pipeline(team)
     release.uninstall()
     assert release.pods() == [] or until(lambda: not release.pods(), 30)
     assert crd_uid(release.kube) == crd
@@ -97,7 +95,8 @@ def test_reinstall_adopts_existing_crd_and_pipelines(release: Operator, team: Ku
 
 
 def test_disabling_crds_keeps_crd_and_pipelines(release: Operator, team: KubeNamespace):
-    crd, uid = crd_uid(release.kube), create_pipeline(team)
+    crd = crd_uid(release.kube)
+    uid = create_pipeline(team)
     release.install(*ON_KWOK_NODES, "crds.enabled=false")
     assert crd_uid(release.kube) == crd
     assert team.get("ft", "docstrings")["metadata"]["uid"] == uid

@@ -1,4 +1,4 @@
-"""The values of the chart: each of them has an effect, and a wrong one is refused with its path."""
+"""The values of the chart: each value has an effect, and a wrong value is refused with its path."""
 
 import copy
 import json
@@ -11,8 +11,8 @@ from support.charts import (
     EVERYTHING,
     RESTRICTED_CONTAINER,
     RESTRICTED_POD,
-    VARIANTS,
     Object,
+    every_variant,
     parsed_options,
     render,
     render_text,
@@ -21,8 +21,6 @@ from support.charts import (
 from e2e.pipelines.chart import CHART, helm
 from finetune_operator.api.stages.pod import PodDefaults
 from testcluster.errors import TimedOut
-
-every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 
 
 def sections(values: Object, *path: str) -> Iterator[tuple[str, ...]]:
@@ -66,7 +64,7 @@ def test_helm_lint_passes_without_warnings(values):
 
 
 def test_everything_variant_changes_every_default():
-    """Some keep it: a restricted namespace asks for it, or without what they switch on other values change nothing."""
+    """Some keep it: a restricted namespace asks for it, or the value switches on a part that others configure."""
     equal = {path for path in LEAVES if value_at(EVERYTHING, path) == value_at(DEFAULTS, path)}
     assert equal == SWITCHES
 

@@ -61,15 +61,15 @@ def variables(count: int) -> list[dict[str, str]]:
 
 
 def test_crd_is_established_with_a_structural_schema(namespace: KubeNamespace):
-    found = crd_conditions(namespace.kube, CRD)
-    assert found["Established"] == "True"
-    assert found["NamesAccepted"] == "True"
-    assert found.get("NonStructuralSchema", "False") == "False"
+    conditions = crd_conditions(namespace.kube, CRD)
+    assert conditions["Established"] == "True"
+    assert conditions["NamesAccepted"] == "True"
+    assert conditions.get("NonStructuralSchema", "False") == "False"
 
 
 @pytest.mark.parametrize("name", ["post-sync-hook", "template-with-trigger"])
 def test_api_server_accepts_pipelines_of_argo_cds_examples(namespace: KubeNamespace, name: str):
-    """A hook is a pipeline; a template is one in a ConfigMap."""
+    """A hook is a pipeline; a template is a pipeline in a ConfigMap."""
     [pipeline] = pipelines(ARGOCD / f"{name}.yaml")
     answer = namespace.run(
         "create",
@@ -200,15 +200,15 @@ def test_api_server_refuses_an_invalid_field_by_its_path(namespace: KubeNamespac
 
 def test_api_server_accepts_as_many_data_sets_as_the_limit(namespace: KubeNamespace):
     manifest = manifest_with("many")
-    one = {
+    dataset = {
         "uri": "hf://org/" + "x" * 1000,
         "split": "train",
         "columns": {"text": "y" * 256},
         "weight": 0.3,
     }
-    manifest["spec"]["datasets"] = [one] * 64
+    manifest["spec"]["datasets"] = [dataset] * 64
     namespace.create(manifest)
-    assert namespace.get("ft", "many")["spec"]["datasets"] == [one] * 64
+    assert namespace.get("ft", "many")["spec"]["datasets"] == [dataset] * 64
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from support.charts import CLUSTER_WIDE, EVERYTHING, parsed_options, render
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.scenario import ALL_STAGES
 
 from e2e.pipelines.driver import PipelineDriver
@@ -44,25 +45,19 @@ def team(
 
 def write(namespace: KubeNamespace, text: str, *options: str) -> None:
     meta = {"name": NAME, "namespace": namespace.name}
-    found = {
+    config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": meta,
         "data": {"defaults.yaml": text},
     }
-    namespace.run("apply", *options, "-f", "-", given=json.dumps(found))
+    namespace.run("apply", *options, "-f", "-", given=json.dumps(config_map))
 
 
 def start(namespace: KubeNamespace, name: str) -> PipelineDriver:
     spec = {key: value for key, value in ALL_STAGES.items() if key not in {"push", "deploy"}}
-    manifest = {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": {"name": name},
-    }
-    return PipelineDriver.start(
-        namespace, {**manifest, "spec": {**spec, "workspace": {"size": "1Gi"}}}
-    )
+    spec["workspace"] = {"size": "1Gi"}
+    return PipelineDriver.start(namespace, pipeline_manifest(name, spec))
 
 
 def labels(driver: PipelineDriver, stage: str) -> dict[str, str]:
@@ -70,9 +65,9 @@ def labels(driver: PipelineDriver, stage: str) -> dict[str, str]:
 
 
 def test_chart_passes_its_defaults_to_the_operator():
-    found = parsed_options(render(EVERYTHING)).settings.defaults
-    assert found.pod_defaults.priority_class_name == "batch"
-    assert found.workspace.storage_class_name == "fast"
+    defaults = parsed_options(render(EVERYTHING)).settings.defaults
+    assert defaults.pod_defaults.priority_class_name == "batch"
+    assert defaults.workspace.storage_class_name == "fast"
     assert parsed_options(render(CLUSTER_WIDE)).settings.defaults == NO_DEFAULTS
 
 

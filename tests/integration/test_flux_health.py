@@ -18,23 +18,24 @@ pytestmark = more
 def evaluate(folder: Path, objects: dict[str, Object]) -> dict[str, str]:
     """Return for each object the status that Flux computes, or the error of its evaluator."""
     paths = [folder / f"{name}.json" for name in objects]
-    for path, found in zip(paths, objects.values(), strict=True):
-        path.write_text(json.dumps(found))
+    for path, pipeline in zip(paths, objects.values(), strict=True):
+        path.write_text(json.dumps(pipeline))
     output = subprocess.check_output([program("flux-health"), EXPRESSIONS, *paths], text=True)
     answers = [json.loads(line) for line in output.splitlines()]
-    return {name: one["error"] or one["status"] for name, one in zip(objects, answers, strict=True)}
+    statuses = [answer["error"] or answer["status"] for answer in answers]
+    return dict(zip(objects, statuses, strict=True))
 
 
 def test_expressions_say_of_each_state_what_kstatus_says(tmp_path: Path) -> None:
-    found = evaluate(tmp_path, {name: state.object() for name, state in STATES.items()})
-    assert found == {name: state.kstatus for name, state in STATES.items()}
+    statuses = evaluate(tmp_path, {name: state.object() for name, state in STATES.items()})
+    assert statuses == {name: state.kstatus for name, state in STATES.items()}
 
 
 def test_expressions_without_stalled_find_failed_pipelines(tmp_path: Path) -> None:
     failed = {name: state.object() for name, state in STATES.items() if state.kstatus == FAILED}
     del failed["unreadable"]  # has no end
     failed = {
-        name: {**found, "status": without_stalled(found["status"])}
-        for name, found in failed.items()
+        name: {**pipeline, "status": without_stalled(pipeline["status"])}
+        for name, pipeline in failed.items()
     }
     assert set(evaluate(tmp_path, failed).values()) == {FAILED}

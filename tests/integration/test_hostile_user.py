@@ -23,6 +23,7 @@ from support.hostile import (
     with_value,
 )
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.pod_checker import pod_violations
 from support.simulated_kubelet import simulated_kubelet
 
@@ -100,13 +101,16 @@ def attacked(
     ):
         prepare_namespaces(own, victim)
         objects = render(CLUSTER_WIDE, namespace=operator.name)
-        earlier = {
-            one["metadata"]["uid"] for one in workloads(kube)
-        }  # of other tests on this control plane
+        # Other tests on this control plane have left some.
+        earlier = {workload["metadata"]["uid"] for workload in workloads(kube)}
         with running_operator(operator, objects, folder) as log, simulated_kubelet(own):
             run_all(own)
-            print(log.read_text()[-20_000:])  # pytest shows it only where the test fails
-            created = [one for one in workloads(kube) if one["metadata"]["uid"] not in earlier]
+            print(log.read_text()[-20_000:])  # pytest shows it only if the test fails
+            created = [
+                workload
+                for workload in workloads(kube)
+                if workload["metadata"]["uid"] not in earlier
+            ]
             yield Attacked(own, victim, created)
         kube.run("delete", "ft", "--all-namespaces", "--all", "--wait=false")
 
@@ -146,7 +150,9 @@ def run_all(own: KubeNamespace) -> None:
 def has_ended(pipeline: Object) -> bool:
     """Return whether the pipeline has finished, or a stage cannot start: no server can mount the model's volume."""
     status = pipeline.get("status", {})
-    conditions = {one["type"]: one["status"] for one in status.get("conditions", [])}
+    conditions = {
+        condition["type"]: condition["status"] for condition in status.get("conditions", [])
+    }
     return conditions.get("Finished") == "True" or any(
         stage.get("reason") == "SpecInvalid" for stage in status.get("stages", ())
     )
@@ -173,19 +179,14 @@ def hostile_pipeline(number: int, value: str) -> Object:
             path[-1] in {"uri", "file"} and not is_readable_by_pods(path, value)
         ):
             continue
-        if is_valid(changed := with_value(spec, path, value)):
+        changed = with_value(spec, path, value)
+        if is_valid(changed):
             spec = changed
-    meta = {"name": f"p{number}"}
     # Numbers as numbers: the models also read 2e-4, which is text in YAML.
     sent = PipelineSpec.model_validate(spec).model_dump(
         mode="json", by_alias=True, exclude_none=True
     )
-    return {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": meta,
-        "spec": sent,
-    }
+    return pipeline_manifest(f"p{number}", sent)
 
 
 def is_valid(spec: Object) -> bool:
@@ -197,16 +198,23 @@ def is_valid(spec: Object) -> bool:
 
 
 def workloads(kube: Kube) -> list[Object]:
-    found: list[Object] = kube.json("get", WORKLOADS, "--all-namespaces", "-l", MANAGED)["items"]
-    return found
+    items: list[Object] = kube.json("get", WORKLOADS, "--all-namespaces", "-l", MANAGED)["items"]
+    return items
 
 
 def pods_of(attacked: Attacked) -> list[tuple[str, Object]]:
     """Return name and pod spec of each Job, Deployment and pod."""
-    found = [one for one in attacked.workloads if one["kind"] in {"Job", "Deployment"}]
-    templates = [(one["metadata"]["name"], one["spec"]["template"]["spec"]) for one in found]
+    with_template = [
+        workload for workload in attacked.workloads if workload["kind"] in {"Job", "Deployment"}
+    ]
+    templates = [
+        (workload["metadata"]["name"], workload["spec"]["template"]["spec"])
+        for workload in with_template
+    ]
     pods = [
-        (one["metadata"]["name"], one["spec"]) for one in attacked.workloads if one["kind"] == "Pod"
+        (workload["metadata"]["name"], workload["spec"])
+        for workload in attacked.workloads
+        if workload["kind"] == "Pod"
     ]
     return [*templates, *pods]
 
@@ -225,20 +233,20 @@ def test_user_has_no_other_right_in_the_namespace(attacked: Attacked):
 
 def test_hostile_values_reach_every_stage(attacked: Attacked):
     """Without this the other tests of this file might check nothing."""
-    stages = {one["metadata"]["labels"].get("finetune.dev/stage") for one in attacked.workloads} - {
-        None
-    }
+    stages = {
+        workload["metadata"]["labels"].get("finetune.dev/stage") for workload in attacked.workloads
+    } - {None}
     assert stages == {"prepare", "train", "evaluate", "push", "deploy"}
-    assert {one["kind"] for one in attacked.workloads} == {
+    assert {workload["kind"] for workload in attacked.workloads} == {
         *("Job", "Deployment", "Pod", "PersistentVolumeClaim", "Service")
     }
     for number, value in enumerate(VALUES):
         pipeline = attacked.own.get("ft", f"p{number}")
         assert len([text for text in strings(pipeline["spec"]) if text == value]) > 5, value
         jobs = [
-            one
-            for one in attacked.workloads
-            if owner_of(one) == f"p{number}" and one["kind"] == "Job"
+            workload
+            for workload in attacked.workloads
+            if owner_of(workload) == f"p{number}" and workload["kind"] == "Job"
         ]
         # The API server refuses the Job of some values, for example as the name of a variable.
         assert jobs or pipeline["status"]["refusals"], value
@@ -248,41 +256,46 @@ def strings(content: Any) -> Iterator[str]:
     """Yield all strings of a JSON value, and all names of its objects."""
     if isinstance(content, str):
         yield content
-    for child in content if isinstance(content, list) else ():
-        yield from strings(child)
-    for name, child in content.items() if isinstance(content, dict) else ():
-        yield name
-        yield from strings(child)
+    elif isinstance(content, list):
+        for child in content:
+            yield from strings(child)
+    elif isinstance(content, dict):
+        for name, child in content.items():
+            yield name
+            yield from strings(child)
 
 
-def owner_of(one: Object) -> str:
-    return str(one["metadata"].get("ownerReferences", [{"name": ""}])[0]["name"])
+def owner_of(workload: Object) -> str:
+    return str(workload["metadata"].get("ownerReferences", [{"name": ""}])[0]["name"])
 
 
 def test_no_pod_reaches_beyond_its_namespace(attacked: Attacked):
-    assert {
-        name: found for name, pod in pods_of(attacked) if (found := list(pod_violations(pod)))
-    } == {}
+    violations = {name: list(pod_violations(pod)) for name, pod in pods_of(attacked)}
+    assert {name: texts for name, texts in violations.items() if texts} == {}
 
 
 def test_no_object_is_created_elsewhere(attacked: Attacked):
-    assert {one["metadata"]["namespace"] for one in attacked.workloads} == {attacked.own.name}
+    assert {workload["metadata"]["namespace"] for workload in attacked.workloads} == {
+        attacked.own.name
+    }
     assert attacked.victim.run("get", WORKLOADS, "-o", "name") == ""
 
 
 def test_every_object_is_owned_by_a_pipeline_or_is_a_workspace(attacked: Attacked):
-    for one in attacked.workloads:
-        owners = {owner["kind"] for owner in one["metadata"].get("ownerReferences", [])}
-        assert owners <= {"FineTunePipeline", "Job", "ReplicaSet"}, one["metadata"]["name"]
-        assert owners or one["kind"] == "PersistentVolumeClaim", one["metadata"]["name"]
+    for workload in attacked.workloads:
+        owners = {owner["kind"] for owner in workload["metadata"].get("ownerReferences", [])}
+        assert owners <= {"FineTunePipeline", "Job", "ReplicaSet"}, workload["metadata"]["name"]
+        assert owners or workload["kind"] == "PersistentVolumeClaim", workload["metadata"]["name"]
 
 
 def test_services_lead_to_own_servers_only(attacked: Attacked):
-    services = [one["spec"] for one in attacked.workloads if one["kind"] == "Service"]
-    assert {one["type"] for one in services} == {"ClusterIP"}
+    services = [
+        workload["spec"] for workload in attacked.workloads if workload["kind"] == "Service"
+    ]
+    assert {service["type"] for service in services} == {"ClusterIP"}
     own = {
         frozenset({"finetune.dev/server"}),
         frozenset({"finetune.dev/pipeline", "finetune.dev/stage"}),
     }
-    assert {frozenset(one["selector"]) for one in services} == own
-    assert not any(one.keys() & {"externalIPs", "externalName"} for one in services)
+    assert {frozenset(service["selector"]) for service in services} == own
+    assert not any(service.keys() & {"externalIPs", "externalName"} for service in services)

@@ -44,12 +44,12 @@ def apply(namespace, *jobs):
 
 def pods(namespace, phase):
     """The termination message of the pods in this phase, by the name of their Job."""
-    found = json.loads(
+    items = json.loads(
         namespace.run("get", "pods", "-o", "json", f"--field-selector=status.phase={phase}")
     )["items"]
     states = {
         pod["metadata"]["labels"]["job-name"]: pod["status"]["containerStatuses"][0]["state"]
-        for pod in found
+        for pod in items
     }
     return {name: state.get("terminated", {}).get("message", "") for name, state in states.items()}
 
@@ -59,9 +59,8 @@ def test_pod_of_each_stage_leaves_a_valid_result(namespace: KubeNamespace):
         stage: {"finetune.dev/stage": stage, "finetune.dev/identity": IDENTITY} for stage in STAGES
     }
     apply(namespace, *(job(stage, labels[stage]) for stage in STAGES))
-    messages = until(
-        lambda: len(found := pods(namespace, "Succeeded")) == len(STAGES) and found, 60
-    )
+    until(lambda: len(pods(namespace, "Succeeded")) == len(STAGES), 60)
+    messages = pods(namespace, "Succeeded")
     results = {
         name: TerminationMessage.model_validate_json(text).result for name, text in messages.items()
     }

@@ -1,4 +1,4 @@
-"""Every query of the chart's alerts and dashboards asks for what an operator and a stage really serve."""
+"""Every query of the chart's alerts and dashboards asks for metrics that an operator and a stage really serve."""
 
 import pytest
 from support.charts import CLUSTER_WIDE, render
@@ -11,6 +11,7 @@ from support.monitoring import (
     scrape,
 )
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.scenario import ALL_STAGES
 from support.simulated_kubelet import SimulatedKubelet, simulated_kubelet
 from support.stores.servers import free_port
@@ -27,7 +28,9 @@ PROGRESS = {name.removeprefix("finetune_stage_"): 1 for name in METRICS}
 @pytest.fixture(scope="module")
 def labels(control_plane, tmp_path_factory):
     """Metric -> names of its labels, from scrapes of an operator and of a stage."""
-    kube, folder, port = control_plane.kube, tmp_path_factory.mktemp("operator"), free_port()
+    kube = control_plane.kube
+    folder = tmp_path_factory.mktemp("operator")
+    port = free_port()
     install_crd(kube)
     create_growing_class(kube)
     with (
@@ -42,7 +45,7 @@ def labels(control_plane, tmp_path_factory):
             try:
                 scrapes = scrapes_of_a_life(team, kubelet, port)
             finally:
-                print(log.read_text())  # pytest shows it only where the test fails
+                print(log.read_text())  # pytest shows it only if the test fails
     return labels_by_metric(*scrapes, scrape_of_a_stage(folder))
 
 
@@ -52,12 +55,7 @@ def scrapes_of_a_life(team: KubeNamespace, kubelet: SimulatedKubelet, port: int)
     team.run("create", "quota", "none", "--hard=pods=0")
     kubelet.held.add("train")
     spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}}
-    pipeline = {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": {"name": "life"},
-    }
-    driver = PipelineDriver.start(team, {**pipeline, "spec": spec})
+    driver = PipelineDriver.start(team, pipeline_manifest("life", spec))
     driver.until(lambda: "exceeded quota" in driver.stage("prepare").get("message", ""), 120)
     waiting = scrape(port)
     team.run("delete", "quota", "none")
@@ -80,22 +78,21 @@ def test_stage_serves_every_metric_that_is_documented(labels):
 
 def test_every_panel_asks_for_what_is_served(labels):
     expressions = dashboard_expressions()
-    found = {
-        name: wrong
-        for name, query in zip(expressions, parsed(expressions.values()), strict=True)
-        if (wrong := problems(query, labels))
+    queries = parsed(expressions.values())
+    wrong = {
+        name: problems(query, labels) for name, query in zip(expressions, queries, strict=True)
     }
-    assert found == {}
+    assert {name: texts for name, texts in wrong.items() if texts} == {}
     assert len(expressions) > 30
 
 
 def test_every_alert_asks_for_what_is_served(labels):
     rules = alert_rules()
     queries = parsed(rule["expr"] for rule in rules)
-    found = {
+    wrong = {
         rule["alert"]: problems(query, labels) for rule, query in zip(rules, queries, strict=True)
     }
-    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+    assert {name: texts for name, texts in wrong.items() if texts} == {}
 
 
 @pytest.mark.parametrize(
@@ -112,4 +109,4 @@ def test_every_alert_asks_for_what_is_served(labels):
 )
 def test_wrong_query_is_noticed(labels, expression, problem):
     [query] = parsed([expression])
-    assert any(problem in one for one in problems(query, labels))
+    assert any(problem in text for text in problems(query, labels))

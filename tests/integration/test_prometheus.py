@@ -11,6 +11,7 @@ import pytest
 from support.charts import CLUSTER_WIDE, Object, is_monitoring, only, pod, render
 from support.monitoring import ALL_ENABLED, alert_rules, dashboard_expressions, rules_of
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.prometheus_operator import Configuration, configuration, from_here, prometheus_operator
 from support.prometheus_server import Prometheus, prometheus, static
 from support.scenario import ALL_STAGES, Scenario, a_pipeline
@@ -52,19 +53,14 @@ def stuck_pipeline(team: KubeNamespace) -> PipelineDriver:
     create_volume(team, "stuck-workspace")
     team.run("create", "quota", "none", "--hard=pods=0")
     spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}}
-    pipeline = {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": {"name": "stuck"},
-    }
-    return PipelineDriver.start(team, {**pipeline, "spec": spec})
+    return PipelineDriver.start(team, pipeline_manifest("stuck", spec))
 
 
 def stage_pod() -> Object:
-    """Return a pod with the labels, annotations and port of a training attempt's."""
+    """Return a pod with the labels, annotations and port of a training attempt."""
     scenario = Scenario(a_pipeline()).finish()
     [template] = [
-        one.template for one in scenario.cluster.jobs.values() if one.template.stage == "train"
+        job.template for job in scenario.cluster.jobs.values() if job.template.stage == "train"
     ]
     built = build_job(Pipeline(Key("team", "my.model"), "uid-1", 1, a_pipeline()), template)[
         "spec"
@@ -92,7 +88,7 @@ def kwok_pod(name: str, template: Object) -> Object:
 
 @pytest.fixture(scope="module")
 def made(control_plane) -> Iterator[tuple[KubeNamespace, Configuration]]:
-    """A namespace with a pod of the operator and one of a stage, and what the Prometheus Operator makes of the chart.
+    """A namespace with a pod of the operator and a pod of a stage, and the Prometheus Operator's configuration.
 
     The namespace's name is part of the monitors, so that they are of the operator in it.
     """
@@ -102,13 +98,15 @@ def made(control_plane) -> Iterator[tuple[KubeNamespace, Configuration]]:
     ):
         objects = render(ALL_ENABLED, namespace=own.name)
         own.create(kwok_pod("operator", pod(objects)), only(objects, "Service"), stage_pod())
-        yield own, configuration(own, [one for one in objects if is_monitoring(one)])
+        yield own, configuration(own, [manifest for manifest in objects if is_monitoring(manifest)])
 
 
 @pytest.fixture(scope="module")
 def scene(control_plane, made, tmp_path_factory, tiny_model):
     """A Prometheus and the pipeline that is stuck."""
-    kube, folder, port = control_plane.kube, tmp_path_factory.mktemp("prometheus"), free_port()
+    kube = control_plane.kube
+    folder = tmp_path_factory.mktemp("prometheus")
+    port = free_port()
     own, configured = made
     install_crd(kube)
     create_growing_class(kube)
@@ -135,7 +133,9 @@ def test_alert_fires_while_a_stage_is_stuck_and_ends_with_it(
     """No other pipeline of this operator waits, so nothing else may fire. It leads, and no queue is long."""
     server, driver = scene
     fired = until(lambda: server.firing(WAITING), 300, driver.describe)
-    assert [(one["stage"], one["reason"]) for one in fired] == [("prepare", "WaitingForQuota")]
+    assert [(alert["stage"], alert["reason"]) for alert in fired] == [
+        ("prepare", "WaitingForQuota")
+    ]
     others = {rule["alert"] for rule in alert_rules()} - {WAITING}
     assert [name for name in others if server.firing(name)] == []
     driver.namespace.run("delete", "quota", "none")
@@ -162,19 +162,19 @@ def test_training_process_is_scraped(scene: tuple[Prometheus, PipelineDriver]):
 def test_prometheus_operator_takes_every_rule(made: tuple[KubeNamespace, Configuration]):
     own, configured = made
     rules = rules_of(render(ALL_ENABLED, namespace=own.name))
-    assert [one["alert"] for one in rules] == [one["alert"] for one in alert_rules()]
+    assert [rule["alert"] for rule in rules] == [rule["alert"] for rule in alert_rules()]
     assert configured.rules == rules
 
 
 def test_service_monitor_finds_the_operator(scene: tuple[Prometheus, PipelineDriver]):
     server, driver = scene
-    [found] = until(
+    [target] = until(
         lambda: server.targets("serviceMonitor/watched-operator/finetune-operator/0"),
         120,
         driver.describe,
     )
-    assert found["scrapeUrl"].endswith(":8080/metrics")
-    labels = {name: found["labels"][name] for name in ("job", "namespace", "pod")}
+    assert target["scrapeUrl"].endswith(":8080/metrics")
+    labels = {name: target["labels"][name] for name in ("job", "namespace", "pod")}
     assert labels == {
         "job": "finetune-operator-metrics",
         "namespace": "watched-operator",
@@ -186,10 +186,10 @@ def test_pod_monitor_finds_a_stage_and_names_its_pipeline(scene: tuple[Prometheu
     """A pipeline's name may have dots, and its annotation has the whole of it."""
     server, driver = scene
     pool = "podMonitor/watched-operator/finetune-operator-stages/0"
-    [found] = until(lambda: server.targets(pool), 120, driver.describe)
-    assert found["scrapeUrl"].endswith(":8080/metrics")
+    [target] = until(lambda: server.targets(pool), 120, driver.describe)
+    assert target["scrapeUrl"].endswith(":8080/metrics")
     assert {
-        name: found["labels"][name] for name in ("pipeline", "attempt", "namespace", "pod")
+        name: target["labels"][name] for name in ("pipeline", "attempt", "namespace", "pod")
     } == {
         "pipeline": "my.model",
         "attempt": "1",
@@ -199,7 +199,7 @@ def test_pod_monitor_finds_a_stage_and_names_its_pipeline(scene: tuple[Prometheu
 
 
 def test_every_panel_shows_what_was_scraped(scene: tuple[Prometheus, PipelineDriver]):
-    """A query may be well-formed and fail, for example where one series matches many.
+    """A query may be well-formed and fail, for example if one series matches many.
 
     Here are no GPUs, and at the end nothing waits. Nothing was evicted or has failed, so those series are 0.
     """

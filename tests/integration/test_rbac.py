@@ -1,4 +1,4 @@
-"""The operator's process with exactly the RBAC rights of the chart: it works where it has them, and only there."""
+"""The operator's process with exactly the RBAC rights of the chart: it works only in namespaces that grant them."""
 
 import json
 from collections.abc import Iterator

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.charts import CLUSTER_WIDE, Object, of_kind, render
+from support.charts import CLUSTER_WIDE, Object, grants, of_kind, render
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.scenario import ALL_STAGES
 from support.simulated_kubelet import SimulatedKubelet, simulated_kubelet
 from support.volumes import GROWING, create_growing_class, create_volume, wait_bound
@@ -71,7 +72,7 @@ def requests(audited: Provider, tmp_path_factory: pytest.TempPathFactory) -> lis
                 live_a_whole_life(team, kubelet)
                 repair_an_unreadable_pipeline(team)
             finally:
-                print(log.read_text())  # pytest shows it only where the test fails
+                print(log.read_text())  # pytest shows it only if the test fails
         return requests_of(audited.folder / AUDIT_LOG, ACCOUNT)
 
 
@@ -86,9 +87,8 @@ def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:
     kubelet.held.add("train")
     driver = PipelineDriver.start(team, manifest("life"))
     wait_bound(team, "life-workspace")
-    driver.until(
-        lambda: "exceeded quota" in driver.stage("prepare").get("message", "")
-    )  # known from an event only
+    # The operator knows the quota only from an event.
+    driver.until(lambda: "exceeded quota" in driver.stage("prepare").get("message", ""))
     team.run("delete", "quota", "none")
     kubelet.evict("train")
     driver.until(lambda: len(driver.stage("train")["attempts"]) == 2)
@@ -108,13 +108,7 @@ def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:
 
 def manifest(name: str, **changes: Object) -> Object:
     spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}, **changes}
-    meta = {"name": name}
-    return {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": meta,
-        "spec": spec,
-    }
+    return pipeline_manifest(name, spec)
 
 
 def edit_and_grow(driver: PipelineDriver) -> None:
@@ -153,8 +147,8 @@ def repair_an_unreadable_pipeline(team: KubeNamespace) -> None:
 
 def requests_of(log: Path, user: str) -> list[Object]:
     """Return the audit events of a user that concern resources."""
-    found = [json.loads(line) for line in log.read_text().splitlines()]
-    return [one for one in found if one["user"]["username"] == user and "objectRef" in one]
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    return [event for event in events if event["user"]["username"] == user and "objectRef" in event]
 
 
 def right_of(request: Object) -> Right:
@@ -168,22 +162,21 @@ def granted() -> set[Right]:
     operators = [
         role for role in roles if not role["metadata"]["name"].endswith(("-view", "-edit"))
     ]
-    return {
-        (group, resource, verb)
-        for role in operators
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
+    return set(grants(operators))
 
 
 def test_every_right_of_the_chart_is_used(requests: list[Object]):
-    assert granted() - {right_of(one) for one in requests} == set(UNUSED)
+    assert granted() - {right_of(request) for request in requests} == set(UNUSED)
 
 
 def test_operator_sends_no_request_without_a_right(requests: list[Object]):
-    used = {right_of(one) for one in requests if one["objectRef"]["resource"] not in EVERY_USER}
+    used = {
+        right_of(request)
+        for request in requests
+        if request["objectRef"]["resource"] not in EVERY_USER
+    }
     assert used - granted() == set()
-    forbidden = [one for one in requests if one.get("responseStatus", {}).get("code") == 403]
+    forbidden = [
+        request for request in requests if request.get("responseStatus", {}).get("code") == 403
+    ]
     assert forbidden == []

@@ -94,7 +94,8 @@ def registry(tmp_path: Path) -> Iterator[RegistryServer]:
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file with the arguments of each call of docker; its folder is the first of PATH."""
-    programs, log = tmp_path / "programs", tmp_path / "calls"
+    programs = tmp_path / "programs"
+    log = tmp_path / "calls"
     programs.mkdir()
     (programs / "helm").symlink_to(binaries.program("helm"))
     (programs / "uv").symlink_to(shutil.which("false"))  # `offline` writes no bill of materials
@@ -181,18 +182,17 @@ def test_images_are_built_for_two_platforms_and_attested(
 def test_bill_of_materials_lists_every_tested_package(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    if not shutil.which(
-        "uv", path=(path := f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    ):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    if not shutil.which("uv", path=path):
         missing("uv is not installed: pip install uv")
     monkeypatch.setenv("PATH", path)
     release = RELEASE.Release("example.org", VERSION, checkout)
     release.dist.mkdir()
     RELEASE.write_bill_of_materials(release)
     [file] = release.dist.glob("*.cdx.json")
-    found = json.loads(file.read_text())
-    assert found["bomFormat"] == "CycloneDX"
-    listed = {f"{one['name']}=={one['version']}" for one in found["components"]}
+    bill = json.loads(file.read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    listed = {f"{component['name']}=={component['version']}" for component in bill["components"]}
     assert listed == set((ROOT / "constraints.txt").read_text().split())
 
 

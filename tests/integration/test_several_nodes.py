@@ -1,6 +1,6 @@
 """Training on several nodes with the chart's rights and policies on an API server with its controllers; KWOK's nodes.
 
-Where a kubelet would end a pod, the test writes its status: KWOK removes deleted pods at once.
+If a kubelet would end a pod, the test writes its status: KWOK removes deleted pods at once.
 """
 
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.charts import CLUSTER_WIDE, render
 from support.operator_process import install_crd, running_operator
+from support.pipeline_objects import pipeline_manifest
 from support.scenario import ALL_STAGES
 from support.simulated_kubelet import SimulatedKubelet
 
@@ -49,41 +50,42 @@ def start(namespace: KubeNamespace, gpus: int = 1, **train: Object | int) -> Pip
         "workspace": {"size": "1Gi", "accessMode": "ReadWriteMany"},
         "train": merged({"nodes": 2, "pod": pod}, train),
     }
-    manifest = {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": {"name": "wide"},
-    }
-    return PipelineDriver.start(namespace, {**manifest, "spec": {**spec, **more}})
+    return PipelineDriver.start(namespace, pipeline_manifest("wide", {**spec, **more}))
 
 
 def conditions(driver: PipelineDriver, attempt: int) -> dict[str, str]:
     """Return the reason of each condition of the Job of an attempt."""
     jobs = {job["metadata"]["labels"]["finetune.dev/attempt"]: job for job in driver.jobs("train")}
-    found = jobs[str(attempt)]["status"].get("conditions", [])
-    return {one["type"]: one.get("reason", "") for one in found if one["status"] == "True"}
+    job_conditions = jobs[str(attempt)]["status"].get("conditions", [])
+    return {
+        condition["type"]: condition.get("reason", "")
+        for condition in job_conditions
+        if condition["status"] == "True"
+    }
 
 
 def live_pods(driver: PipelineDriver, attempt: int) -> list[str]:
     """Return the names of the pods of an attempt that have not ended."""
     selector = f"finetune.dev/stage=train,finetune.dev/attempt={attempt}"
-    found = json.loads(driver.namespace.run("get", "pods", "-l", selector, "-o", "json"))["items"]
+    items = json.loads(driver.namespace.run("get", "pods", "-l", selector, "-o", "json"))["items"]
     return [
         pod["metadata"]["name"]
-        for pod in found
+        for pod in items
         if pod["status"]["phase"] not in {"Succeeded", "Failed"}
     ]
 
 
 def test_eviction_of_one_pod_ends_the_attempt_and_all_pods(team: KubeNamespace):
-    driver, kubelet = start(team), SimulatedKubelet(team)
+    driver = start(team)
+    kubelet = SimulatedKubelet(team)
     driver.wait_state("train", "Running", seconds=120)
     service = team.get("service", "wide-train")
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == (
         "None",
         True,
     )
-    [first], [second] = kubelet.running("train", 0), kubelet.running("train", 1)
+    [first] = kubelet.running("train", 0)
+    [second] = kubelet.running("train", 1)
     assert {pod["spec"]["subdomain"] for pod in (first, second)} == {"wide-train"}
     assert first["spec"]["hostname"] == f"{driver.jobs('train')[0]['metadata']['name']}-0"
 
@@ -101,11 +103,14 @@ def test_eviction_of_one_pod_ends_the_attempt_and_all_pods(team: KubeNamespace):
 
 def test_success_of_the_first_pod_ends_the_others(team: KubeNamespace):
     """A worker that hangs at its end holds its GPUs no longer."""
-    driver, kubelet = start(team), SimulatedKubelet(team)
+    driver = start(team)
+    kubelet = SimulatedKubelet(team)
     driver.wait_state("train", "Running", seconds=120)
     kubelet.succeed("train", 0)
     status = driver.wait_finished(seconds=120)
-    assert [one["outcome"] for one in status["stages"]["train"]["attempts"]] == ["Succeeded"]
+    assert [attempt["outcome"] for attempt in status["stages"]["train"]["attempts"]] == [
+        "Succeeded"
+    ]
     driver.until(lambda: conditions(driver, 1).get("Complete") == "SuccessPolicy")
     assert live_pods(driver, 1) == []
 

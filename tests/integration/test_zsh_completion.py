@@ -10,7 +10,8 @@ import pytest
 from support.installed_command import install
 
 SECONDS = 30.0
-TAB, SHOW = "\t", "\x18"
+TAB = "\t"
+SHOW = "\x18"
 SETUP = """\
 autoload -Uz compinit && compinit -u -D
 eval "$(finetune completion zsh)"
@@ -55,9 +56,11 @@ class Zsh:
 
     def _next_line(self, before):
         deadline = time.monotonic() + SECONDS
-        while len(lines := self.typed.read_text().splitlines()) <= before:
+        lines = self.typed.read_text().splitlines()
+        while len(lines) <= before:
             assert time.monotonic() < deadline, "zsh does not answer"
             time.sleep(0.02)
+            lines = self.typed.read_text().splitlines()
         return lines[before]
 
 

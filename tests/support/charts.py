@@ -1,7 +1,9 @@
 """Render the chart with several sets of values, without a cluster."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import yaml
 
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE, helm
@@ -151,8 +153,9 @@ EVERYTHING: Object = {
     },
     "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
 }
-"""Every value of the chart, each different from its default, except where the default switches a part on."""
+"""Every value of the chart, each different from its default, except if the default switches a part on."""
 VARIANTS = {"cluster-wide": CLUSTER_WIDE, "namespaced": NAMESPACED, "everything": EVERYTHING}
+every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 
 
 def render_text(
@@ -168,23 +171,40 @@ def render_text(
 
 def render(values: Object, release: str = RELEASE, namespace: str = NAMESPACE) -> list[Object]:
     """Return the objects of the chart rendered with a values file."""
-    return [one for one in yaml.safe_load_all(render_text(values, release, namespace)) if one]
+    return [
+        manifest
+        for manifest in yaml.safe_load_all(render_text(values, release, namespace))
+        if manifest
+    ]
 
 
 def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
     """Return the objects of some kinds."""
-    return [one for one in objects if one["kind"] in kinds]
+    return [manifest for manifest in objects if manifest["kind"] in kinds]
+
+
+def names(objects: list[Object], *kinds: str) -> set[str]:
+    """Return the names of all objects of the kinds."""
+    return {manifest["metadata"]["name"] for manifest in of_kind(objects, *kinds)}
+
+
+def grants(roles: list[Object]) -> Iterator[tuple[str, str, str]]:
+    """Yield API group, resource and verb of every right that the roles grant."""
+    for rule in (rule for role in roles for rule in role["rules"]):
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                yield from ((group, resource, verb) for verb in rule["verbs"])
 
 
 def only(objects: list[Object], kind: str) -> Object:
     """Return the only object of a kind; raises ValueError if there are none or several."""
-    (found,) = of_kind(objects, kind)
-    return found
+    (manifest,) = of_kind(objects, kind)
+    return manifest
 
 
-def is_monitoring(one: Object) -> bool:
+def is_monitoring(manifest: Object) -> bool:
     """Return whether an object is of the Prometheus Operator, whose CRDs are not part of Kubernetes."""
-    return str(one["apiVersion"]).startswith("monitoring.coreos.com/")
+    return str(manifest["apiVersion"]).startswith("monitoring.coreos.com/")
 
 
 def pod(objects: list[Object]) -> Object:
@@ -195,8 +215,8 @@ def pod(objects: list[Object]) -> Object:
 
 def container(objects: list[Object]) -> Object:
     """Return the only container of that pod template."""
-    (found,) = pod(objects)["spec"]["containers"]
-    return dict(found)
+    (operator,) = pod(objects)["spec"]["containers"]
+    return dict(operator)
 
 
 def options(objects: list[Object]) -> dict[str, str]:

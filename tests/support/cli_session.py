@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 import yaml
-from support.fake_api_server import FakeApiServer
+from support.fake_api_objects import FakeApiServer
 from support.scenario import ALL_STAGES, Scenario, merged
 
 from finetune_cli.__main__ import main

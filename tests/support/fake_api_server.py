@@ -3,206 +3,17 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import yaml
-from pydantic import ValidationError
-from support.pods import a_job, a_pod, controller_reference, job_condition, running, terminated
-from support.scenario import Scenario, merged
+from support.fake_api_objects import PIPELINES, ErrorResponse, FakeApiServer, Object
 
-from finetune_operator.api.spec import PipelineSpec
-from finetune_operator.core.metadata import STAGE_CONTAINER
-from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.resources.server import SERVING_ANNOTATION
-from finetune_operator.memory import MemoryJob, StoredPipeline
-
-Object = dict[str, Any]
-PIPELINES = "finetunepipelines"
-
-
-class FakeApiServer:
-    """The objects that the server returns, and the errors that it injects."""
-
-    def __init__(self) -> None:
-        self.scenarios: dict[Key, Scenario] = {}
-        self.deleted_pods: set[str] = set()
-        """Jobs whose pods no longer exist."""
-        self.nodes: dict[str, str] = {}
-        """Job -> the node of its pod; spot-1 where absent."""
-        self.logs: dict[str, list[str]] = {}
-        """Job -> the lines that its process has written."""
-        self.interrupted_logs: list[str] = []
-        """Jobs whose log connection breaks once, after the first line."""
-        self.kubelet_messages: dict[str, str] = {}
-        """Job -> what the kubelet writes once in place of its log, without a timestamp."""
-        self.on_eviction: Callable[[str, str], None] = lambda _job, _how: None
-        """Called with the Job of a pod that was evicted (`evict`) or deleted (`kill`)."""
-        self.disruption_budgets: list[str] = []
-        """Messages of PodDisruptionBudgets that forbid every eviction."""
-        self.admission_without_dry_run = False
-        """Whether an admission webhook refuses requests with dryRun."""
-        self.forbidden: set[tuple[str, str]] = set()
-        """Verbs and resources that RBAC forbids."""
-        self.installed = True
-        """Whether the CRD is installed."""
-        self.missing_namespaces: set[str] = set()
-        self.last_applied: dict[Key, Object] = {}
-        self.admission_error = ""
-        """The message with which a webhook rejects every change."""
-        self.requests: list[str] = []
-        """Method and path of every request."""
-        self.unavailable = 0
-        """So many of the next responses are 503."""
-
-    def add(self, scenario: Scenario, namespace: str = "team") -> Scenario:
-        """Serve the pipeline of a scenario."""
-        self.scenarios[Key(namespace, scenario.key.name)] = scenario
-        return scenario
-
-    def pipeline(self, key: Key) -> Object:
-        """Return the pipeline object."""
-        scenario = self.scenarios[key]
-        stored: StoredPipeline = scenario.cluster.pipelines[scenario.key]
-        annotations = dict(stored.annotations)
-        if key in self.last_applied:
-            annotations["kubectl.kubernetes.io/last-applied-configuration"] = json.dumps(
-                self.last_applied[key]
-            )
-        return {
-            "apiVersion": "finetune.dev/v1alpha1",
-            "kind": "FineTunePipeline",
-            "metadata": {
-                "name": key.name,
-                "namespace": key.namespace,
-                "uid": stored.uid,
-                "generation": stored.generation,
-                "resourceVersion": str(stored.version),
-                "annotations": annotations,
-                "managedFields": [{"manager": "flux", "operation": "Apply"}],
-            },
-            "spec": json.loads(stored.spec),
-            "status": json.loads(stored.status),
-        }
-
-    def patch(self, key: Key, body: Object, query: dict[str, str], kind: str) -> Object:
-        """Patch a pipeline and return it; with `dryRun`, return the patched object only. Raises ErrorResponse."""
-        if self.admission_error:
-            raise ErrorResponse(422, "Invalid", self.admission_error)
-        if key.namespace in self.missing_namespaces:
-            raise ErrorResponse(404, "NotFound", f'namespaces "{key.namespace}" not found')
-        exists = key in self.scenarios
-        before = (
-            self.pipeline(key)
-            if exists
-            else {"metadata": {"uid": "dry", "generation": 1}, "spec": {}}
-        )
-        replaces = kind.startswith("application/apply") or not exists
-        spec = body.get("spec", {}) if replaces else merged(before["spec"], body.get("spec", {}))
-        try:
-            parsed = PipelineSpec.model_validate(spec)
-        except ValidationError as error:
-            raise ErrorResponse(422, "Invalid", f"spec: {error.errors()[0]['msg']}") from error
-        if query.get("dryRun"):
-            meta = {**before["metadata"], "name": key.name, "namespace": key.namespace}
-            return {**before, "metadata": meta, "spec": spec}
-        scenario = self.scenarios[key]
-        scenario.cluster.edit(scenario.key, parsed)
-        for name, value in body.get("metadata", {}).get("annotations", {}).items():
-            scenario.cluster.annotate(scenario.key, name, value)
-        scenario.reconcile_until_stable()
-        return self.pipeline(key)
-
-    def job(self, namespace: str, name: str) -> Object | None:
-        """Return a Job, or None where it does not exist."""
-        found = self._jobs(namespace).get(name)
-        if found is None:
-            return None
-        conditions = {
-            JobState.COMPLETE: [job_condition("Complete")],
-            JobState.FAILED: [job_condition("Failed")],
-        }
-        return a_job(
-            *conditions.get(found.observed.state, []),
-            name=name,
-            ownerReferences=[{"uid": found.owner}],
-        )
-
-    def deployment(self, namespace: str, name: str) -> Object | None:
-        """Return the Deployment of an attempt whose server is starting; None for all others."""
-        found = self._jobs(namespace).get(name)
-        if found is None or not (found.live and found.template.serving):
-            return None
-        annotations = {SERVING_ANNOTATION: json.dumps(asdict(found.template.serving))}
-        labels, owners = found.template.labels, [{"uid": found.owner}]
-        job = a_job(name=name, labels=labels, annotations=annotations, ownerReferences=owners)
-        return {**job, "spec": {"replicas": 1}, "status": {}}
-
-    def pods(self, namespace: str) -> Iterator[Object]:
-        """Yield all pods that exist in a namespace."""
-        for name, job in self._jobs(namespace).items():
-            if name not in self.deleted_pods:
-                yield self._pod(namespace, name, job)
-
-    def pod(self, namespace: str, name: str) -> Object:
-        """Return a pod; raises ErrorResponse where it does not exist."""
-        found = next((pod for pod in self.pods(namespace) if pod["metadata"]["name"] == name), None)
-        if found is None:
-            raise ErrorResponse(404, "NotFound", f'pods "{name}" not found')
-        return found
-
-    def progress(self, namespace: str, job: str) -> Object:
-        """Return what the process of a Job reports at /progress; raises ErrorResponse while it does not answer."""
-        found = self._jobs(namespace)[job].observed.progress
-        if found is None:
-            raise ErrorResponse(
-                503, "ServiceUnavailable", "error trying to reach service: connection refused"
-            )
-        progress: Object = json.loads(found.model_dump_json(by_alias=True, exclude_none=True))
-        return progress
-
-    def _jobs(self, namespace: str) -> dict[str, MemoryJob]:
-        return {
-            name: job
-            for key, scenario in self.scenarios.items()
-            if key.namespace == namespace
-            for name, job in scenario.cluster.jobs.items()
-        }
-
-    def _pod(self, namespace: str, name: str, job: MemoryJob) -> Object:
-        match job.observed.state:
-            case JobState.WAITING:
-                pod = a_pod(None, phase="Pending")
-            case JobState.RUNNING:
-                pod = a_pod(running())
-            case JobState.COMPLETE | JobState.FAILED:
-                succeeded = job.observed.state is JobState.COMPLETE
-                pod = a_pod(
-                    terminated(job.observed.exit_code or 0),
-                    phase="Succeeded" if succeeded else "Failed",
-                )
-        pod["metadata"] |= {"name": f"{name}-xyz", "namespace": namespace, "uid": f"uid-{name}"}
-        pod["metadata"]["ownerReferences"] = [controller_reference("Job", name)]
-        pod["metadata"]["labels"] = {**job.template.labels, "batch.kubernetes.io/job-name": name}
-        pod["spec"]["containers"] = [{"name": STAGE_CONTAINER}]
-        pod["spec"]["nodeName"] = self.nodes.get(name, "spot-1") if job.observed.started_at else ""
-        return pod
-
-
-class ErrorResponse(Exception):
-    """A response with an error status."""
-
-    def __init__(
-        self, status: int, reason: str, message: str, causes: list[Object] | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.causes = status, reason, causes or []
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -225,21 +36,20 @@ class _Handler(BaseHTTPRequestHandler):
         self._handle("DELETE")
 
     def _handle(self, method: str) -> None:
-        api, url = self.server.api, urlsplit(self.path)
+        api = self.server.api
+        url = urlsplit(self.path)
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         api.requests.append(f"{method} {self.path}")
         try:
             self._authenticate()
             path = [part for part in url.path.split("/") if part]
-            response = self._route(
-                method, path, dict(parse_qsl(url.query)), json.loads(body) if body else {}
-            )
+            content: Object = json.loads(body) if body else {}
+            response = self._route(method, path, dict(parse_qsl(url.query)), content)
         except ErrorResponse as error:
-            status = {"kind": "Status", "reason": error.reason, "message": str(error)}
-            self._send(
-                {**status, "details": {"causes": error.causes}} if error.causes else status,
-                error.status,
-            )
+            status: Object = {"kind": "Status", "reason": error.reason, "message": str(error)}
+            if error.causes:
+                status["details"] = {"causes": error.causes}
+            self._send(status, error.status)
         else:
             if response is not None:  # a log was already sent
                 self._send(response, 200)
@@ -255,12 +65,18 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(
         self, method: str, path: list[str], query: dict[str, str], body: Object
     ) -> Object | None:
-        group, rest = (path[1], path[3:]) if path[0] == "apis" else ("", path[2:])
-        namespace, rest = (rest[1], rest[2:]) if rest[0] == "namespaces" else ("", rest)
+        group = ""
+        rest = path[2:]  # after /api/v1
+        if path[0] == "apis":
+            group = path[1]
+            rest = path[3:]
+        namespace = ""
+        if rest[0] == "namespaces":
+            namespace = rest[1]
+            rest = rest[2:]
         plural, name, subresource = (*rest, "", "")[:3]
-        self._authorize(
-            method, group, f"{plural}/{subresource}" if subresource else plural, name, namespace
-        )
+        resource = f"{plural}/{subresource}" if subresource else plural
+        self._authorize(method, group, resource, name, namespace)
         match plural, name, subresource:
             case "finetunepipelines", "", "":
                 keys = [
@@ -273,7 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._pipeline(method, Key(namespace, name), query, body)
             case "jobs" | "deployments", _, "":
                 get = self.server.api.job if plural == "jobs" else self.server.api.deployment
-                if child := get(namespace, name):
+                child = get(namespace, name)
+                if child:
                     return child
             case "pods", _, _:
                 return self._pods(method, namespace, name, subresource, {**query, **body})
@@ -323,7 +140,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise ErrorResponse(403, "Forbidden", f'{message}in API group "{group}" {scope}')
 
     def _end_pod(self, pod: Object, method: str, given: Object) -> Object:
-        api, options = self.server.api, given if method == "DELETE" else given["deleteOptions"]
+        api = self.server.api
+        options = given if method == "DELETE" else given["deleteOptions"]
         if api.admission_without_dry_run and given.get("dryRun"):
             raise ErrorResponse(400, "BadRequest", "admission webhook does not support dry run")
         if options.get("preconditions", {}).get("uid") != pod["metadata"]["uid"]:
@@ -355,11 +173,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        if message := self.server.api.kubelet_messages.pop(job, ""):
+        message = self.server.api.kubelet_messages.pop(job, "")
+        if message:
             self._chunk(message.encode())
             self._chunk(b"")
             return
-        sent, deadline = 0, time.monotonic() + 20
+        sent = 0
+        deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             is_running = query.get("follow") == "true" and self._is_running(job)
             lines = self.server.api.logs.get(job, [])
@@ -379,26 +199,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(text):x}\r\n".encode() + text + b"\r\n")
 
     def _is_running(self, job: str) -> bool:
-        found = [
+        jobs = [
             scenario.cluster.jobs[job]
             for scenario in self.server.api.scenarios.values()
             if job in scenario.cluster.jobs
         ]
-        return bool(found) and found[0].live
+        return bool(jobs) and jobs[0].live
 
     def _send(self, response: Object, status: int) -> None:
-        is_plain_text = (
-            status == 404 and not response["reason"]
-        )  # as for a resource that is not installed
-        text = (
-            response["message"].encode()
-            if is_plain_text
-            else json.dumps(response, sort_keys=True).encode()
-        )
+        text = json.dumps(response, sort_keys=True)
+        # The path of a resource that is not installed is answered in plain text.
+        if status == 404 and not response["reason"]:
+            text = response["message"]
+        content = text.encode()
         self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(text)
+        self.wfile.write(content)
 
 
 def _list(items: list[Object]) -> Object:
@@ -432,7 +249,7 @@ def serving() -> Iterator[tuple[FakeApiServer, str]]:
 
 
 def kubeconfig(url: str, **namespaces: str | None) -> str:
-    """Return a kubeconfig with a context for each namespace, the first being the current one.
+    """Return a kubeconfig with a context for each namespace; the first is the current context.
 
     Two more contexts fail: `unreachable` has no server, and the user of `unauthorized` has a wrong token.
     """

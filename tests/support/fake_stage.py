@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 config = json.loads(os.environ["FINETUNE_CONFIG"])
-stage, identity = config["stage"], config["identity"]
+stage = config["stage"]
+identity = config["identity"]
 folder = Path(os.environ["FINETUNE_WORKSPACE"]) / stage / identity
 folder.mkdir(parents=True, exist_ok=True)
 steps = int(os.environ.get("STEPS", "10"))

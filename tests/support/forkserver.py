@@ -41,11 +41,11 @@ class ForkServer:
     def start(self, config: Any, environment: Any, log: Path, **options: object) -> "ForkedStage":
         """Start the config's stage, which appends its output to `log`.
 
-        `options` may limit its file system: `slow_disk`, seconds that an fsync takes, `slow_names`, those that a rename
-        or a new link takes, `largest_file`, bytes, and `exchange=False`. `constants` sets module constants by their
-        full names. `freeze`, a function's full name and a number, stops the process before that call of it.
+        `options` may limit its file system: `slow_disk`, seconds that an fsync takes, `slow_names`, seconds that a
+        rename or a new link takes, `largest_file`, bytes, and `exchange=False`. `constants` sets module constants by
+        their full names. `freeze`, a function's full name and a number, stops the process before that call of it.
         `locks=False` is a file system without locks. To the file `tokenized`, each tokenized text is appended.
-        `ranks` processes train together. `processes` is the number of those that tokenize, however little there is.
+        `ranks` processes train together. `processes` is the number of processes that tokenize, however little there is.
         """
         variables = environment.variables() | {
             "FINETUNE_CONFIG": config.model_dump_json(by_alias=True)
@@ -69,7 +69,9 @@ class ForkedStage:
     """A running stage."""
 
     def __init__(self, pid: int, server: ForkServer, log: Path) -> None:
-        self.pid, self._server, self.log = pid, server, log
+        self.pid = pid
+        self._server = server
+        self.log = log
 
     def kill(self, number: int = signal.SIGTERM) -> None:
         """Send a signal; do nothing if the process has ended."""
@@ -79,7 +81,7 @@ class ForkedStage:
             return
 
     def other_ranks(self) -> list[int]:
-        """Return the pids of the processes that train beside this one."""
+        """Return the pids of the processes that train beside this process."""
         try:
             return [
                 int(pid)

@@ -9,8 +9,10 @@ from support.built_objects import ROOT, load_manifest
 
 Object = dict[str, Any]
 Path = tuple[str | int, ...]
-KEY, FREE = "<key>", "hostPath"
-"""Last element of a path: the name of an entry of a map, a field of an object whose content the CRD leaves open."""
+KEY = "<key>"
+"""Last element of a path: the name of an entry of a map."""
+FREE = "hostPath"
+"""Last element of a path: a field of an object whose content the CRD leaves open."""
 LISTS = {
     "env",
     "envFrom",
@@ -57,15 +59,17 @@ def string_fields(schema: Mapping[str, Any], sample: Any, path: Path = ()) -> It
 
     An item of a list has the index 0, and the name of a map's entry is KEY. An entry itself has its name in the sample.
     """
-    for name, one in schema.get("properties", {}).items():
-        yield from string_fields(one, (sample or {}).get(name), (*path, name))
+    for name, field in schema.get("properties", {}).items():
+        yield from string_fields(field, (sample or {}).get(name), (*path, name))
     if schema.get("x-kubernetes-preserve-unknown-fields"):
         yield (*path, FREE)
-    if values := schema.get("additionalProperties"):
+    values = schema.get("additionalProperties")
+    if values:
         yield (*path, KEY)
         name = next(iter(sample or {"entry": None}))
         yield from string_fields(values, (sample or {}).get(name), (*path, name))
-    if items := schema.get("items"):
+    items = schema.get("items")
+    if items:
         yield from string_fields(items, next(iter(sample or ()), None), (*path, 0))
     if (
         schema.get("type") == "string" or schema.get("x-kubernetes-int-or-string")
@@ -77,27 +81,28 @@ def spec_schema() -> Object:
     """Return the schema of the spec in the CRD."""
     crd = yaml.safe_load((ROOT / "crds" / "finetunepipelines.yaml").read_text())
     [version] = crd["spec"]["versions"]
-    found: Object = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return found
+    spec: Object = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return spec
 
 
 def full_spec() -> Object:
     """Return a spec in which every field is set, and every stage has a program of the user."""
-    found: Object = load_manifest(ROOT / "tests" / "data" / "everything.yaml")["spec"]
-    return found
+    spec: Object = load_manifest(ROOT / "tests" / "data" / "everything.yaml")["spec"]
+    return spec
 
 
 def trainers_spec() -> Object:
-    """Return the same spec, where the trainer runs all stages and the operator creates the workspace."""
+    """Return the same spec, in which the trainer runs all stages and the operator creates the workspace."""
     spec = full_spec()
     del spec["workspace"]["existingClaim"]
-    for stage in (one for one in spec.values() if isinstance(one, dict) and "pod" in one):
-        del stage["pod"]["image"], stage["pod"]["command"], stage["pod"]["args"]
+    for field in spec.values():
+        if isinstance(field, dict) and "pod" in field:
+            del field["pod"]["image"], field["pod"]["command"], field["pod"]["args"]
     return spec
 
 
 def with_value(spec: Object, path: Path, value: str) -> Object:
-    """Return a copy of the spec with the value at the path, or as the name of a map's entry where the path ends so."""
+    """Return a copy of the spec with the value at the path. If the path ends in KEY, the value names a map's entry."""
     changed = copy.deepcopy(spec)
     *parents, last = path
     target: Any = changed
@@ -113,7 +118,7 @@ def with_value(spec: Object, path: Path, value: str) -> Object:
 
 
 def _child(target: Any, name: str | int) -> Any:
-    """Return a child of a list or an object, which is created where it is absent; items are created as objects."""
+    """Return a child of a list or an object, which is created if it is absent; items are created as objects."""
     if isinstance(target, list):
         if not target:
             target.append({})

@@ -29,7 +29,7 @@ def kstatus_of(pipeline: dict[str, Any]) -> str:
 
 @cache
 def _process() -> subprocess.Popen[str]:
-    """Start the process. It ends with this one, whose end closes its standard input."""
+    """Start the process. It ends with this process, because its standard input is then closed."""
     return subprocess.Popen(
         [program("kstatus")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -83,7 +83,7 @@ def rules_of(objects: list[Object]) -> list[Object]:
 def dashboard_expressions() -> dict[str, str]:
     """Return the expressions of all panels by dashboard, panel and letter, and of variables by dashboard and name."""
     maps = of_kind(render(ALL_ENABLED), "ConfigMap")
-    boards = [json.loads(text) for one in maps for text in one["data"].values()]
+    boards = [json.loads(text) for config_map in maps for text in config_map["data"].values()]
     variables = {
         f"{board['title']}: ${variable['name']}": without_variables(
             values_of_label(variable["query"]["query"])
@@ -102,9 +102,9 @@ def dashboard_expressions() -> dict[str, str]:
 
 def values_of_label(query: str) -> str:
     """Return Grafana's label_values(SELECTOR, LABEL) in PromQL."""
-    found = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
-    assert found, f"{query!r} is no label_values(SELECTOR, LABEL)"
-    return f"count by ({found[2]}) ({found[1]})"
+    match = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
+    assert match, f"{query!r} is no label_values(SELECTOR, LABEL)"
+    return f"count by ({match[2]}) ({match[1]})"
 
 
 def without_variables(expression: str) -> str:
@@ -115,7 +115,7 @@ def without_variables(expression: str) -> str:
 
 
 def parsed(expressions: Iterable[str]) -> list[Query]:
-    """Return the queries in the same order. Skip the test where the parser cannot be built."""
+    """Return the queries in the same order. Skip the test if the parser cannot be built."""
     given = json.dumps(list(expressions))
     done = subprocess.run(
         [program("promql")], input=given, capture_output=True, text=True, check=True
@@ -123,44 +123,48 @@ def parsed(expressions: Iterable[str]) -> list[Query]:
     return [_query(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def _query(found: Object) -> Query:
+def _query(parsed: Object) -> Query:
     selectors = tuple(
         Selector(
-            one["metric"],
+            selector["metric"],
             tuple(
-                (matcher["label"], matcher["type"], matcher["value"]) for matcher in one["matchers"]
+                (matcher["label"], matcher["type"], matcher["value"])
+                for matcher in selector["matchers"]
             ),
         )
-        for one in found["selectors"]
+        for selector in parsed["selectors"]
     )
-    return Query(found["error"], selectors, frozenset(found["labels"]), frozenset(found["created"]))
+    return Query(
+        parsed["error"], selectors, frozenset(parsed["labels"]), frozenset(parsed["created"])
+    )
 
 
 def problems(query: Query, labels: Mapping[str, AbstractSet[str]]) -> list[str]:
-    """Return what of a query does not exist: its syntax, a metric, a label or a label's value."""
+    """Return what is wrong with a query: its syntax, or a metric, label or value that does not exist."""
     if query.error:
         return [query.error]
-    found, known = [], OF_TARGETS | query.created
+    texts = []
+    known = OF_TARGETS | query.created
     for selector in query.selectors:
         own = _labels_of(selector.metric, labels)
         known |= own or set()
-        found += [f"no metric {selector.metric}"] if own is None else []
+        if own is None:
+            texts.append(f"no metric {selector.metric}")
         for label, operator, value in selector.matchers:
-            found += (
-                [f"{selector.metric} has no label {label}"]
-                if label not in OF_TARGETS | (own or set())
-                else []
-            )
-            wrong = operator == "=" and label in VALUES and value not in VALUES[label]
-            found += [f"{label} is never {value}"] if wrong else []
-    return found + [f"no label {label}" for label in sorted(query.labels - known)]
+            if label not in OF_TARGETS | (own or set()):
+                texts.append(f"{selector.metric} has no label {label}")
+            if operator == "=" and label in VALUES and value not in VALUES[label]:
+                texts.append(f"{label} is never {value}")
+    return texts + [f"no label {label}" for label in sorted(query.labels - known)]
 
 
 def _labels_of(metric: str, labels: Mapping[str, AbstractSet[str]]) -> AbstractSet[str] | None:
     if metric in DCGM:
         return DCGM[metric]
     own = labels.get(metric)
-    return own and own | OF_STAGES if metric in METRICS else own
+    if own and metric in METRICS:
+        return own | OF_STAGES
+    return own
 
 
 def scrape(port: int) -> str:
@@ -174,12 +178,12 @@ def scrape(port: int) -> str:
 
 def labels_by_metric(*scrapes: str) -> dict[str, set[str]]:
     """Return the names of the labels of every metric in some scrapes."""
-    found: dict[str, set[str]] = defaultdict(set)
+    labels: dict[str, set[str]] = defaultdict(set)
     for scrape in scrapes:
         for family in text_string_to_metric_families(scrape):
             for sample in family.samples:
-                found[sample.name] |= sample.labels.keys()
-    return dict(found)
+                labels[sample.name] |= sample.labels.keys()
+    return dict(labels)
 
 
 def anchors(page: str) -> set[str]:

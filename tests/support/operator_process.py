@@ -37,6 +37,12 @@ def credentials(own: KubeNamespace, folder: Path) -> Path:
     return file
 
 
+def delete_objects(kube: Kube, objects: list[Object]) -> None:
+    """Delete objects without waiting; some may be gone."""
+    manifests = yaml.safe_dump_all(objects)
+    kube.run("delete", "--ignore-not-found", "--wait=false", "-f", "-", given=manifests)
+
+
 @contextmanager
 def rights_granted(kube: Kube, objects: list[Object]) -> Iterator[None]:
     """Create the account, the RBAC objects and the policies of the chart, and delete them at the end."""
@@ -45,14 +51,7 @@ def rights_granted(kube: Kube, objects: list[Object]) -> Iterator[None]:
     try:
         yield
     finally:
-        kube.run(
-            "delete",
-            "--ignore-not-found",
-            "--wait=false",
-            "-f",
-            "-",
-            given=yaml.safe_dump_all(rights),
-        )
+        delete_objects(kube, rights)
 
 
 @contextmanager

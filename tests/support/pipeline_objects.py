@@ -1,4 +1,4 @@
-"""A scenario's pipeline as the API server stores it."""
+"""Pipelines as a user sends them, and as the API server stores them."""
 
 import json
 from typing import Any
@@ -8,6 +8,11 @@ from support.scenario import Scenario
 from finetune_operator.api.group import API_VERSION, KIND
 
 Object = dict[str, Any]
+
+
+def pipeline_manifest(name: str, spec: Object) -> Object:
+    """Return a pipeline as its user sends it."""
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
 
 
 def stored_object(scenario: Scenario) -> Object:

@@ -1,6 +1,6 @@
-"""The states of a pipeline, and what kubectl, Flux, Argo CD and `finetune wait` say of each.
+"""The states of a pipeline, and how kubectl, Flux, Argo CD and `finetune wait` show each.
 
-This table is the one source of the examples in deploy/argocd and of the table in docs/reference/conditions.md.
+This table is the only source of the examples in deploy/argocd and of the table in docs/reference/conditions.md.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,19 @@ from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.report import unreadable_status
 
-IN_PROGRESS, CURRENT, FAILED = "InProgress", "Current", "Failed"
-PROGRESSING, SUSPENDED, HEALTHY, DEGRADED = "Progressing", "Suspended", "Healthy", "Degraded"
+IN_PROGRESS = "InProgress"
+CURRENT = "Current"
+FAILED = "Failed"
+PROGRESSING = "Progressing"
+SUSPENDED = "Suspended"
+HEALTHY = "Healthy"
+DEGRADED = "Degraded"
 RUNNING = ("cancel", "suspend")
 
 
 @dataclass(frozen=True)
 class PipelineState:
-    """A state, an example of it, and what is said of it."""
+    """A state, an example of it, and how programs show it."""
 
     build: Callable[[], Scenario | Object]
     kstatus: str
@@ -39,11 +44,11 @@ class PipelineState:
 
     def health_message(self) -> str:
         """Return the message that Argo CD shows."""
-        ready = next(
-            (one for one in self.object()["status"].get("conditions", []) if one["type"] == READY),
-            {},
-        )
-        return self.message or f"{ready['reason']}: {ready['message']}"
+        if self.message:
+            return self.message
+        conditions = self.object()["status"]["conditions"]
+        [ready] = [condition for condition in conditions if condition["type"] == READY]
+        return f"{ready['reason']}: {ready['message']}"
 
 
 def _waiting(reason: Reason, message: str) -> Callable[[], Scenario]:
@@ -114,11 +119,11 @@ def _server_down() -> Scenario:
 
 
 def _unreadable(message: str, *, stalled: bool) -> Object:
-    found = stored_object(_running())
+    pipeline = stored_object(_running())
     status = unreadable_status(
-        message, found["metadata"]["generation"], START, TROUBLESHOOTING_URL, stalled=stalled
+        message, pipeline["metadata"]["generation"], START, TROUBLESHOOTING_URL, stalled=stalled
     )
-    return merged(found, {"status": status})
+    return merged(pipeline, {"status": status})
 
 
 def _suspended() -> Scenario:

@@ -1,4 +1,4 @@
-"""Scenarios of a train stage with node classes: what is chosen, nodes that are full, attempts that are interrupted."""
+"""Scenarios of a train stage with node classes: the chosen class, full nodes, interrupted attempts."""
 
 from datetime import timedelta
 from typing import Any
@@ -18,7 +18,7 @@ FULL = Blocker(Reason.WAITING_FOR_CAPACITY, "0/3 nodes are available")
 
 
 def settings(*classes: tuple[str, str, str | None], **more: Any) -> Settings:
-    found = [
+    entries = [
         {
             "name": name,
             "capacity": capacity,
@@ -30,7 +30,7 @@ def settings(*classes: tuple[str, str, str | None], **more: Any) -> Settings:
         for name, capacity, price in classes
     ]
     return Settings(
-        placement_defaults=PlacementDefaults.model_validate({"nodeClasses": found, **more})
+        placement_defaults=PlacementDefaults.model_validate({"nodeClasses": entries, **more})
     )
 
 

@@ -131,20 +131,25 @@ def _mount_violations(mount: Object) -> Iterator[str]:
 
 
 def _environment_violations(container: Object) -> Iterator[str]:
-    known = {one["name"] for one in container.get("env", [])}
-    for one in container.get("env", []):
-        if set(one.get("valueFrom", {})) - LOCAL_SOURCES:
-            yield f"variable {one['name']} of {set(one['valueFrom'])}"
+    known = {variable["name"] for variable in container.get("env", [])}
+    for variable in container.get("env", []):
+        if set(variable.get("valueFrom", {})) - LOCAL_SOURCES:
+            yield f"variable {variable['name']} of {set(variable['valueFrom'])}"
         yield from (
-            f"variable {one['name']} expands {name}" for name in expanded(one.get("value", ""))
+            f"variable {variable['name']} expands {name}"
+            for name in expanded(variable.get("value", ""))
         )
     for text in (*container.get("command", []), *container.get("args", [])):
         yield from (f"command expands {name}" for name in expanded(text) if name in known)
-    for one in container.get("envFrom", []):
-        kind = one.keys() & {"secretRef", "configMapRef"}
-        others = one.keys() - kind - {"prefix"}
-        if others or len(kind) != 1 or not all(NAME.fullmatch(one[name]["name"]) for name in kind):
-            yield f"environment of {one}"
+    for source in container.get("envFrom", []):
+        kind = source.keys() & {"secretRef", "configMapRef"}
+        others = source.keys() - kind - {"prefix"}
+        if (
+            others
+            or len(kind) != 1
+            or not all(NAME.fullmatch(source[name]["name"]) for name in kind)
+        ):
+            yield f"environment of {source}"
 
 
 def expanded(text: str) -> list[str]:

@@ -47,7 +47,7 @@ def run(request: dict[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(request["variables"])
-    # PyTorch replaces its pool of threads after a fork, and two threads that find the old one at once end the process.
+    # PyTorch replaces its pool of threads after a fork, and two threads that find the old pool at once end the process.
     torch.set_num_threads(1)
     for option, set_option in OPTIONS.items():
         if option in request:
@@ -95,8 +95,8 @@ def slow_names(seconds: float) -> None:
 def followed_by_sleep(
     function: Callable[[Any, Path], Any], seconds: float
 ) -> Callable[[Any, Path], Any]:
-    def slow(one: Any, other: Path) -> Any:
-        returned = function(one, other)
+    def slow(argument: Any, other: Path) -> Any:
+        returned = function(argument, other)
         time.sleep(seconds)
         return returned
 
@@ -106,7 +106,8 @@ def followed_by_sleep(
 def freeze_before(name: str, number: int) -> None:
     """Stop this process before the call of a function that has this number, counted from 1."""
     module, _, function = name.rpartition(".")
-    owner, calls = importlib.import_module(module), count(1)
+    owner = importlib.import_module(module)
+    calls = count(1)
     original = getattr(owner, function)
 
     def frozen(*args: Any, **options: Any) -> Any:
@@ -139,7 +140,7 @@ OPTIONS: dict[str, Callable[[Any], None]] = {
     "tokenized": lambda path: log_tokenized_texts(Path(path)),
     "constants": set_constants,
     "processes": tokenize_in,
-    "ranks": fork_ranks,  # after the constants, which are then those of all of them
+    "ranks": fork_ranks,  # after the constants, which then hold for all ranks
     "freeze": lambda call: freeze_before(*call),
     "locks": lambda exist: exist or setattr(fcntl, "flock", no_locks),
     "exchange": lambda exists: (

@@ -1,4 +1,4 @@
-"""Programs that tests run, and what tests do without them."""
+"""Programs that tests run, and the outcome of tests without them."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ COMPLETE = ".complete"
 
 
 def program(name: str) -> str:
-    """Return the path of a Go program; build it if it is missing. Skip the test where it cannot be built."""
+    """Return the path of a Go program; build it if it is missing. Skip the test if it cannot be built."""
     try:
         deps.build([name])
     except UsageError as error:
@@ -35,7 +35,7 @@ def installed(name: str, install: Callable[[Path], None]) -> Path:
 
 
 def source(name: str) -> Path:
-    """Return the folder with a Go program's source. Skip the test where it cannot be downloaded."""
+    """Return the folder with a Go program's source. Skip the test if it cannot be downloaded."""
     try:
         return binaries.source(name)
     except UsageError as error:
@@ -43,7 +43,7 @@ def source(name: str) -> Path:
 
 
 def missing(text: str) -> NoReturn:
-    """Skip the test with what is missing; fail where CI=true."""
+    """Skip the test with the missing program in the message; fail if CI=true."""
     if os.environ.get("CI", "") in {"true", "1"}:
         pytest.fail(text)
     pytest.skip(text)

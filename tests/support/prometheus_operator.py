@@ -42,7 +42,8 @@ def prometheus_operator(kube: Kube) -> Iterator[None]:
         kube.apply(file.read_text())
     try:
         wait_until_established(kube, *names)
-        api, own = free_port(), free_port()
+        api = free_port()
+        own = free_port()
         proxy = [str(kube.kubectl), f"--kubeconfig={kube.kubeconfig}", "proxy", f"--port={api}"]
         options = [f"--apiserver=http://{LOOPBACK}:{api}", f"--web.listen-address={LOOPBACK}:{own}"]
         with (
@@ -65,14 +66,18 @@ class Configuration:
 def configuration(own: KubeNamespace, selected: list[Object]) -> Configuration:
     """Create monitors and rules, and a Prometheus that selects them; return the configuration that it gets.
 
-    Raises TimedOut where a field is unknown or has a wrong type, and where the configuration lacks a monitor.
+    Raises TimedOut if a field is unknown or has a wrong type, and if the configuration lacks a monitor.
     """
     own.create(*selected, SERVER)
-    monitors = [one for one in selected if one["kind"].endswith("Monitor")]
+    monitors = [manifest for manifest in selected if manifest["kind"].endswith("Monitor")]
 
     def made() -> Configuration | None:
-        found = _configuration(own)
-        return found if len(found.scrapes) == len(monitors) and found.rules else None
+        configuration = _configuration(own)
+        return (
+            configuration
+            if len(configuration.scrapes) == len(monitors) and configuration.rules
+            else None
+        )
 
     result: Configuration = until(
         made, 60, "the Prometheus Operator has not selected every monitor and rule"
@@ -95,9 +100,9 @@ def _configuration(own: KubeNamespace) -> Configuration:
 def from_here(scrape: Object, kubeconfig: Path) -> Object:
     """Return a scrape configuration for a server outside the cluster.
 
-    It scrapes once an hour, so not in a test: the addresses of KWOK's pods may be those of other machines.
+    It scrapes once an hour, so not in a test: the addresses of KWOK's pods may belong to other machines.
     """
     discoveries = [
-        {**one, "kubeconfig_file": str(kubeconfig)} for one in scrape["kubernetes_sd_configs"]
+        {**config, "kubeconfig_file": str(kubeconfig)} for config in scrape["kubernetes_sd_configs"]
     ]
     return {**scrape, "kubernetes_sd_configs": discoveries, "scrape_interval": "1h"}

@@ -34,29 +34,29 @@ class Prometheus:
         """Return `data` of an answer of the HTTP API. Raises HTTPError for a query that cannot be computed."""
         url = f"http://{LOOPBACK}:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=30) as response:
-            found: Object = json.load(response)["data"]
-        return found
+            data: Object = json.load(response)["data"]
+        return data
 
     def query(self, expression: str) -> list[Object]:
         """Return the series of an instant query."""
-        found: list[Object] = self.ask("query", query=expression)["result"]
-        return found
+        result: list[Object] = self.ask("query", query=expression)["result"]
+        return result
 
     def firing(self, alert: str) -> list[Object]:
         """Return the labels of the alerts of a rule that fire."""
         alerts = self.ask("alerts")["alerts"]
         return [
-            one["labels"]
-            for one in alerts
-            if one["labels"]["alertname"] == alert and one["state"] == "firing"
+            firing["labels"]
+            for firing in alerts
+            if firing["labels"]["alertname"] == alert and firing["state"] == "firing"
         ]
 
     def targets(self, pool: str) -> list[Object]:
         """Return the targets of a scrape configuration."""
         return [
-            one
-            for one in self.ask("targets", state="active")["activeTargets"]
-            if one["scrapePool"] == pool
+            target
+            for target in self.ask("targets", state="active")["activeTargets"]
+            if target["scrapePool"] == pool
         ]
 
 

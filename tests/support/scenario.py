@@ -191,9 +191,9 @@ class Scenario:
         return self.status.stages[name]
 
     def attempt(self, stage: str) -> AttemptStatus:
-        found = self.stage(stage).last_attempt
-        assert found, f"{stage} has not been attempted"
-        return found
+        attempt = self.stage(stage).last_attempt
+        assert attempt, f"{stage} has not been attempted"
+        return attempt
 
     def config(self, stage: str) -> Any:
         """Return the config that the stage's newest attempt received."""
@@ -202,19 +202,18 @@ class Scenario:
 
     def condition(self, kind: str) -> tuple[str, str] | None:
         """Return status and reason of a condition, or None if it is absent."""
-        return next(
-            ((c.status, str(c.reason)) for c in self.status.conditions if c.type == kind), None
-        )
+        for condition in self.status.conditions:
+            if condition.type == kind:
+                return condition.status, str(condition.reason)
+        return None
 
     @property
     def running(self) -> str | None:
         """The first stage with a running attempt, or None."""
-        names = (
-            n
-            for n, s in self.status.stages.items()
-            if s.last_attempt and s.last_attempt.outcome == Outcome.RUNNING
-        )
-        return next(names, None)
+        for name, stage in self.status.stages.items():
+            if stage.last_attempt and stage.last_attempt.outcome == Outcome.RUNNING:
+                return name
+        return None
 
     # Events: time passes, Jobs change, the user edits.
 
@@ -226,9 +225,9 @@ class Scenario:
         """Leave the Job's pod unschedulable."""
         self.cluster.update_job(job, blocker=Blocker(Reason.WAITING_FOR_CAPACITY, message))
 
-    def lose_node(self, job: str, why: str = "its node is gone") -> None:
+    def lose_node(self, job: str, reason: str = "its node is gone") -> None:
         """Lose the Job's node, so that its exit code is never observed."""
-        self.cluster.fail(job, None, disruption=why)
+        self.cluster.fail(job, None, disruption=reason)
 
     def run_out_of_memory(self, job: str) -> None:
         self.cluster.fail(job, 137, out_of_memory=True)
@@ -275,20 +274,22 @@ class Scenario:
         return self.after(60).complete(stage, **result)
 
     def run_before(self, stage: str) -> "Scenario":
-        """Run every stage before this one."""
+        """Run every stage before this stage."""
         for name in ORDER[: ORDER.index(stage)]:
             self.run(name)
         return self
 
     def finish(self, **results: dict[str, Any]) -> "Scenario":
         """Run every Job to success until none is running."""
-        while stage := self.pass_interruption_backoff().running:
+        stage = self.pass_interruption_backoff().running
+        while stage:
             job = self.attempt(stage).job
             if self.cluster.jobs[job].asked_to_stop:
                 self.cluster.evict(job, why=None)
                 self.reconcile_until_stable()
-                continue
-            if not self.cluster.jobs[job].observed.started_at:
-                self.cluster.start(job)
-            self.after(60).complete(stage, **results.get(stage, {}))
+            else:
+                if not self.cluster.jobs[job].observed.started_at:
+                    self.cluster.start(job)
+                self.after(60).complete(stage, **results.get(stage, {}))
+            stage = self.pass_interruption_backoff().running
         return self

@@ -1,4 +1,4 @@
-"""A kubelet for pods without nodes: it writes the statuses that a real one would write, with administrator rights."""
+"""A kubelet for pods without nodes: it writes the statuses of a real kubelet, with administrator rights."""
 
 import json
 import os
@@ -20,8 +20,9 @@ from testcluster.errors import TimedOut
 from testcluster.kube_namespace import KubeNamespace, until
 
 Object = dict[str, Any]
-SERVER_ADDRESS, SERVER_PORT = str(ip_address("127.1.0.0") + os.getpid() % 2**16), 8000
-"""Where every simulated model server answers: pods without nodes have no network. Each test process has its own."""
+SERVER_ADDRESS = str(ip_address("127.1.0.0") + os.getpid() % 2**16)
+"""Address of every simulated model server: pods without nodes have no network. Each test process has its own."""
+SERVER_PORT = 8000
 SELECTOR = "app.kubernetes.io/managed-by=finetune-operator"
 
 
@@ -39,7 +40,8 @@ class SimulatedKubelet:
             list(pool.map(self._sync_pod, self.pods()))
 
     def _sync_pod(self, pod: Object) -> None:
-        name, stage = pod["metadata"]["name"], pod["metadata"]["labels"]["finetune.dev/stage"]
+        name = pod["metadata"]["name"]
+        stage = pod["metadata"]["labels"]["finetune.dev/stage"]
         starts = stage == "deploy" or stage in self.held
         if pod["metadata"].get("deletionTimestamp") or pod["status"]["phase"] in {
             "Succeeded",
@@ -54,17 +56,17 @@ class SimulatedKubelet:
     def pods(self, stage: str = "") -> list[Object]:
         """Return the pods of a stage, or of all stages."""
         selector = f"{SELECTOR},finetune.dev/stage={stage}" if stage else SELECTOR
-        found: list[Object] = json.loads(
+        items: list[Object] = json.loads(
             self.namespace.run("get", "pods", "-l", selector, "-o", "json")
         )["items"]
-        return found
+        return items
 
     def running(self, stage: str, index: int = 0) -> list[Object]:
-        """Return the running pods of a stage with this index; the pods of one without indexes have the index 0."""
-        found = (pod for pod in self.pods(stage) if pod["status"]["phase"] == "Running")
+        """Return the running pods of a stage with this index; pods of a stage without indexes have the index 0."""
+        running = (pod for pod in self.pods(stage) if pod["status"]["phase"] == "Running")
         return [
             pod
-            for pod in found
+            for pod in running
             if int(pod["metadata"]["labels"].get(COMPLETION_INDEX) or 0) == index
         ]
 
@@ -99,7 +101,8 @@ class SimulatedKubelet:
 @contextmanager
 def simulated_kubelet(namespace: KubeNamespace) -> Iterator[SimulatedKubelet]:
     """Run the pods of the namespace, and answer prompts for all its servers, until the end of the context."""
-    kubelet, stopped = SimulatedKubelet(namespace), threading.Event()
+    kubelet = SimulatedKubelet(namespace)
+    stopped = threading.Event()
     errors: list[Exception] = []
 
     def run() -> None:
@@ -160,7 +163,8 @@ def _started(*, is_server: bool) -> Object:
 
 def _ended(pod: Object, code: int, message: str, phase: str = "Succeeded") -> Object:
     started = [
-        one["state"]["running"]["startedAt"] for one in pod["status"].get("containerStatuses", [])
+        container["state"]["running"]["startedAt"]
+        for container in pod["status"].get("containerStatuses", [])
     ]
     terminated = {
         "exitCode": code,
@@ -187,7 +191,9 @@ def _container(state: Object, *, ready: bool) -> Object:
 
 def _termination_message(pod: Object, stage: str) -> str:
     [container] = pod["spec"]["containers"]
-    config = next(one["value"] for one in container["env"] if one["name"] == "FINETUNE_CONFIG")
+    config = next(
+        variable["value"] for variable in container["env"] if variable["name"] == "FINETUNE_CONFIG"
+    )
     result = a_result(stage, parse_config(config.replace("$$(", "$(")).identity)
     return TerminationMessage(result=result).model_dump_json(by_alias=True, exclude_none=True)
 

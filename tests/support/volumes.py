@@ -22,7 +22,7 @@ def create_growing_class(kube: Kube) -> None:
 def create_volume(namespace: KubeNamespace, claim: str) -> None:
     """Create a volume of 1 Gi for a claim of the class GROWING.
 
-    A claim that is created later is bound at once; one that exists already may wait for 15 seconds.
+    A claim that is created later is bound at once; an existing claim may wait for 15 seconds.
     """
     spec: Object = {
         "capacity": {"storage": "1Gi"},

@@ -146,10 +146,11 @@ def test_task_prompt_equals_the_training_prompt(few, tmp_path):
 
 def test_manifest_uses_a_single_volume():
     spec = read(DEMO / "pipeline.yaml").spec
-    targets, tasks = spec.push.targets, spec.evaluate.tasks
+    targets = spec.push.targets
+    tasks = spec.evaluate.tasks
     uris = [
         spec.model.uri,
-        *(one.uri for one in spec.datasets),
+        *(dataset.uri for dataset in spec.datasets),
         *(target.uri for target in targets),
         *(task.file for task in tasks),
     ]

@@ -32,17 +32,17 @@ def anchors(page: str) -> list[str]:
 
 
 def section(reason: str) -> str:
-    """Return the text below the heading of a reason; raises ValueError unless there is one such heading."""
-    [found] = re.findall(
+    """Return the text below the heading of a reason; raises ValueError unless there is exactly one such heading."""
+    [section] = re.findall(
         rf"^### {reason}\n(.*?)(?=^##|\Z)", TROUBLESHOOTING, re.MULTILINE | re.DOTALL
     )
-    return found
+    return section
 
 
 def entry(name: str, text: str) -> str:
-    """Return an entry of the list in a section, on one line; empty where there is none."""
-    found = re.search(rf"^- {name}: (.*?)(?=^\S|^$|\Z)", text, re.MULTILINE | re.DOTALL)
-    return " ".join(found[1].split()) if found else ""
+    """Return an entry of the list in a section, on one line; empty if there is none."""
+    entry = re.search(rf"^- {name}: (.*?)(?=^\S|^$|\Z)", text, re.MULTILINE | re.DOTALL)
+    return " ".join(entry[1].split()) if entry else ""
 
 
 @cache
@@ -82,7 +82,7 @@ def test_every_reason_has_one_section_in_troubleshooting():
 
 @pytest.mark.parametrize("reason", Reason)
 def test_link_of_a_reason_leads_to_its_section(reason):
-    """Sections of "It waits", "It failed" and "… the server is down"; there is nothing to fix in the later ones."""
+    """Sections of "It waits", "It failed" and "… the server is down"; there is nothing to fix in later sections."""
     to_fix = TROUBLESHOOTING.partition("## Attempts that ended early")[0]
     has_fix = f"### {reason}\n" in to_fix
     page, _, anchor = (
@@ -109,8 +109,12 @@ def test_messages_in_troubleshooting_are_those_of_the_code(reason):
 def test_section_without_a_message_is_of_no_reason_of_ready():
     """The message of `Ready` names at least the stage and its state, so `none` would be wrong."""
     statuses = [state.object()["status"] for state in STATES.values()]
-    conditions = [one for status in statuses for one in status.get("conditions", [])]
-    reasons = {one["reason"] for one in conditions if one["type"] == "Ready" and one["message"]}
+    conditions = [condition for status in statuses for condition in status.get("conditions", [])]
+    reasons = {
+        condition["reason"]
+        for condition in conditions
+        if condition["type"] == "Ready" and condition["message"]
+    }
     assert {"Retrying", "Progressing"} <= reasons
     assert {
         reason for reason in reasons if entry("Message", section(reason)).startswith("none")

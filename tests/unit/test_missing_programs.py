@@ -1,4 +1,4 @@
-"""What tests do on a machine that cannot run them: a line and success, or a failure where CI=true."""
+"""Tests on a machine that cannot run them: a line and success, or a failure if CI=true."""
 
 from typing import NoReturn
 

@@ -1,4 +1,4 @@
-"""`make test-all` sets every switch that adds tests, and CONTRIBUTING.md says what each needs."""
+"""`make test-all` sets every switch that adds tests, and CONTRIBUTING.md lists the needs of each."""
 
 import os
 import re
@@ -20,14 +20,16 @@ def switches_of_tests() -> set[str]:
 
 
 def test_every_switch_is_set_by_test_all_and_documented():
-    found = switches_of_tests()
-    assert {"STORES", "FAULTS", "KUBERNETES"} <= found
+    switches = switches_of_tests()
+    assert {"STORES", "FAULTS", "KUBERNETES"} <= switches
     makefile = (ROOT / "Makefile").read_text()
-    assert found <= set(re.findall(r"^test-all: export ([A-Z]+) := all$", makefile, re.MULTILINE))
+    assert switches <= set(
+        re.findall(r"^test-all: export ([A-Z]+) := all$", makefile, re.MULTILINE)
+    )
     documented = re.findall(
         r"^\| `([A-Z]+)=all` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
     )
-    assert found <= set(documented)
+    assert switches <= set(documented)
 
 
 def test_recipe_of_test_all_sees_the_switches(tmp_path: Path):

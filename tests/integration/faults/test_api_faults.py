@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.faults import faults
-from support.faults.faults import Cut, Delay, EndWatch, Fault, Rule, Stale, WatchEnd
+from support.faults.faults import Cut, Delay, EndWatch, Fault, Request, Rule, Stale, WatchEnd
 from support.faults.lease import add_standby, steal_lease
 from support.faults.life import Life, Outcome, a_life
 from support.faults.operators import OperatorForks
@@ -44,6 +44,20 @@ async def rule_for(life: Life, rule: Rule, seconds: float) -> AsyncIterator[None
     life.proxy.rule = faults.no_fault
 
 
+def fault_of_watches(fault: Fault) -> Rule:
+    """Return a rule that injects the fault into every watch."""
+
+    def rule(request: Request) -> Fault | None:
+        return fault if request.kind == "watch" else None
+
+    return rule
+
+
+def stale_answer(request: Request) -> Fault | None:
+    """Inject a stale answer into every list."""
+    return Stale() if request.is_list else None
+
+
 def watches_end(how: WatchEnd) -> Disturbance:
     """End all watches once."""
 
@@ -52,35 +66,32 @@ def watches_end(how: WatchEnd) -> Disturbance:
         async def ended() -> int:
             return life.proxy.end_watches(how)
 
-        await until(
-            ended, WATCHES_WITHIN, "the operator has no watch"
-        )  # on a busy machine it may be opening them
+        # On a busy machine the operator may still be opening its watches.
+        await until(ended, WATCHES_WITHIN, "the operator has no watch")
         yield
 
     return disturb
 
 
 def watches_keep_ending(how: WatchEnd, seconds: float = 8) -> Disturbance:
-    """End all watches, and for some seconds each new one."""
+    """End all watches, and for some seconds each new watch."""
 
     @asynccontextmanager
     async def disturb(life: Life) -> AsyncIterator[None]:
         life.proxy.end_watches(how)
-        async with rule_for(
-            life, lambda one: EndWatch(how) if one.kind == "watch" else None, seconds
-        ):
+        async with rule_for(life, fault_of_watches(EndWatch(how)), seconds):
             yield
 
     return disturb
 
 
 def watches_refused(fault: Fault, seconds: float = 5) -> Disturbance:
-    """Close all watches, and answer new ones with an error for some seconds."""
+    """Close all watches, and answer new watches with an error for some seconds."""
 
     @asynccontextmanager
     async def disturb(life: Life) -> AsyncIterator[None]:
         life.proxy.end_watches(WatchEnd.CLOSED)
-        async with rule_for(life, lambda one: fault if one.kind == "watch" else None, seconds):
+        async with rule_for(life, fault_of_watches(fault), seconds):
             yield
 
     return disturb
@@ -102,7 +113,7 @@ def everything_refused(fault: Fault, seconds: float) -> Disturbance:
 async def stale_lists(life: Life) -> AsyncIterator[None]:
     """Restart the operator, and answer its lists for some seconds as they were before train ended."""
     await life.proxy.remember_lists()
-    async with rule_for(life, lambda one: Stale() if one.is_list else None, 8):
+    async with rule_for(life, stale_answer, 8):
         await life.operator.restart()
         yield
 
@@ -110,7 +121,7 @@ async def stale_lists(life: Life) -> AsyncIterator[None]:
 @asynccontextmanager
 async def stale_lists_of_the_beginning(life: Life) -> AsyncIterator[None]:
     """Restart the operator, and answer its lists for some seconds as they were when prepare ran."""
-    async with rule_for(life, lambda one: Stale() if one.is_list else None, 8):
+    async with rule_for(life, stale_answer, 8):
         await life.operator.restart()
         yield
 
@@ -160,7 +171,7 @@ class Scenario:
     outage: float = 0.0
     """Seconds by which the life may take longer."""
     clock: float = 0.0
-    """By how many seconds the clock of the first replica is ahead, and that of the standby behind."""
+    """By how many seconds the clock of the first replica is ahead, and the standby's clock behind."""
 
 
 CUTS = (Cut("before"), Cut("after"))
@@ -224,12 +235,15 @@ class DisturbedLife:
     """One scenario."""
 
     def __init__(self, scenario: Scenario, life: Life) -> None:
-        self.scenario, self.life, self.result = scenario, life, Result()
+        self.scenario = scenario
+        self.life = life
+        self.result = Result()
         self.recovery: asyncio.Task[None] | None = None
 
     async def run(self) -> Result:
         """Live the disturbed life."""
-        scenario, life = self.scenario, self.life
+        scenario = self.scenario
+        life = self.life
         life.finished_within += scenario.outage
         if scenario.always:
             life.proxy.rule = scenario.always()
@@ -265,7 +279,8 @@ class DisturbedLife:
 
 async def run_scenario(simulated: Simulation, name: str) -> Result:
     """Run one scenario in a namespace of its own."""
-    scenario, namespace = SCENARIOS[name], f"fault-{name}"
+    scenario = SCENARIOS[name]
+    namespace = f"fault-{name}"
     await simulated.create_namespace(namespace)
     async with AsyncExitStack() as stack:
         life = await stack.enter_async_context(
@@ -305,15 +320,18 @@ def results(kubeconfig, forks, tmp_path_factory, request) -> dict[str, Result]:
             params["scenario"] for params in callspecs if params.get("scenario") in SCENARIOS
         )
     )
-    found = asyncio.run(run_scenarios(kubeconfig, forks, tmp_path_factory.mktemp("faults"), names))
-    for name, result in found.items():
+    results = asyncio.run(
+        run_scenarios(kubeconfig, forks, tmp_path_factory.mktemp("faults"), names)
+    )
+    for name, result in results.items():
         print(f"{name}: evaluate ran {result.seconds_to_progress:.1f} s after the recovery")
-    return found
+    return results
 
 
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "none"])
 def test_life_survives_the_fault(scenario, results):
-    expected, result = results["none"].outcome, results[scenario]
+    expected = results["none"].outcome
+    result = results[scenario]
     assert expected
     assert result.outcome, result.error
     assert not result.outcome.problems

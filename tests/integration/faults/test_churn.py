@@ -22,13 +22,13 @@ def report(kubeconfig, forks, tmp_path_factory) -> Report:
     if os.environ.get("FAULTS") != "all":
         pytest.skip("FAULTS=all runs it: three minutes")
     folder = tmp_path_factory.mktemp("churn")
-    found = asyncio.run(
+    report = asyncio.run(
         churn(kubeconfig, forks, folder, pipelines=PIPELINES, seconds=SECONDS, seed=1)
     )
     print(
-        f"actions: {dict(found.actions)}; processes: {found.processes}; settled in {found.settled_seconds:.0f} s"
+        f"actions: {dict(report.actions)}; processes: {report.processes}; settled in {report.settled_seconds:.0f} s"
     )
-    return found
+    return report
 
 
 def test_every_pipeline_ends_in_a_predicted_state(report):

@@ -1,8 +1,8 @@
-"""The operator is killed before and after each of its requests in turn; every life ends as the undisturbed one.
+"""The operator is killed before and after each of its requests in turn; every life ends as the undisturbed life.
 
-A request that is killed "before" never reaches the API server. One that is killed "after" is executed, and its answer
-is lost. The operator is restarted at once. By default a spread of the cut points runs. FAULTS=all runs all of them, and
-FAULTS=1/3, FAULTS=2/3 and FAULTS=3/3 a third each.
+A request that is killed "before" never reaches the API server. A request that is killed "after" is executed, and its
+answer is lost. The operator is restarted at once. By default a spread of the cut points runs. FAULTS=all runs all of
+them, and FAULTS=1/3, FAULTS=2/3 and FAULTS=3/3 a third each.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class CutLife:
 
 @dataclass
 class Sweep:
-    """The undisturbed life, and those that were cut off."""
+    """The undisturbed life, and the lives that were cut off."""
 
     expected: Outcome
     counts: dict[str, int]
@@ -82,37 +82,37 @@ class Sweep:
         problems = {
             f"{life.point} ({life.reached})": list(self._differences(life)) for life in self.lives
         }
-        return {point: found for point, found in problems.items() if found}
+        return {point: texts for point, texts in problems.items() if texts}
 
     def _differences(self, life: CutLife):
         if life.outcome is None:
             yield life.error[-LONGEST:]
             return
         if life.outcome.status != self.expected.status:
-            yield (
-                "status: "
-                + "; ".join(differences(self.expected.status, life.outcome.status))[:LONGEST]
-            )
+            texts = "; ".join(differences(self.expected.status, life.outcome.status))
+            yield f"status: {texts[:LONGEST]}"
         repeated = [stage for stage, count in life.outcome.successes.items() if count != 1]
         if repeated or set(life.outcome.successes) != set(self.expected.successes):
             yield f"successes: {dict(life.outcome.successes)}"
         yield from life.outcome.problems
-        yield from (f"leaked {one}" for one in life.outcome.leaked)
+        yield from (f"leaked {name}" for name in life.outcome.leaked)
 
 
-def differences(expected, found, path="") -> list[str]:
+def differences(expected, actual, path="") -> list[str]:
     """Return the paths at which two statuses differ, with both values."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        keys = sorted(expected.keys() | found.keys())
-        return [
-            one
-            for key in keys
-            for one in differences(expected.get(key), found.get(key), f"{path}.{key}")
-        ]
-    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        pairs = enumerate(zip(expected, found, strict=True))
-        return [one for i, (old, new) in pairs for one in differences(old, new, f"{path}[{i}]")]
-    return [] if expected == found else [f"{path}: {expected!r} became {found!r}"]
+    if expected == actual:
+        return []
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        texts = []
+        for key in sorted(expected.keys() | actual.keys()):
+            texts += differences(expected.get(key), actual.get(key), f"{path}.{key}")
+        return texts
+    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        texts = []
+        for index, (old, new) in enumerate(zip(expected, actual, strict=True)):
+            texts += differences(old, new, f"{path}[{index}]")
+        return texts
+    return [f"{path}: {expected!r} became {actual!r}"]
 
 
 @asynccontextmanager
@@ -157,17 +157,18 @@ async def undisturbed(simulated: Simulation, namespace: str) -> tuple[Outcome, l
 async def run_sweep(kubeconfig: Path, forks: OperatorForks, folder: Path) -> Sweep:
     """Live some undisturbed lives, then the others, PARALLEL_LIVES at a time.
 
-    How many requests a life has depends on how many events lead to one reconcile. The cut points are those of the
-    undisturbed life with the median number.
+    How many requests a life has depends on how many events lead to one reconcile. The cut points are taken
+    from the undisturbed life with the median number of requests.
     """
     async with (
         simulation(kubeconfig, forks, folder) as simulated,
         namespaces(simulated, PARALLEL_LIVES) as free,
     ):
         references = await asyncio.gather(
-            *(undisturbed(simulated, f"cut-{one}") for one in range(REFERENCE_LIVES))
+            *(undisturbed(simulated, f"cut-{number}") for number in range(REFERENCE_LIVES))
         )
-        expected, requests = sorted(references, key=lambda one: len(one[1]))[REFERENCE_LIVES // 2]
+        references.sort(key=lambda reference: len(reference[1]))
+        expected, requests = references[REFERENCE_LIVES // 2]
         counts = Counter(request.kind for request in requests)
         writes = sum(request.is_write and request.kind == "request" for request in requests)
         lives = [CutLife(point) for point in chosen_points(all_points(counts))]
@@ -185,14 +186,14 @@ async def run_sweep(kubeconfig: Path, forks: OperatorForks, folder: Path) -> Swe
 
 @pytest.fixture(scope="module")
 def sweep(kubeconfig, forks, tmp_path_factory) -> Sweep:
-    found = asyncio.run(run_sweep(kubeconfig, forks, tmp_path_factory.mktemp("cut")))
-    reached = sum(bool(life.reached) for life in found.lives)
-    total = len(all_points(found.counts))
-    print(f"\nundisturbed life: {found.counts}, {found.writes} of the requests write")
+    sweep = asyncio.run(run_sweep(kubeconfig, forks, tmp_path_factory.mktemp("cut")))
+    reached = sum(bool(life.reached) for life in sweep.lives)
+    total = len(all_points(sweep.counts))
+    print(f"\nundisturbed life: {sweep.counts}, {sweep.writes} of the requests write")
     print(
-        f"cut points: {total}; lives: {len(found.lives)}; cut: {reached}; different: {len(found.different())}"
+        f"cut points: {total}; lives: {len(sweep.lives)}; cut: {reached}; different: {len(sweep.different())}"
     )
-    return found
+    return sweep
 
 
 def test_undisturbed_life_succeeds_and_leaves_nothing(sweep):
@@ -205,10 +206,10 @@ def test_undisturbed_life_succeeds_and_leaves_nothing(sweep):
 def test_killed_operator_ends_every_life_like_undisturbed(sweep):
     different = sweep.different()
     assert not different, "\n".join(
-        f"{point}: {' | '.join(found)}" for point, found in different.items()
+        f"{point}: {' | '.join(problems)}" for point, problems in different.items()
     )
 
 
 def test_most_cut_points_are_reached(sweep):
-    """A life may have fewer requests than the undisturbed one, because several events lead to one reconcile."""
+    """A life may have fewer requests than the undisturbed life, because several events lead to one reconcile."""
     assert sum(bool(life.reached) for life in sweep.lives) >= 0.7 * len(sweep.lives)

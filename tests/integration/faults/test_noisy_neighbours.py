@@ -28,12 +28,18 @@ pytestmark = pytest.mark.skipif(
     os.environ.get("FAULTS") != "all", reason="FAULTS=all runs it: two minutes"
 )
 Object = dict[str, Any]
-GREEDY, SLOW, GOOD = "greedy", ("slow-admission", "slow-too"), "good"
-SERVING, REPLICAS = 10, 10
-"""Pipelines with mute servers, and servers of each."""
+GREEDY = "greedy"
+SLOW = ("slow-admission", "slow-too")
+GOOD = "good"
+SERVING = 10
+"""Pipelines with mute servers."""
+REPLICAS = 10
+"""Servers of each of these pipelines."""
 MAX_TOKENS = 2000
 """The operator then waits 320 s for the answer of a server."""
-INTERRUPTED, LARGE, HELD = 20, 20, 20
+INTERRUPTED = 20
+LARGE = 20
+HELD = 20
 TEXT = "x" * 4000
 LARGE_ENV = [{"name": f"TEXT_{number}", "value": TEXT} for number in range(15)]
 """As much as a stage may have: 64 kB."""
@@ -53,7 +59,7 @@ class Result:
 
 
 async def greedy(pod: StagePod) -> Ending:
-    """Interrupt each process of a pipeline for interruptions; let those of the others succeed."""
+    """Interrupt each process of a pipeline for interruptions; the processes of other pipelines succeed."""
     if pod.is_server:
         return await run_until_deleted(pod)
     if pod.job_stem.startswith("interrupted"):
@@ -72,15 +78,15 @@ def greedy_manifests() -> list[Object]:
         *(manifest(f"serving-{number}", **deploy) for number in range(SERVING)),
         *(manifest(f"interrupted-{number}", stages=("prepare",)) for number in range(INTERRUPTED)),
         *(
-            {**one, "metadata": {**one["metadata"], "annotations": annotation}}
-            for one in (manifest(f"large-{number}", **large) for number in range(LARGE))
+            {**pipeline, "metadata": {**pipeline["metadata"], "annotations": annotation}}
+            for pipeline in (manifest(f"large-{number}", **large) for number in range(LARGE))
         ),
     ]
 
 
 async def create_all(simulated: Simulation, namespace: str, manifests: list[Object]) -> None:
     path = f"{PIPELINES}/namespaces/{namespace}/finetunepipelines"
-    await asyncio.gather(*(simulated.api.create(path, one) for one in manifests))
+    await asyncio.gather(*(simulated.api.create(path, pipeline) for pipeline in manifests))
 
 
 def webhook(address: str, port: int) -> Object:

@@ -42,7 +42,8 @@ class Endpoint:
     def read(cls, kubeconfig: Path) -> "Endpoint":
         """Read a kubeconfig whose user has a client certificate."""
         config = yaml.safe_load(kubeconfig.read_text())
-        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        cluster = config["clusters"][0]["cluster"]
+        user = config["users"][0]["user"]
         tls = ssl.create_default_context(cadata=_content(cluster, "certificate-authority").decode())
         with tempfile.TemporaryDirectory() as folder:
             pair = Path(folder) / "pair.pem"
@@ -60,7 +61,8 @@ class Endpoint:
 
 
 def _content(entry: dict[str, str], name: str) -> bytes:
-    if data := entry.get(f"{name}-data"):
+    data = entry.get(f"{name}-data")
+    if data:
         return base64.b64decode(data)
     return Path(entry[name]).read_bytes()
 
@@ -69,10 +71,11 @@ class Api:
     """Verbs on paths of the API server."""
 
     def __init__(self, endpoint: Endpoint, session: aiohttp.ClientSession) -> None:
-        self.endpoint, self.session = endpoint, session
+        self.endpoint = endpoint
+        self.session = session
 
     async def get(self, path: str, **query: str) -> Object | None:
-        """Return an object, or None where it does not exist."""
+        """Return an object, or None if it does not exist."""
         try:
             return await self.send("GET", path, query=query)
         except ApiFailure as failure:
@@ -82,11 +85,11 @@ class Api:
 
     async def list(self, path: str, **query: str) -> Objects:
         """Return the objects of a collection."""
-        found: Objects = (await self.send("GET", path, query=query))["items"]
-        return found
+        items: Objects = (await self.send("GET", path, query=query))["items"]
+        return items
 
     async def create(self, path: str, body: Object) -> Object | None:
-        """Create an object; return None where it exists already."""
+        """Create an object; return None if it exists already."""
         try:
             return await self.send("POST", path, body)
         except ApiFailure as failure:
@@ -95,7 +98,7 @@ class Api:
             raise
 
     async def patch(self, path: str, body: Object, kind: str = "merge-patch") -> Object | None:
-        """Patch an object; return None where it does not exist."""
+        """Patch an object; return None if it does not exist."""
         try:
             return await self.send("PATCH", path, body, f"application/{kind}+json")
         except ApiFailure as failure:
@@ -127,7 +130,8 @@ class Api:
             try:
                 status, text = await self._send(verb, path, body, content_type, query)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                status, text = 0, str(error) or type(error).__name__
+                status = 0
+                text = str(error) or type(error).__name__
             busy = (
                 status in {0, HTTPStatus.TOO_MANY_REQUESTS}
                 or status >= HTTPStatus.INTERNAL_SERVER_ERROR
@@ -137,8 +141,8 @@ class Api:
             await asyncio.sleep(0.3)
         if not HTTPStatus.OK <= status < HTTPStatus.BAD_REQUEST:
             raise ApiFailure(status, f"{verb} {path}: {text}")
-        found: Object = json.loads(text)
-        return found
+        answer: Object = json.loads(text)
+        return answer
 
     async def _send(
         self,
@@ -164,10 +168,10 @@ class Api:
             try:
                 listed = await self.send("GET", path, query=query)
                 yield "LISTED", listed["items"]
-                async for kind, found in self._watch(
+                async for kind, changed in self._watch(
                     path, listed["metadata"]["resourceVersion"], query
                 ):
-                    yield kind, [found]
+                    yield kind, [changed]
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
                 await asyncio.sleep(0.3)
 

@@ -77,7 +77,8 @@ class Cluster:
     """What the pods of the churn do."""
 
     def __init__(self, simulated: Simulation, seed: int) -> None:
-        self.simulated, self.chance = simulated, random.Random(seed)
+        self.simulated = simulated
+        self.chance = random.Random(seed)
         self.calm = False
         self._failed: set[tuple[str, str]] = set()
 
@@ -108,12 +109,14 @@ class Churn:
     def __init__(
         self, simulated: Simulation, proxy: Proxy, operator: OperatorProcess, count: int, seed: int
     ) -> None:
-        self.simulated, self.proxy, self.operator = simulated, proxy, operator
+        self.simulated = simulated
+        self.proxy = proxy
+        self.operator = operator
         self.chance = random.Random(seed)
+        names = [f"p{number}" for number in range(count)]
         self.wanted = {
             name: Wanted(name, serves=number % 5 == 0, retained=number % 2 == 0)
-            for number in range(count)
-            if (name := f"p{number}")
+            for number, name in enumerate(names)
         }
         self.report = Report()
         self.cluster = Cluster(simulated, seed)
@@ -125,9 +128,8 @@ class Churn:
 
     def path(self, name: str = "") -> str:
         """Return the path of a pipeline, or of all."""
-        return f"{PIPELINES}/namespaces/{NAMESPACE}/finetunepipelines" + (
-            f"/{name}" if name else ""
-        )
+        pipelines = f"{PIPELINES}/namespaces/{NAMESPACE}/finetunepipelines"
+        return f"{pipelines}/{name}" if name else pipelines
 
     async def act(self) -> None:
         """Do something to one pipeline."""
@@ -140,9 +142,8 @@ class Churn:
         match action:
             case "create":
                 created = await self.simulated.api.create(self.path(), wanted.manifest())
-                self.wanted[wanted.name] = (
-                    wanted.created(created["metadata"]["uid"]) if created else wanted
-                )
+                if created:
+                    self.wanted[wanted.name] = wanted.created(created["metadata"]["uid"])
                 return created is not None
             case "delete":
                 await self.simulated.api.delete(self.path(wanted.name))
@@ -162,13 +163,13 @@ class Churn:
         return True
 
     async def _annotate(self, verb: str, wanted: Wanted) -> bool:
-        """Cancel or retry, unless the operator has not handled the one before: the annotations have no order."""
-        found = await self.simulated.api.get(self.path(wanted.name)) or {}
-        observed = found.get("status", {}).get("observedAnnotations", {})
-        annotations = found.get("metadata", {}).get("annotations", {})
+        """Cancel or retry, unless the operator must still handle the previous annotation: they have no order."""
+        stored = await self.simulated.api.get(self.path(wanted.name)) or {}
+        observed = stored.get("status", {}).get("observedAnnotations", {})
+        annotations = stored.get("metadata", {}).get("annotations", {})
         if any(
-            annotations.get(f"finetune.dev/{one}") != observed.get(one)
-            for one in ("cancel", "retry")
+            annotations.get(f"finetune.dev/{annotation}") != observed.get(annotation)
+            for annotation in ("cancel", "retry")
         ):
             return False
         changed = replace(wanted, token=wanted.token + 1, cancelled=verb == "cancel")
@@ -230,49 +231,53 @@ class Churn:
             self.cluster.calm = True
 
     async def settle(self) -> None:
-        """Resume what serves, and wait until every pipeline is as predicted; report what is not."""
+        """Resume what serves, and wait until every pipeline is as predicted; report differences."""
         ended = time.monotonic()
-        for wanted in [one for one in self.wanted.values() if one.serves and one.uid]:
+        for wanted in [
+            pipeline for pipeline in self.wanted.values() if pipeline.serves and pipeline.uid
+        ]:
             await self._do("resume", wanted)
             with suppress(NotReached):  # it is then reported as what it is
                 await until(partial(self._do, "retry", self.wanted[wanted.name]), 30)
-        changed, before = time.monotonic(), ""
+        changed = time.monotonic()
+        before = ""
         while time.monotonic() < changed + CALM_SECONDS:
             self.report.wrong = await self.wrong_pipelines()
             self.report.leaked = await self.leaked_objects()
             self.report.settled_seconds = time.monotonic() - ended
             if not self.report.wrong and not self.report.leaked:
                 break
-            # On a busy machine all that takes minutes, and what still changes is not stuck.
-            if (now := await self._versions()) != before:
-                changed, before = time.monotonic(), now
+            # On a busy machine all that takes minutes, and pipelines that still change are not stuck.
+            versions = await self._versions()
+            if versions != before:
+                changed = time.monotonic()
+                before = versions
             await asyncio.sleep(2)
 
     async def _versions(self) -> str:
-        """Return what changes with each write of a pipeline."""
+        """Return the versions of all pipelines: a text that changes with each write."""
         listed = await self.simulated.api.list(self.path())
-        return " ".join(sorted(one["metadata"]["resourceVersion"] for one in listed))
+        return " ".join(sorted(stored["metadata"]["resourceVersion"] for stored in listed))
 
     async def wrong_pipelines(self) -> list[str]:
         """Return the pipelines that are not in a phase that the model predicts."""
         listed = await self.simulated.api.list(self.path())
-        found = {one["metadata"]["name"]: one for one in listed}
-        return [
-            text
-            for wanted in self.wanted.values()
-            if (text := self._difference(wanted, found.get(wanted.name)))
+        by_name = {stored["metadata"]["name"]: stored for stored in listed}
+        differences = [
+            self._difference(wanted, by_name.get(wanted.name)) for wanted in self.wanted.values()
         ]
+        return [text for text in differences if text]
 
-    def _difference(self, wanted: Wanted, found: Object | None) -> str:
+    def _difference(self, wanted: Wanted, stored: Object | None) -> str:
         ledger = self.simulated.kubelet.ledger
         expected = possible_phases(
             wanted, ledger.succeeded_in(NAMESPACE), ledger.readable_in(NAMESPACE)
         )
-        status = (found or {}).get("status", {})
+        status = (stored or {}).get("status", {})
         is_current = (
-            found is None or status.get("observedGeneration") == found["metadata"]["generation"]
+            stored is None or status.get("observedGeneration") == stored["metadata"]["generation"]
         )
-        phase = status.get("phase", "no status") if found else "Absent"
+        phase = status.get("phase", "no status") if stored else "Absent"
         if phase in expected and is_current:
             return ""
         return f"{wanted.name}: {phase} (current: {is_current}) instead of {' or '.join(expected)}; {wanted}"
@@ -291,11 +296,11 @@ class Churn:
         }
         leaked = []
         for kind, path in groups.items():
-            for one in await self.simulated.api.list(path):
-                owners = {owner["uid"] for owner in one["metadata"].get("ownerReferences", [])}
-                kept = kind == "claim" and one["metadata"]["name"] in {MODELS, *retained}
+            for item in await self.simulated.api.list(path):
+                owners = {owner["uid"] for owner in item["metadata"].get("ownerReferences", [])}
+                kept = kind == "claim" and item["metadata"]["name"] in {MODELS, *retained}
                 if not kept and not owners & uids:
-                    leaked.append(f"{kind}/{one['metadata']['name']}")
+                    leaked.append(f"{kind}/{item['metadata']['name']}")
         pods = await self.simulated.api.list("/api/v1/namespaces/churn/pods")
         running = [
             StagePod(pod)

@@ -7,14 +7,17 @@ from typing import Any
 from support.faults.manifest import manifest
 
 Object = dict[str, Any]
-ABSENT, SUCCEEDED, CANCELLED, SUSPENDED = "Absent", "Succeeded", "Cancelled", "Suspended"
+ABSENT = "Absent"
+SUCCEEDED = "Succeeded"
+CANCELLED = "Cancelled"
+SUSPENDED = "Suspended"
 JOB_STAGES = ("prepare", "train", "evaluate")
 SERVED_STAGES = (*JOB_STAGES, "push", "deploy")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A pipeline as its user wants it. Every edit increases a version, so that no result of an earlier one counts."""
+    """A pipeline as its user wants it. Every edit increases a version: no result of an earlier version counts."""
 
     name: str
     serves: bool
@@ -65,7 +68,8 @@ class Wanted:
 
         Push is not among them: a pipeline with push and deploy is never left suspended or cancelled.
         """
-        stem, versions = f"{self.name}-{self.uid.replace('-', '')[:8]}", ("", f"{self.train}")
+        stem = f"{self.name}-{self.uid.replace('-', '')[:8]}"
+        versions = ("", f"{self.train}")
         versions = (*versions, f"{self.train}.{self.evaluate}")
         return frozenset(
             (f"{stem}-{stage}", version)
@@ -78,16 +82,22 @@ def possible_phases(
 ) -> frozenset[str]:
     """Return the phases in which the pipeline may be when nothing moves any more.
 
-    `succeeded`: Job and version of all processes that succeeded. `readable`: those whose result no deletion of the Job
-    can have hidden from the operator. Where a result may have been lost, the stage must run again before it is done.
+    `succeeded`: Job and version of all processes that succeeded. `readable`: the processes whose result
+    no deletion of the Job can have hidden from the operator. If a result may have been lost, the stage must run again.
     """
     if not wanted.uid:
         return frozenset({ABSENT})
     needed = wanted.successes()
-    stopped = CANCELLED if wanted.cancelled else SUSPENDED if wanted.suspended else SUCCEEDED
+    stopped = SUCCEEDED
+    if wanted.cancelled:
+        stopped = CANCELLED
+    elif wanted.suspended:
+        stopped = SUSPENDED
     if wanted.serves or not needed <= succeeded:
         return frozenset({stopped})
-    return frozenset({SUCCEEDED}) if needed <= readable else frozenset({SUCCEEDED, stopped})
+    if needed <= readable:
+        return frozenset({SUCCEEDED})
+    return frozenset({SUCCEEDED, stopped})
 
 
 def _env(**values: str) -> Object:

@@ -19,7 +19,7 @@ class Request:
     kind: Kind
     """Requests for the Lease are counted apart: how many there are depends on the time only."""
     number: int
-    """Number of the request among those of its kind, starting at 1."""
+    """Number of the request among the requests of its kind, starting at 1."""
     verb: str
     path: str
     query: str

@@ -36,18 +36,20 @@ def comparable(status: Any, name: str, namespace: str, uid: str) -> Any:
 
 def _without_times(value: Any) -> Any:
     if isinstance(value, list):
-        return [_without_times(one) for one in value]
+        return [_without_times(item) for item in value]
     if not isinstance(value, dict):
         return value
     dropped = TIMES | OBSERVED_OF_A_LOST_PROCESS if value.get("outcome") in LOST else TIMES
-    return {name: _without_times(one) for name, one in sorted(value.items()) if name not in dropped}
+    return {
+        name: _without_times(child) for name, child in sorted(value.items()) if name not in dropped
+    }
 
 
 def _replace(value: Any, words: dict[str, str]) -> Any:
     if isinstance(value, list):
-        return [_replace(one, words) for one in value]
+        return [_replace(item, words) for item in value]
     if isinstance(value, dict):
-        return {name: _replace(one, words) for name, one in value.items()}
+        return {name: _replace(child, words) for name, child in value.items()}
     if not isinstance(value, str):
         return value
     for old, new in words.items():

@@ -1,4 +1,4 @@
-"""A simulated kubelet: one Node object, whose pods do what a test wants, one by one."""
+"""A simulated kubelet: one Node object, whose pods each behave as a test wants."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -53,10 +53,11 @@ class Kubelet:
     """Runs the pods that the scheduler binds to its node, and provisions the volumes of their claims."""
 
     def __init__(self, api: Api, address: str) -> None:
-        self.api, self.address = api, address
+        self.api = api
+        self.address = address
         self.ledger = Ledger()
         self.behaviours: dict[str, Behaviour] = {}
-        """Namespace -> behaviour of its pods; without one they succeed at once."""
+        """Namespace -> behaviour of its pods; pods without a behaviour succeed at once."""
         self.grace: Callable[[StagePod], float] = lambda _pod: 1.0
         """Seconds from a pod's deletion to the end of its process."""
         self.ending: Callable[[StagePod], Ending] = lambda _pod: interrupted()
@@ -146,8 +147,9 @@ class Kubelet:
             known.deleted.set()
 
     def _remove(self, uid: str) -> None:
-        """Forget a pod that no longer exists; one that was deleted by force stops at once."""
-        if known := self._pods.pop(uid, None):
+        """Forget a pod that no longer exists; a pod that was deleted by force stops at once."""
+        known = self._pods.pop(uid, None)
+        if known:
             self.ledger.drop_result(known.pod)
             known.deleted.set()
 
@@ -161,7 +163,8 @@ class Kubelet:
 
     async def _run_process(self, pod: StagePod, deleted: asyncio.Event) -> None:
         self.ledger.start(pod)
-        ending, started = Ending(137), now()
+        ending = Ending(137)
+        started = now()
         try:
             if await self._patch_status(pod, running_status(pod, self.address)):
                 ending = await self._until_ended(pod, deleted)
@@ -207,7 +210,8 @@ class Kubelet:
     async def _follow_claims(self) -> None:
         async for kind, claims in self.api.follow(CLAIMS):
             for claim in claims:
-                spec, annotations = claim["spec"], claim["metadata"].get("annotations", {})
+                spec = claim["spec"]
+                annotations = claim["metadata"].get("annotations", {})
                 waits = not spec.get("volumeName") and SELECTED_NODE in annotations
                 if kind != "DELETED" and waits and spec.get("storageClassName") == STORAGE_CLASS:
                     await self.api.create(VOLUMES, _volume(claim))

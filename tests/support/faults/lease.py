@@ -27,7 +27,7 @@ async def add_standby(stack: AsyncExitStack, life: Life, **options: Any) -> None
 async def steal_lease(life: Life) -> None:
     """Take the Lease away from its holder. The replica that looks next takes it.
 
-    If that is the other one, both lead until the first one looks, for up to two seconds.
+    If that is the other replica, both lead until the first replica looks, for up to two seconds.
     """
     path = f"/apis/coordination.k8s.io/v1/namespaces/{life.namespace}/leases/finetune-operator"
     assert await life.simulation.api.patch(path, {"spec": {"holderIdentity": ""}})

@@ -77,7 +77,7 @@ class Ledger:
         }
 
     def readable_in(self, namespace: str) -> set[tuple[str, str]]:
-        """Return those of `succeeded_in` whose pod still exists and is not being deleted."""
+        """Return the successes of `succeeded_in` whose pod still exists and is not being deleted."""
         pods = {pod for readable in self._readable.values() for pod in readable}
         return {
             (stem, version)
@@ -87,8 +87,12 @@ class Ledger:
 
     def problems(self, namespace: str = "") -> list[str]:
         """Return all overlaps and repetitions in a namespace, or in all."""
-        found = [*self.overlaps, *self.repetitions]
-        return [one for one in found if not namespace or one.startswith(f"{namespace}/")]
+        all_problems = [*self.overlaps, *self.repetitions]
+        return [
+            problem
+            for problem in all_problems
+            if not namespace or problem.startswith(f"{namespace}/")
+        ]
 
 
 def _success(pod: StagePod) -> Success:

@@ -18,7 +18,8 @@ from support.faults.proxy import Proxy, running_proxy
 from support.faults.simulation import Simulation, until
 
 Object = dict[str, Any]
-FINISHED_WITHIN, GONE_WITHIN = 240.0, 120.0
+FINISHED_WITHIN = 240.0
+GONE_WITHIN = 120.0
 """Seconds. A life takes about ten, but many run at the same time, and the machine may be busy with other work."""
 EDIT = {"spec": {"evaluate": {"tasks": [{"name": "exam", "limit": 7}]}}}
 
@@ -93,20 +94,24 @@ class Life:
             hook()
 
     async def status(self) -> Object:
-        """Return the pipeline's status; empty before the operator has written one."""
-        found = await self.simulation.api.get(self.path)
-        return (found or {}).get("status", {})
+        """Return the pipeline's status; empty before the operator has written it."""
+        pipeline = await self.simulation.api.get(self.path)
+        return (pipeline or {}).get("status", {})
 
     async def has_finished(self) -> bool:
         """Return whether the status says that the current spec has finished."""
         assert self.operator.pid is None or self.operator.is_running(), (
             "the operator ended by itself"
         )
-        found = self.simulation.pipelines.objects.get(self.path, {"metadata": {}})
-        status = found.get("status", {})
-        true = {one["type"] for one in status.get("conditions", []) if one["status"] == "True"}
+        pipeline = self.simulation.pipelines.objects.get(self.path, {"metadata": {}})
+        status = pipeline.get("status", {})
+        true = {
+            condition["type"]
+            for condition in status.get("conditions", [])
+            if condition["status"] == "True"
+        }
         return (
-            status.get("observedGeneration") == found["metadata"].get("generation")
+            status.get("observedGeneration") == pipeline["metadata"].get("generation")
             and "Finished" in true
         )
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from support.faults.kubelet import STORAGE_CLASS, TAINT
+from support.pipeline_objects import pipeline_manifest
 from support.scenario import merged
 
 Object = dict[str, Any]
@@ -24,12 +25,7 @@ def manifest(name: str, *, stages: tuple[str, ...] = STAGES, **changes: Any) -> 
         spec["evaluate"] |= {"tasks": [{"name": "exam"}], "gates": [{"task": "exam", "value": 0.6}]}
     if "push" in stages:
         spec["push"] |= {"targets": [{"uri": f"pvc://{MODELS}/published"}]}
-    return {
-        "apiVersion": "finetune.dev/v1alpha1",
-        "kind": "FineTunePipeline",
-        "metadata": {"name": name},
-        "spec": merged(spec, changes),
-    }
+    return pipeline_manifest(name, merged(spec, changes))
 
 
 def claim(name: str) -> Object:

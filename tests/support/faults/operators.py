@@ -51,8 +51,8 @@ class OperatorProcess:
     """One replica of the operator, which can be killed and started again.
 
     A restarted replica has the same identity, as a container that the kubelet restarts in its pod. The Lease that the
-    killed process held is therefore its own, and it leads at once. Two processes never have one identity at a time:
-    `kill` waits until the old process is gone.
+    killed process held is therefore its own, and it leads at once. `kill` waits until the old process is
+    gone, so that two processes never have the same identity.
     """
 
     forks: OperatorForks
@@ -109,8 +109,8 @@ class OperatorProcess:
     async def restart(self) -> None:
         """Kill the process and start it again, with a Lease of another name.
 
-        A new process waits until the Lease of the killed one has expired, 15 s. That would only prolong the test: the
-        killed process is certainly gone.
+        A new process waits until the Lease of the killed process has expired, 15 s. That would only prolong the test,
+        because the killed process is certainly gone.
         """
         self.kill()
         self.arguments = (*self.arguments, f"--lease-name=finetune-operator-{self.starts}")

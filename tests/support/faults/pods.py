@@ -10,13 +10,11 @@ from support.scenario import RESULTS
 from finetune_trainer.contract import TerminationMessage
 
 Object = dict[str, Any]
-STAGE_LABEL, IDENTITY_LABEL, ATTEMPT_LABEL, SERVER_LABEL, JOB_LABEL = (
-    "finetune.dev/stage",
-    "finetune.dev/identity",
-    "finetune.dev/attempt",
-    "finetune.dev/server",
-    "batch.kubernetes.io/job-name",
-)
+STAGE_LABEL = "finetune.dev/stage"
+IDENTITY_LABEL = "finetune.dev/identity"
+ATTEMPT_LABEL = "finetune.dev/attempt"
+SERVER_LABEL = "finetune.dev/server"
+JOB_LABEL = "batch.kubernetes.io/job-name"
 CONTAINER = "stage"
 INTERRUPTED = 75
 
@@ -48,7 +46,7 @@ class StagePod:
         return f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
 
     def label(self, name: str) -> str:
-        """Return a label; empty where the pod does not have it."""
+        """Return a label; empty if the pod does not have it."""
         return str(self.raw["metadata"].get("labels", {}).get(name, ""))
 
     @property
@@ -90,7 +88,7 @@ class StagePod:
         return None
 
     def environment(self, name: str) -> str:
-        """Return a variable of the stage's container; empty where it is not set."""
+        """Return a variable of the stage's container; empty if it is not set."""
         for container in self.raw["spec"]["containers"]:
             for variable in container.get("env", []):
                 if container["name"] == CONTAINER and variable["name"] == name:
@@ -142,14 +140,18 @@ def running_status(pod: StagePod, address: str) -> Object:
     started = now()
     init = [
         {
-            **_container(one, "true"),
+            **_container(container, "true"),
             "state": {"terminated": {"exitCode": 0, "reason": "Completed", **_times(started)}},
         }
-        for one in pod.raw["spec"].get("initContainers", [])
+        for container in pod.raw["spec"].get("initContainers", [])
     ]
     containers = [
-        {**_container(one, "true"), "started": True, "state": {"running": {"startedAt": started}}}
-        for one in pod.raw["spec"]["containers"]
+        {
+            **_container(container, "true"),
+            "started": True,
+            "state": {"running": {"startedAt": started}},
+        }
+        for container in pod.raw["spec"]["containers"]
     ]
     return {
         "phase": "Running",
@@ -174,8 +176,8 @@ def ended_status(pod: StagePod, ending: Ending, started: str) -> Object:
         **_times(started),
     }
     containers = [
-        {**_container(one, ""), "started": False, "state": {"terminated": terminated}}
-        for one in pod.raw["spec"]["containers"]
+        {**_container(container, ""), "started": False, "state": {"terminated": terminated}}
+        for container in pod.raw["spec"]["containers"]
     ]
     return {
         "phase": "Failed" if ending.exit_code else "Succeeded",

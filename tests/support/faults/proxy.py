@@ -47,7 +47,8 @@ class Proxy:
     """Plain HTTP to the operator, TLS to the API server; `rule` decides about each request."""
 
     def __init__(self, endpoint: Endpoint, session: aiohttp.ClientSession) -> None:
-        self.endpoint, self.session = endpoint, session
+        self.endpoint = endpoint
+        self.session = session
         self.rule: Rule = no_fault
         self.requests: list[Request] = []
         self.watches: set[OpenWatch] = set()
@@ -87,7 +88,7 @@ class Proxy:
 
     async def remember_lists(self) -> None:
         """Read every list that the operator has read so far; `Stale` answers with these bodies from then on."""
-        lists = {f"{one.path}?{one.query}" for one in self.requests if one.is_list}
+        lists = {f"{request.path}?{request.query}" for request in self.requests if request.is_list}
         for path in lists:
             async with self.session.get(self.endpoint.url + path) as response:
                 self._lists[path] = await response.read()
@@ -103,10 +104,9 @@ class Proxy:
             await asyncio.sleep(fault.seconds)
         if isinstance(fault, Answer):
             return _answer(fault)
-        if isinstance(fault, Stale) and (
-            known := self._lists.get(f"{request.path}?{request.query}")
-        ):
-            return web.Response(body=known, content_type="application/json")
+        remembered = self._lists.get(f"{request.path}?{request.query}")
+        if isinstance(fault, Stale) and remembered:
+            return web.Response(body=remembered, content_type="application/json")
         if isinstance(fault, Cut) and fault.when == "before":
             await fault.then()
             return _abort(incoming)
@@ -185,7 +185,8 @@ class Proxy:
                 )
                 if watch.end.done() or not line.done():
                     continue
-                text, line = line.result(), None
+                text = line.result()
+                line = None
                 if not text:
                     return
                 await response.write(text)
@@ -229,7 +230,7 @@ async def _end_watch(
             if incoming.transport:
                 incoming.transport.close()
         case WatchEnd.SILENT:
-            while _is_open(incoming) and not silence.is_set():  # noqa: ASYNC110  aiohttp has no event for a closed one
+            while _is_open(incoming) and not silence.is_set():  # noqa: ASYNC110  aiohttp has no event for a closed request
                 await asyncio.sleep(0.5)
             _abort(incoming)
 

@@ -80,8 +80,9 @@ class Simulation:
             f"{PIPELINES}/namespaces/{namespace}/finetunepipelines": "pipeline",
         }
         for path, kind in kinds.items():
-            found = [f"{kind}/{one['metadata']['name']}" for one in await self.api.list(path)]
-            if left := [one for one in found if one != f"claim/{MODELS}"]:
+            names = [f"{kind}/{child['metadata']['name']}" for child in await self.api.list(path)]
+            left = [name for name in names if name != f"claim/{MODELS}"]
+            if left:
                 return left
         return []
 
@@ -95,8 +96,8 @@ class Pipelines:
 
     async def follow(self, api: Api) -> None:
         """Keep the objects up to date until cancelled."""
-        async for kind, found in api.follow(f"{PIPELINES}/finetunepipelines"):
-            paths = {pipeline_path(one): one for one in found}
+        async for kind, changed in api.follow(f"{PIPELINES}/finetunepipelines"):
+            paths = {pipeline_path(pipeline): pipeline for pipeline in changed}
             if kind == "LISTED":
                 self.objects = paths
             elif kind == "DELETED":
@@ -105,9 +106,9 @@ class Pipelines:
                 self.objects |= paths
 
 
-def pipeline_path(found: Object) -> str:
+def pipeline_path(pipeline: Object) -> str:
     """Return the path of a pipeline."""
-    meta = found["metadata"]
+    meta = pipeline["metadata"]
     return f"{PIPELINES}/namespaces/{meta['namespace']}/finetunepipelines/{meta['name']}"
 
 
@@ -117,15 +118,17 @@ async def until(
     otherwise: str | Callable[[], str] = "the condition is not met",
 ) -> Any:
     """Poll until the condition returns a true value, and return it. Raises NotReached."""
-    deadline, pause = time.monotonic() + seconds, 0.1
-    while not (value := await condition()):
+    deadline = time.monotonic() + seconds
+    pause = 0.1
+    while True:
+        value = await condition()
+        if value:
+            return value
         if time.monotonic() > deadline:
-            raise NotReached(
-                f"after {seconds:g} s: {otherwise if isinstance(otherwise, str) else otherwise()}"
-            )
+            reason = otherwise if isinstance(otherwise, str) else otherwise()
+            raise NotReached(f"after {seconds:g} s: {reason}")
         await asyncio.sleep(pause)
         pause = min(pause * 1.2, 1.0)
-    return value
 
 
 def own_address(endpoint: Endpoint) -> str:
@@ -164,7 +167,8 @@ async def simulation(
     """Run a simulated kubelet and the model server of its pods on the cluster."""
     endpoint = Endpoint.read(kubeconfig)
     async with endpoint.session() as session:
-        api, address = Api(endpoint, session), own_address(endpoint)
+        api = Api(endpoint, session)
+        address = own_address(endpoint)
         pipelines = Pipelines()
         following = asyncio.create_task(pipelines.follow(api))
         try:

@@ -254,7 +254,7 @@ class RandomEvents(RuleBasedStateMachine):
         disruptions = (
             lambda: self.cluster.evict(name, step=step, saved=step // 2),
             lambda: self.cluster.evict(name, why=None),
-            lambda: self.scenario.lose_node(name, why="y" * 5000),
+            lambda: self.scenario.lose_node(name, reason="y" * 5000),
             lambda: self.scenario.run_out_of_memory(name),
             lambda: self.cluster.complete(name, None),
             lambda: self.cluster.delete_job(name),
