@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "operator"), str(ROOT / "trainer"), str(RO
 from support.faults.churn import Report, churn  # noqa: E402
 from support.faults.operators import OperatorForks  # noqa: E402
 from support.faults.simulation import PLANE  # noqa: E402
-from support.operator_process import install_crd  # noqa: E402
+from support.operator.operator_process import install_crd  # noqa: E402
 
 from testcluster import fixtures  # noqa: E402
 

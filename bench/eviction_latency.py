@@ -32,7 +32,7 @@ from support.faults.manifest import manifest  # noqa: E402
 from support.faults.operators import KUBECONFIG, OperatorForks, OperatorProcess  # noqa: E402
 from support.faults.pods import INTERRUPTED, Ending, StagePod  # noqa: E402
 from support.faults.simulation import PLANE, Simulation, simulation, until  # noqa: E402
-from support.operator_process import install_crd  # noqa: E402
+from support.operator.operator_process import install_crd  # noqa: E402
 
 from testcluster import fixtures  # noqa: E402
 

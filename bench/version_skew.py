@@ -25,7 +25,7 @@ from support.faults.life import Outcome, a_life  # noqa: E402
 from support.faults.manifest import STAGES  # noqa: E402
 from support.faults.operators import OperatorForks  # noqa: E402
 from support.faults.simulation import PLANE, Simulation, simulation  # noqa: E402
-from support.operator_process import install_crd  # noqa: E402
+from support.operator.operator_process import install_crd  # noqa: E402
 
 from testcluster import fixtures  # noqa: E402
 

@@ -37,6 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a tiny random Llama with its tokenizer. It is shared, so tests must not write to it."""
-    from support.models import make_tiny_model  # noqa: PLC0415  imports torch, which is slow
+    from support.trainer.models import make_tiny_model  # noqa: PLC0415  imports torch, which is slow
 
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")

@@ -50,7 +50,7 @@ Dumper.add_representer(
 def files() -> dict[Path, str | None]:
     """Return path -> text of every generated file; None for an example of a state that is no more."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from support.pipeline_states import STATES  # noqa: PLC0415  not for --help
+    from support.operator.pipeline_states import STATES  # noqa: PLC0415  not for --help
 
     data = customizations()
     patch = {

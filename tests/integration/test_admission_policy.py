@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import yaml
-from support.admission_cases import (
+from support.operator.admission_cases import (
     CONFIG_MAP,
     HOSTILE_OBJECTS,
     HOSTILE_PATCHES,
@@ -18,11 +18,11 @@ from support.admission_cases import (
     PIPELINE,
     add_volume,
 )
-from support.built_objects import MANIFESTS, ROOT, Object, built_objects, load_manifest
-from support.charts import CLUSTER_WIDE, of_kind, render
-from support.operator_process import delete_objects, install_crd
-from support.scenario import merged
-from support.volumes import GROWING, create_growing_class, create_volume, wait_bound
+from support.operator.built_objects import MANIFESTS, ROOT, Object, built_objects, load_manifest
+from support.operator.charts import CLUSTER_WIDE, of_kind, render
+from support.operator.operator_process import delete_objects, install_crd
+from support.operator.scenario import merged
+from support.operator.volumes import GROWING, create_growing_class, create_volume, wait_bound
 
 from e2e.pipelines.chart import RELEASE
 from testcluster.errors import TimedOut

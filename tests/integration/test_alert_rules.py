@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.alert_cases import CASES, Case
-from support.monitoring import DCGM, alert_rules, dashboard_expressions
+from support.operator.alert_cases import CASES, Case
+from support.operator.monitoring import DCGM, alert_rules, dashboard_expressions
 from support.programs import program
 
 pytestmark = pytest.mark.skipif(

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from support.pipeline_states import STATES
+from support.operator.pipeline_states import STATES
+from support.operator.scenario import merged
 from support.programs import program
-from support.scenario import merged
 
 ROOT = Path(__file__).resolve().parents[2]
 ARGOCD = ROOT / "deploy" / "argocd"

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import yaml
-from support.charts import (
+from support.operator.charts import (
     CLUSTER_WIDE,
     DIGEST,
     EVERYTHING,

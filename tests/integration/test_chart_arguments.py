@@ -1,7 +1,7 @@
 """The arguments and variables that the chart gives to the operator's process, as the process reads them."""
 
 import pytest
-from support.charts import (
+from support.operator.charts import (
     CLUSTER_WIDE,
     EVERYTHING,
     NAMESPACED,

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 import yaml
-from support.charts import (
+from support.operator.charts import (
     CLUSTER_WIDE,
     EVERYTHING,
     NAMESPACED,

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import yaml
-from support.charts import (
+from support.operator.charts import (
     CLUSTER_WIDE,
     EVERYTHING,
     NAMESPACED,
@@ -22,7 +22,7 @@ from support.charts import (
     pod,
     render,
 )
-from support.monitoring import ALL_ENABLED, alert_rules, anchors
+from support.operator.monitoring import ALL_ENABLED, alert_rules, anchors
 from support.stores.servers import LOOPBACK
 
 from e2e.pipelines.chart import CHART, NAMESPACE, RELEASE

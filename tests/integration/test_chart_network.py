@@ -1,7 +1,7 @@
 """The chart's network policies as Helm renders them; test_chart_dry_run.py sends them to an API server."""
 
 import pytest
-from support.charts import CLUSTER_WIDE, EVERYTHING, Object, of_kind, only, pod, render
+from support.operator.charts import CLUSTER_WIDE, EVERYTHING, Object, of_kind, only, pod, render
 
 from e2e.pipelines.chart import NAMESPACE
 from finetune_operator.core.metadata import job_labels

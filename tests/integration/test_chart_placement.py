@@ -2,9 +2,9 @@
 
 import pytest
 import yaml
-from support.built_objects import Object, built_objects
-from support.charts import container, parsed_options, pod, render
-from support.scenario import ALL_STAGES, merged
+from support.operator.built_objects import Object, built_objects
+from support.operator.charts import container, parsed_options, pod, render
+from support.operator.scenario import ALL_STAGES, merged
 
 from e2e.pipelines.chart import CHART
 from finetune_operator.api.placement import PRESETS

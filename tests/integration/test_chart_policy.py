@@ -1,7 +1,7 @@
 """The chart's admission policies as Helm renders them; test_admission_policy.py sends requests to an API server."""
 
 import pytest
-from support.charts import CLUSTER_WIDE, NAMESPACED, Object, of_kind, render, render_text
+from support.operator.charts import CLUSTER_WIDE, NAMESPACED, Object, of_kind, render, render_text
 
 from e2e.pipelines.chart import RELEASE
 

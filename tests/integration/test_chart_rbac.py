@@ -1,7 +1,7 @@
 """The roles and bindings of the chart, as Helm renders them."""
 
 import pytest
-from support.charts import (
+from support.operator.charts import (
     CLUSTER_WIDE,
     NAMESPACED,
     every_variant,

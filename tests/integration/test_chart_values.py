@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
-from support.charts import (
+from support.operator.charts import (
     EVERYTHING,
     RESTRICTED_CONTAINER,
     RESTRICTED_POD,

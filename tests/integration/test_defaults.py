@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.charts import CLUSTER_WIDE, EVERYTHING, parsed_options, render
-from support.operator_process import install_crd, running_operator
-from support.pipeline_objects import pipeline_manifest
-from support.scenario import ALL_STAGES
+from support.operator.charts import CLUSTER_WIDE, EVERYTHING, parsed_options, render
+from support.operator.operator_process import install_crd, running_operator
+from support.operator.pipeline_objects import pipeline_manifest
+from support.operator.scenario import ALL_STAGES
 
 from e2e.pipelines.driver import PipelineDriver
 from finetune_operator.api.defaults import NO_DEFAULTS

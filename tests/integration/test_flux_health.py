@@ -4,7 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from support.pipeline_states import FAILED, STATES, Object
+from support.operator.pipeline_states import FAILED, STATES, Object
 from support.programs import program
 
 from e2e.gitops.manifests import without_stalled

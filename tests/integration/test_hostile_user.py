@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from support.charts import CLUSTER_WIDE, render
-from support.hostile import (
+from support.operator.charts import CLUSTER_WIDE, render
+from support.operator.hostile import (
     VALUES,
     Object,
     Path,
@@ -22,10 +22,10 @@ from support.hostile import (
     trainers_spec,
     with_value,
 )
-from support.operator_process import install_crd, running_operator
-from support.pipeline_objects import pipeline_manifest
-from support.pod_checker import pod_violations
-from support.simulated_kubelet import simulated_kubelet
+from support.operator.operator_process import install_crd, running_operator
+from support.operator.pipeline_objects import pipeline_manifest
+from support.operator.pod_checker import pod_violations
+from support.operator.simulated_kubelet import simulated_kubelet
 
 from finetune_operator.api.spec import PipelineSpec
 from testcluster.errors import TimedOut

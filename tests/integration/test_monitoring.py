@@ -1,8 +1,8 @@
 """Every query of the chart's alerts and dashboards asks for metrics that an operator and a stage really serve."""
 
 import pytest
-from support.charts import CLUSTER_WIDE, render
-from support.monitoring import (
+from support.operator.charts import CLUSTER_WIDE, render
+from support.operator.monitoring import (
     alert_rules,
     dashboard_expressions,
     labels_by_metric,
@@ -10,12 +10,12 @@ from support.monitoring import (
     problems,
     scrape,
 )
-from support.operator_process import install_crd, running_operator
-from support.pipeline_objects import pipeline_manifest
-from support.scenario import ALL_STAGES
-from support.simulated_kubelet import SimulatedKubelet, simulated_kubelet
+from support.operator.operator_process import install_crd, running_operator
+from support.operator.pipeline_objects import pipeline_manifest
+from support.operator.scenario import ALL_STAGES
+from support.operator.simulated_kubelet import SimulatedKubelet, simulated_kubelet
+from support.operator.volumes import GROWING, create_growing_class, create_volume
 from support.stores.servers import free_port
-from support.volumes import GROWING, create_growing_class, create_volume
 
 from e2e.pipelines.driver import PipelineDriver
 from finetune_trainer.contract import Environment

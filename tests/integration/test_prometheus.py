@@ -8,18 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from support.charts import CLUSTER_WIDE, Object, is_monitoring, only, pod, render
-from support.monitoring import ALL_ENABLED, alert_rules, dashboard_expressions, rules_of
-from support.operator_process import install_crd, running_operator
-from support.pipeline_objects import pipeline_manifest
-from support.prometheus_operator import Configuration, configuration, from_here, prometheus_operator
-from support.prometheus_server import Prometheus, prometheus, static
-from support.scenario import ALL_STAGES, Scenario, a_pipeline
-from support.simulated_kubelet import simulated_kubelet
-from support.stages import start_stage
+from support.operator.charts import CLUSTER_WIDE, Object, is_monitoring, only, pod, render
+from support.operator.monitoring import ALL_ENABLED, alert_rules, dashboard_expressions, rules_of
+from support.operator.operator_process import install_crd, running_operator
+from support.operator.pipeline_objects import pipeline_manifest
+from support.operator.prometheus_operator import (
+    Configuration,
+    configuration,
+    from_here,
+    prometheus_operator,
+)
+from support.operator.prometheus_server import Prometheus, prometheus, static
+from support.operator.scenario import ALL_STAGES, Scenario, a_pipeline
+from support.operator.simulated_kubelet import simulated_kubelet
+from support.operator.volumes import GROWING, create_growing_class, create_volume
 from support.stores.servers import free_port
-from support.training import documents, environment, train_config, write_rows
-from support.volumes import GROWING, create_growing_class, create_volume
+from support.trainer.stages import start_stage
+from support.trainer.training import documents, environment, train_config, write_rows
 
 from e2e.pipelines.chart import NAMESPACE
 from e2e.pipelines.driver import PipelineDriver

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.charts import CLUSTER_WIDE, NAMESPACED, of_kind, render
-from support.operator_process import install_crd, running_operator
+from support.operator.charts import CLUSTER_WIDE, NAMESPACED, of_kind, render
+from support.operator.operator_process import install_crd, running_operator
 
 from e2e.pipelines.driver import PipelineDriver, pipeline
 from testcluster.errors import TimedOut

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.charts import CLUSTER_WIDE, Object, grants, of_kind, render
-from support.operator_process import install_crd, running_operator
-from support.pipeline_objects import pipeline_manifest
-from support.scenario import ALL_STAGES
-from support.simulated_kubelet import SimulatedKubelet, simulated_kubelet
-from support.volumes import GROWING, create_growing_class, create_volume, wait_bound
+from support.operator.charts import CLUSTER_WIDE, Object, grants, of_kind, render
+from support.operator.operator_process import install_crd, running_operator
+from support.operator.pipeline_objects import pipeline_manifest
+from support.operator.scenario import ALL_STAGES
+from support.operator.simulated_kubelet import SimulatedKubelet, simulated_kubelet
+from support.operator.volumes import GROWING, create_growing_class, create_volume, wait_bound
 
 from e2e.pipelines.driver import PipelineDriver
 from testcluster import fixtures

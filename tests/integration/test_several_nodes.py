@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.charts import CLUSTER_WIDE, render
-from support.operator_process import install_crd, running_operator
-from support.pipeline_objects import pipeline_manifest
-from support.scenario import ALL_STAGES
-from support.simulated_kubelet import SimulatedKubelet
+from support.operator.charts import CLUSTER_WIDE, render
+from support.operator.operator_process import install_crd, running_operator
+from support.operator.pipeline_objects import pipeline_manifest
+from support.operator.scenario import ALL_STAGES
+from support.operator.simulated_kubelet import SimulatedKubelet
 
 from e2e.pipelines.driver import Object, PipelineDriver, merged
 from testcluster.fixtures import namespace_name

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from support.installed_command import install
+from support.cli.installed_command import install
 
 SECONDS = 30.0
 TAB = "\t"

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support.pipeline_states import STATES
+from support.operator.pipeline_states import STATES
 
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL, Reason, link
 from finetune_operator.controller.metrics import FINAL_PHASES

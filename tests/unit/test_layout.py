@@ -27,7 +27,7 @@ def test_operator_package_has_few_modules_beside_its_folders():
     modules = {path.name for path in (ROOT / "operator" / "finetune_operator").glob("*.py")} - {
         "__init__.py"
     }
-    assert modules == {"__main__.py", "cluster.py", "errors.py", "memory.py", "reconcile.py"}
+    assert modules == {"__main__.py", "cluster.py", "errors.py", "reconcile.py"}
 
 
 def layers_drawn(picture: str) -> list[set[str]]:

@@ -56,7 +56,7 @@ def eat() -> None:
 
 def observe_training() -> None:
     """Record every step and every save of the training."""
-    from finetune_trainer.training import loop
+    from finetune_trainer.training import loop  # noqa: PLC0415  imports torch
     from finetune_trainer.training.checkpoints import manager  # noqa: PLC0415  imports torch
 
     train_step, write_files = loop.train_step, manager.write_files

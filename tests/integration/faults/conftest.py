@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from support.faults.operators import OperatorForks
-from support.operator_process import install_crd
+from support.operator.operator_process import install_crd
 
 from testcluster.provider import Provider
 

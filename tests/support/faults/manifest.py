@@ -3,8 +3,8 @@
 from typing import Any
 
 from support.faults.kubelet import STORAGE_CLASS, TAINT
-from support.pipeline_objects import pipeline_manifest
-from support.scenario import merged
+from support.operator.pipeline_objects import pipeline_manifest
+from support.operator.scenario import merged
 
 Object = dict[str, Any]
 MODELS = "models"

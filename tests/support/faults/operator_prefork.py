@@ -11,7 +11,7 @@ import sys
 from datetime import datetime, timedelta
 from typing import Any
 
-from support import fork_requests
+from support.trainer import fork_requests
 
 import finetune_operator.__main__ as program
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from support.scenario import RESULTS
+from support.operator.scenario import RESULTS
 
 from finetune_trainer.contract import TerminationMessage
 

@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
-from support.cli_session import CliSession
-from support.fake_api_server import kubeconfig, serving
-from support.scenario import Scenario
+from support.cli.session import CliSession
+from support.operator.fake_api_server import kubeconfig, serving
+from support.operator.scenario import Scenario
 
 from finetune_cli.manifest.manifest import read_all
 

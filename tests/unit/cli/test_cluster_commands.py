@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from support.cli_session import TRAIN, interrupt_training, run_when
-from support.scenario import Scenario, a_pipeline, scores
+from support.cli.session import TRAIN, interrupt_training, run_when
+from support.operator.scenario import Scenario, a_pipeline, scores
 
 STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 

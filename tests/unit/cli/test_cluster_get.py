@@ -7,10 +7,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from support.cli_session import TRAIN, interrupt_training, run_when
-from support.fake_api import FakeApi
-from support.pods import a_pod
-from support.scenario import Scenario, scores
+from support.cli.session import TRAIN, interrupt_training, run_when
+from support.operator.fake_api import FakeApi
+from support.operator.pods import a_pod
+from support.operator.scenario import Scenario, scores
 
 from finetune_cli.__main__ import COMMANDS
 from finetune_cli.cluster.pods import list_pods

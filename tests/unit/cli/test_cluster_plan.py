@@ -1,8 +1,8 @@
 """The command plan against a fake API server: what applying a manifest would do."""
 
 import pytest
-from support.cli_session import interrupt_training
-from support.scenario import ALL_STAGES, scores
+from support.cli.session import interrupt_training
+from support.operator.scenario import ALL_STAGES, scores
 
 STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 

@@ -4,7 +4,7 @@ import shlex
 import subprocess
 
 import pytest
-from support.installed_command import install
+from support.cli.installed_command import install
 
 from finetune_cli.__main__ import COMMANDS, main
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from rich.console import Console
-from support.scenario import Scenario, a_pipeline
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_cli.output import display
 from finetune_cli.output.display import LineOutput, LiveTable

@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from support.cli_session import TRAIN, run_when
+from support.cli.session import TRAIN, run_when
 
 from finetune_operator.core.observation import JobState
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from support.scenario import Scenario
+from support.operator.scenario import Scenario
 
 from finetune_operator.core.pipeline import Key
 from finetune_operator.local.pipeline_file import PipelineFile

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
-from support.scenario import ALL_STAGES, Scenario, scores
+from support.operator.scenario import ALL_STAGES, Scenario, scores
 
 from finetune_cli.__main__ import main
 from finetune_operator.core.pipeline import Key

@@ -4,7 +4,7 @@ import io
 
 import pytest
 from rich.console import Console
-from support.scenario import Scenario
+from support.operator.scenario import Scenario
 
 from finetune_cli.output.loss_curve import sparkline
 from finetune_cli.output.status_tree import live_table

@@ -4,7 +4,7 @@ import json
 import subprocess
 
 import pytest
-from support.cli_workspace import CliWorkspace
+from support.cli.workspace import CliWorkspace
 
 VARIABLE = "FINETUNE_GIT_SHA"
 

@@ -4,8 +4,8 @@ import json
 import sys
 
 import pytest
-from support.cli_session import TRAIN, interrupt_training
-from support.scenario import Scenario
+from support.cli.session import TRAIN, interrupt_training
+from support.operator.scenario import Scenario
 
 from finetune_cli.output.metrics import rows_of_curve
 from finetune_operator.core.pipeline import Key

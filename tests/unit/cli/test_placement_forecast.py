@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.scenario import START, UID, Scenario, a_pipeline
+from support.operator.scenario import START, UID, Scenario, a_pipeline
 
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.forecast.forecast import forecast

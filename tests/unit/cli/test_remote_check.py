@@ -7,8 +7,8 @@ import time
 
 import pytest
 import yaml
-from support.cli_workspace import variables
-from support.scenario import ALL_STAGES, merged
+from support.cli.workspace import variables
+from support.operator.scenario import ALL_STAGES, merged
 from support.stores.hub_environment import use_hub
 from support.stores.hub_server import serve_hub
 from support.stores.hub_state import Hub

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import yaml
-from support.scenario import ALL_STAGES, merged
+from support.operator.scenario import ALL_STAGES, merged
 
 from finetune_cli.__main__ import main
 from finetune_cli.checks.built_in_tasks import read_built_in_tasks

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.cli_manifest import MINIMAL
+from support.cli.manifest import MINIMAL
 
 from finetune_cli.__main__ import main
 from finetune_cli.diagnostics import InvalidManifest

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from support.cli_manifest import MINIMAL
+from support.cli.manifest import MINIMAL
 
 from finetune_cli.manifest.messages import PATTERNS
 from finetune_operator.crd import generate

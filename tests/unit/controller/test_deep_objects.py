@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.scenario import a_pipeline
+from support.operator.scenario import a_pipeline
 
 from finetune_operator.errors import InvalidObject
 from finetune_operator.kubernetes.cluster import parse_pipeline
@@ -17,7 +17,7 @@ from unittest.mock import patch
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 from support.http_server import serve_http
-from support.scenario import a_pipeline
+from support.operator.scenario import a_pipeline
 from finetune_operator import __main__ as operator
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.client import open_client

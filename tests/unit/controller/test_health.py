@@ -5,7 +5,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
-from support.cluster_objects import pipeline_object, pod_of
+from support.operator.cluster_objects import pipeline_object, pod_of
 
 from finetune_operator.controller.health import Health
 from finetune_operator.controller.workqueue import WorkQueue

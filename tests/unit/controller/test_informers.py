@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from support.cluster_objects import job_of, pipeline_object, pod_of, running_status
-from support.fake_api import FakeApi
-from support.pods import job_condition, running, terminated
+from support.operator.cluster_objects import job_of, pipeline_object, pod_of, running_status
+from support.operator.fake_api import FakeApi
+from support.operator.pods import job_condition, running, terminated
 
 from finetune_operator.controller import kopf_watch as module
 from finetune_operator.controller.informers import Informers

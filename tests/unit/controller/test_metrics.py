@@ -5,8 +5,8 @@ from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
-from support.cluster_objects import pipeline_object
-from support.scenario import Scenario, a_pipeline
+from support.operator.cluster_objects import pipeline_object
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import (

@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 import pytest
 from aiohttp import web
-from support.fake_api import FakeApi
 from support.http_server import serve_http
-from support.pods import a_pod
+from support.operator.fake_api import FakeApi
+from support.operator.pods import a_pod
 
 from finetune_operator.controller import node_watch, reflector
 from finetune_operator.controller.node_watch import NodeNotices, NodeWatch

@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import pytest
-from support.scenario import Scenario, a_pipeline
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.controller import prices

@@ -4,9 +4,9 @@ import asyncio
 from unittest.mock import patch
 
 import pytest
-from support.cluster_objects import job_of, pipeline_object, pod_of, running_status
-from support.fake_api import FakeApi
-from support.pods import running
+from support.operator.cluster_objects import job_of, pipeline_object, pod_of, running_status
+from support.operator.fake_api import FakeApi
+from support.operator.pods import running
 
 from finetune_operator.controller import reflector as module
 from finetune_operator.controller.informers import UNFINISHED_JOBS

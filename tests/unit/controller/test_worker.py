@@ -5,7 +5,8 @@ import itertools
 from datetime import UTC, datetime
 
 import pytest
-from support.scenario import UID, a_pipeline
+from support.operator.memory_cluster import MemoryCluster
+from support.operator.scenario import UID, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.controller.worker import process, run_worker
@@ -14,7 +15,6 @@ from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject
-from finetune_operator.memory import MemoryCluster
 
 GOOD, BAD = Key("team", "good"), Key("team", "bad")
 

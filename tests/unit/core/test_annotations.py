@@ -1,8 +1,8 @@
 """Suspend, cancel and retry."""
 
 import pytest
-from support.kstatus import kstatus
-from support.scenario import ORDER, Scenario, a_pipeline
+from support.operator.kstatus import kstatus
+from support.operator.scenario import ORDER, Scenario, a_pipeline
 
 from finetune_operator.api.status import Outcome
 

@@ -1,7 +1,7 @@
 """The decision table: how each ending of a Job is classified."""
 
 import pytest
-from support.scenario import Scenario, a_pipeline, a_result
+from support.operator.scenario import Scenario, a_pipeline, a_result
 
 from finetune_operator.api.status import Outcome, StageState
 from finetune_operator.core.endings import PERMANENT_REASONS

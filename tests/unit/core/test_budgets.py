@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from support.scenario import Scenario, a_pipeline
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.status import ATTEMPTS_KEPT, Outcome
 from finetune_operator.core.settings import Settings

@@ -5,7 +5,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
-from support.placements import (
+from support.operator.placements import (
     A100,
     GPU,
     H100,
@@ -18,7 +18,7 @@ from support.placements import (
     settings,
     training,
 )
-from support.scenario import START, Scenario, a_pipeline, a_result
+from support.operator.scenario import START, Scenario, a_pipeline, a_result
 
 from finetune_operator.api.amounts import AMOUNT
 from finetune_operator.api.conditions import Reason

@@ -3,9 +3,9 @@
 from datetime import timedelta
 
 import pytest
-from support.kstatus import kstatus, kstatus_of
-from support.pipeline_states import STATES
-from support.scenario import START, Scenario, a_pipeline
+from support.operator.kstatus import kstatus, kstatus_of
+from support.operator.pipeline_states import STATES
+from support.operator.scenario import START, Scenario, a_pipeline
 
 
 def summary_condition_types(scenario: Scenario) -> set[str]:

@@ -3,8 +3,8 @@
 from decimal import Decimal
 
 import pytest
-from support.placements import H100, interrupt, running_on_demand, training
-from support.scenario import RESULTS, Scenario, a_pipeline, a_result, scores
+from support.operator.placements import H100, interrupt, running_on_demand, training
+from support.operator.scenario import RESULTS, Scenario, a_pipeline, a_result, scores
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import PlacementDefaults

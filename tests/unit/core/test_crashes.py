@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from support.scenario import Scenario, run_coroutine
+from support.operator.scenario import Scenario, run_coroutine
 
 from finetune_operator.errors import ClusterError
 from finetune_operator.reconcile import reconcile

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from jsonschema import Draft4Validator
 from pydantic import ValidationError
-from support.scenario import ALL_STAGES
+from support.operator.scenario import ALL_STAGES
 
 from finetune_cli.manifest import yaml_reader
 from finetune_operator.api.group import KIND

@@ -1,14 +1,15 @@
 """Deadlines: whatever spot nodes do, `Auto` keeps each deadline that on-demand nodes alone would have kept.
 
-The simulator of bench/ runs the functions of core/capacity/policy.py; here the whole reconcile loop decides, minute by minute.
+The simulator of bench/ runs the functions of core/capacity/policy.py; here the whole reconcile loop decides, minute by
+minute.
 """
 
 import random
 from datetime import timedelta
 
 import pytest
-from support.placements import FULL, H100, end_stopped, placed, training, wait_until_moved
-from support.scenario import START, Scenario
+from support.operator.placements import FULL, H100, end_stopped, placed, training, wait_until_moved
+from support.operator.scenario import START, Scenario
 
 from finetune_operator.core.observation import JobState
 

@@ -2,7 +2,7 @@
 
 import pytest
 from pydantic import ValidationError
-from support.scenario import ORDER, UID, Scenario, a_pipeline
+from support.operator.scenario import ORDER, UID, Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.defaults import NO_DEFAULTS, Defaults

@@ -2,7 +2,7 @@
 
 import pytest
 from pydantic import ValidationError
-from support.scenario import Scenario, a_pipeline
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_trainer.contract import EvaluateConfig
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 from pydantic import ValidationError
-from support.scenario import Scenario, a_pipeline
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker

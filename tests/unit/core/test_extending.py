@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.scenario import ORDER
+from support.operator.scenario import ORDER
 
 ROOT = Path(__file__).parents[3]
 OPERATOR = ROOT / "operator" / "finetune_operator"
@@ -53,7 +53,7 @@ NEW_ENGINE = (
 )
 
 SCRIPT = """
-from support.scenario import RESULTS, Scenario, a_pipeline
+from support.operator.scenario import RESULTS, Scenario, a_pipeline
 
 from finetune_operator.crd.generate import text
 

@@ -4,7 +4,7 @@ import re
 from datetime import timedelta
 
 import pytest
-from support.placements import (
+from support.operator.placements import (
     H100,
     choice,
     end_stopped,
@@ -14,7 +14,7 @@ from support.placements import (
     training,
     wait_until_moved,
 )
-from support.scenario import START
+from support.operator.scenario import START
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker

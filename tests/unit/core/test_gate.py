@@ -4,8 +4,8 @@ import math
 
 import pytest
 from pydantic import ValidationError
-from support.kstatus import kstatus
-from support.scenario import Scenario, a_pipeline, scores
+from support.operator.kstatus import kstatus
+from support.operator.scenario import Scenario, a_pipeline, scores
 
 from finetune_operator.api.status import GateStatus
 

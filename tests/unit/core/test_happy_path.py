@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from support.kstatus import kstatus
-from support.scenario import ORDER, Scenario, a_pipeline
+from support.operator.kstatus import kstatus
+from support.operator.scenario import ORDER, Scenario, a_pipeline
 
 from finetune_operator.api.status import Outcome
 

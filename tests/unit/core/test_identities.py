@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from support.scenario import Scenario
+from support.operator.scenario import Scenario
 
 from finetune_operator.api.stages.train import Train
 from finetune_operator.core.identity import identity_of

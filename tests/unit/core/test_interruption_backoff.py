@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from support.scenario import Scenario, a_pipeline
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.status import Outcome
 from finetune_operator.core.settings import Settings

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support.scenario import ORDER, UID, Scenario, a_pipeline
+from support.operator.scenario import ORDER, UID, Scenario, a_pipeline
 
 from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.core.metadata import ATTEMPT, IDENTITY, PIPELINE, STAGE, job_name

@@ -1,7 +1,7 @@
 """The loss curve of a stage outlives its attempts, and ends with the training that it belongs to."""
 
 import pytest
-from support.scenario import Scenario
+from support.operator.scenario import Scenario
 
 from finetune_operator.kubernetes.cluster import without_progress
 from finetune_trainer.contract import LossCurve

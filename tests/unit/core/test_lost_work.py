@@ -1,7 +1,7 @@
 """Lost work: the steps that an interruption forces to be repeated, and their duration."""
 
 import pytest
-from support.scenario import Scenario
+from support.operator.scenario import Scenario
 
 from finetune_trainer.contract import PushConfig, parse_config
 from finetune_trainer.contract.environment import CONFIG

@@ -1,9 +1,9 @@
 """The verbs that Argo CD offers in each state, against what the operator makes of them."""
 
 import pytest
-from support.pipeline_objects import Object, stored_object
-from support.pipeline_states import STATES
-from support.scenario import Scenario
+from support.operator.pipeline_objects import Object, stored_object
+from support.operator.pipeline_states import STATES
+from support.operator.scenario import Scenario
 
 VERBS = {
     "cancel": lambda scenario: scenario.cancel("another"),

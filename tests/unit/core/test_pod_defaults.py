@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from support.scenario import ORDER, Scenario, a_pipeline
+from support.operator.scenario import ORDER, Scenario, a_pipeline
 
 from finetune_operator.api.stages.pod import Pod
 

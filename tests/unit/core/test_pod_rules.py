@@ -3,7 +3,7 @@
 import pytest
 import yaml
 from pydantic import ValidationError
-from support.scenario import a_pipeline
+from support.operator.scenario import a_pipeline
 
 from finetune_operator.api.stages.pod import BYTES
 from finetune_operator.crd import generate

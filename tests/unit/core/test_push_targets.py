@@ -2,7 +2,7 @@
 
 import pytest
 from pydantic import ValidationError
-from support.scenario import Scenario, a_pipeline, scores
+from support.operator.scenario import Scenario, a_pipeline, scores
 
 ADAPTER = {"uri": "pvc://adapters/demo", "format": "Adapter"}
 MERGED = {"uri": "pvc://models/demo"}

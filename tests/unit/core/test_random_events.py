@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pydantic import ValidationError
-from support.kstatus import kstatus
-from support.scenario import ORDER, RESULTS, Scenario, a_pipeline, a_result, merged, scores
+from support.operator.kstatus import kstatus
+from support.operator.scenario import ORDER, RESULTS, Scenario, a_pipeline, a_result, merged, scores
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from support.scenario import Scenario, a_pipeline, a_result
+from support.operator.scenario import Scenario, a_pipeline, a_result
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker, ObservedServer

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from support.scenario import ORDER, Scenario, a_result
+from support.operator.scenario import ORDER, Scenario, a_result
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker

@@ -5,8 +5,8 @@ from decimal import Decimal
 
 import pytest
 from pydantic import ValidationError
-from support.placements import FULL, H100, choice, end_stopped, placed, settings, training
-from support.scenario import Scenario, a_pipeline
+from support.operator.placements import FULL, H100, choice, end_stopped, placed, settings, training
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.capacity.nodes import offers

@@ -1,7 +1,7 @@
 """Edits of the spec: which stages they rerun, and which results they keep."""
 
 import pytest
-from support.scenario import ORDER, Scenario, a_pipeline
+from support.operator.scenario import ORDER, Scenario, a_pipeline
 
 from finetune_operator.api.status import Outcome
 

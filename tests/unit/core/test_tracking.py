@@ -2,7 +2,7 @@
 
 import pytest
 from pydantic import ValidationError
-from support.scenario import Scenario
+from support.operator.scenario import Scenario
 
 from finetune_operator.api.spec import PipelineSpec
 

@@ -1,8 +1,8 @@
 """Messages of conditions and events name the section of the documentation that has the fix."""
 
 import pytest
-from support.pipeline_states import STATES
-from support.scenario import Scenario, a_pipeline
+from support.operator.pipeline_states import STATES
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import NOTHING_TO_FIX
 from finetune_operator.core.settings import Settings

@@ -5,7 +5,7 @@ import math
 from datetime import UTC, datetime
 
 import pytest
-from support.scenario import RESULTS, Scenario
+from support.operator.scenario import RESULTS, Scenario
 
 from finetune_operator.api.status import PipelineStatus, StageStatus
 from finetune_trainer.contract import Progress, TerminationMessage

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support.scenario import ORDER, RESULTS, Scenario
+from support.operator.scenario import ORDER, RESULTS, Scenario
 
 from finetune_cli.output.status_text import stage_summary
 from finetune_operator.api.conditions import Reason

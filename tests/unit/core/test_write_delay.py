@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 import pytest
-from support.scenario import START, Scenario
+from support.operator.scenario import START, Scenario
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import Outcome, PipelineStatus, Refusal, StageState

@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from support.cluster_objects import pipeline_object
-from support.fake_api import FakeApi
-from support.scenario import Scenario, a_pipeline
+from support.operator.cluster_objects import pipeline_object
+from support.operator.fake_api import FakeApi
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.actions import (

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.scenario import Scenario, a_pipeline
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.resources.claim import build_claim, ownership_error

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from support.built_objects import Object, built_objects
-from support.scenario import ALL_STAGES, merged
+from support.operator.built_objects import Object, built_objects
+from support.operator.scenario import ALL_STAGES, merged
 
 FULL: dict[str, Any] = {
     "imagePullPolicy": "IfNotPresent",

@@ -5,9 +5,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from support.fake_api import FakeApi
-from support.pods import Object, a_pod, controller_reference, running, terminated, unschedulable
-from support.scenario import Scenario, a_pipeline
+from support.operator.fake_api import FakeApi
+from support.operator.pods import (
+    Object,
+    a_pod,
+    controller_reference,
+    running,
+    terminated,
+    unschedulable,
+)
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState

@@ -1,8 +1,14 @@
 """Which pipelines a change wakes, and what the cache keeps of deleted pods."""
 
 import pytest
-from support.cluster_objects import cache_of, job_of, pipeline_object, pod_of, running_status
-from support.pods import job_condition, running, terminated, unschedulable, waiting
+from support.operator.cluster_objects import (
+    cache_of,
+    job_of,
+    pipeline_object,
+    pod_of,
+    running_status,
+)
+from support.operator.pods import job_condition, running, terminated, unschedulable, waiting
 
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.cache.cache import CLAIMS, EVENTS, JOBS, PIPELINES, PODS

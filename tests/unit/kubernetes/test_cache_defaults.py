@@ -2,8 +2,8 @@
 
 import asyncio
 
-from support.cluster_objects import cache_of, pipeline_object
-from support.fake_api import FakeApi
+from support.operator.cluster_objects import cache_of, pipeline_object
+from support.operator.fake_api import FakeApi
 
 from finetune_operator.controller.informers import CHILDREN
 from finetune_operator.core.pipeline import Key

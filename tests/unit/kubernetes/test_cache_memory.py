@@ -3,7 +3,7 @@
 import gc
 import tracemalloc
 
-from support.cluster_objects import job_of, pipeline_object, pod_of
+from support.operator.cluster_objects import job_of, pipeline_object, pod_of
 
 from finetune_operator.kubernetes.cache.cache import (
     CLAIMS,

@@ -4,9 +4,9 @@ import json
 from copy import deepcopy
 from dataclasses import replace
 
-from support.cluster_objects import pipeline_object, running_status
-from support.pods import a_pod, controller_reference, terminated
-from support.scenario import UID, Scenario, a_pipeline
+from support.operator.cluster_objects import pipeline_object, running_status
+from support.operator.pods import a_pod, controller_reference, terminated
+from support.operator.scenario import UID, Scenario, a_pipeline
 
 from finetune_operator.core.metadata import IDENTITY, SERVER, STAGE
 from finetune_operator.core.pipeline import Key, Pipeline

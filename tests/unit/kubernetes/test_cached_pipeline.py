@@ -4,10 +4,18 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.cluster_objects import cache_of, pipeline_object, running_status
-from support.pipeline_objects import stored_object
-from support.placements import FULL, GPU, H100, end_stopped, settings, training, wait_until_moved
-from support.scenario import START, Scenario, a_pipeline, merged
+from support.operator.cluster_objects import cache_of, pipeline_object, running_status
+from support.operator.pipeline_objects import stored_object
+from support.operator.placements import (
+    FULL,
+    GPU,
+    H100,
+    end_stopped,
+    settings,
+    training,
+    wait_until_moved,
+)
+from support.operator.scenario import START, Scenario, a_pipeline, merged
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import StageState

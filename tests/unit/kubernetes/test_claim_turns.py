@@ -4,9 +4,9 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.cluster_objects import job_of, pipeline_object, pod_of, running_status
-from support.fake_api import FakeApi
-from support.pods import job_condition, running
+from support.operator.cluster_objects import job_of, pipeline_object, pod_of, running_status
+from support.operator.fake_api import FakeApi
+from support.operator.pods import job_condition, running
 
 from finetune_operator.controller.worker import process
 from finetune_operator.controller.workqueue import WorkQueue

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
-from support.served_client import call, client_of, rejecting
+from support.trainer.served_client import call, client_of, rejecting
 
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.kubernetes import client as module

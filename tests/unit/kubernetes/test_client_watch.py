@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from aiohttp import web
-from support.served_client import client_of, rejecting
+from support.trainer.served_client import client_of, rejecting
 
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import client as module

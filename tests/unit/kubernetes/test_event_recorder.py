@@ -5,8 +5,8 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from support.cluster_objects import pipeline_object
-from support.fake_api import FakeApi
+from support.operator.cluster_objects import pipeline_object
+from support.operator.fake_api import FakeApi
 
 from finetune_operator.core.events import Event
 from finetune_operator.core.pipeline import Key

@@ -5,8 +5,8 @@ import json
 
 import pytest
 from pydantic import ValidationError
-from support.built_objects import UID, BuiltObjects, built_objects
-from support.hostile import (
+from support.operator.built_objects import UID, BuiltObjects, built_objects
+from support.operator.hostile import (
     VALUES,
     Object,
     full_spec,
@@ -15,7 +15,7 @@ from support.hostile import (
     trainers_spec,
     with_value,
 )
-from support.pod_checker import expanded, pod_violations, received
+from support.operator.pod_checker import expanded, pod_violations, received
 
 from finetune_operator.kubernetes.translate.api_errors import Blocked
 

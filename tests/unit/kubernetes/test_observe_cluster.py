@@ -4,9 +4,9 @@ import asyncio
 import json
 
 import pytest
-from support.cluster_objects import job_of, pipeline_object, pod_of, running_status
-from support.fake_api import FakeApi
-from support.pods import ENDED, job_condition, running, terminated
+from support.operator.cluster_objects import job_of, pipeline_object, pod_of, running_status
+from support.operator.fake_api import FakeApi
+from support.operator.pods import ENDED, job_condition, running, terminated
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState

@@ -4,7 +4,7 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.pods import (
+from support.operator.pods import (
     a_job,
     a_pod,
     disrupted,

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 from aiohttp import web
 from support.http_server import serve_http
-from support.pods import a_pod, running
+from support.operator.pods import a_pod, running
 
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.pods import progress as progress_module

@@ -1,8 +1,8 @@
 """The metric `finetune_servers_down`: what the cache knows from Services and Deployments."""
 
 import pytest
-from support.cluster_objects import cache_of, pipeline_object
-from support.scenario import Scenario
+from support.operator.cluster_objects import cache_of, pipeline_object
+from support.operator.scenario import Scenario
 
 from finetune_operator.kubernetes.cluster import parse_pipeline
 from finetune_operator.kubernetes.resources.server import build_deployment, build_service

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.cluster_objects import (
+from support.operator.cluster_objects import (
     PIPELINE_NAME,
     cache_of,
     job_of,
@@ -11,9 +11,9 @@ from support.cluster_objects import (
     pod_of,
     running_status,
 )
-from support.fake_api import FakeApi
-from support.pods import running, terminated
-from support.scenario import Scenario, a_pipeline
+from support.operator.fake_api import FakeApi
+from support.operator.pods import running, terminated
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.actions import CreateJob

@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.cluster_objects import pipeline_object
-from support.fake_api import FakeApi
-from support.kstatus import kstatus_of
-from support.scenario import merged
+from support.operator.cluster_objects import pipeline_object
+from support.operator.fake_api import FakeApi
+from support.operator.kstatus import kstatus_of
+from support.operator.scenario import merged
 
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import PipelineStatus

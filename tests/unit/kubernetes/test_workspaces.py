@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from support.fake_api import FakeApi
-from support.scenario import Scenario, a_pipeline
+from support.operator.fake_api import FakeApi
+from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.cli_workspace import CliWorkspace
+from support.cli.workspace import CliWorkspace
 
 from finetune_operator.local.runner import COMMANDS
 

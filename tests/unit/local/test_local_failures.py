@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from support.cli_workspace import CliWorkspace
+from support.cli.workspace import CliWorkspace
 
 from finetune_cli.__main__ import main
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cli_workspace import STAGES, CliWorkspace
+from support.cli.workspace import STAGES, CliWorkspace
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.cli_workspace import CliWorkspace
+from support.cli.workspace import CliWorkspace
 
 from finetune_operator.kubernetes.resources.job import escape_expansion
 from finetune_trainer.contract import (

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forkserver import ForkServer
-from support.stages import environment_in
+from support.trainer.forkserver import ForkServer
+from support.trainer.stages import environment_in
 
 from finetune_trainer.contract import Environment
 
@@ -25,7 +25,7 @@ def manifest_dir(environment: Environment) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer without model weights, enough for prepare. Tests share it and must not write to it."""
-    from support.prepared import make_tokenizer  # noqa: PLC0415  the import takes seconds
+    from support.trainer.prepared import make_tokenizer  # noqa: PLC0415  the import takes seconds
 
     folder = tmp_path_factory.mktemp("tokenizer")
     make_tokenizer(folder)
@@ -45,7 +45,7 @@ def new_training(
     fork_server: ForkServer, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Any]:
     """Returns a training of several processes, with options of the fork server and changes of its recipe."""
-    from support.rank_trainings import Training, config_of, write_all_rows  # noqa: PLC0415  the import takes seconds
+    from support.trainer.rank_trainings import Training, config_of, write_all_rows  # noqa: PLC0415  the import takes seconds
 
     prepared = write_all_rows(tmp_path_factory.mktemp("rows")) / "prepare"
 
@@ -75,7 +75,7 @@ def datasets_cache(
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with the output of prepare, in which a module trains its run to compare with."""
-    from support.training import documents, write_rows  # noqa: PLC0415  the import takes seconds
+    from support.trainer.training import documents, write_rows  # noqa: PLC0415  the import takes seconds
 
     workspace = tmp_path_factory.mktemp("packed")
     write_rows(workspace, documents(60), documents(8, seed=5))

@@ -2,7 +2,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.mlflow_server import MlflowServer, serve_mlflow
+from support.trainer.mlflow_server import MlflowServer, serve_mlflow
 
 from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.tracking.port import TrackedRun

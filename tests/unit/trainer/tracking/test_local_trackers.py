@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.tracker_files import event_points, finished_wandb_run
+from support.trainer.tracker_files import event_points, finished_wandb_run
 
 from finetune_trainer.contract import Environment, TensorBoard, Wandb
 from finetune_trainer.tracking.port import ReportEnd

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import yaml
-from support.lm_eval_tasks import write_verbs_task
-from support.mlflow_server import MlflowServer
-from support.models import prompt_records, write_jsonl
-from support.tracker_files import wandb_runs
+from support.trainer.lm_eval_tasks import write_verbs_task
+from support.trainer.mlflow_server import MlflowServer
+from support.trainer.models import prompt_records, write_jsonl
+from support.trainer.tracker_files import wandb_runs
 
 STEPS = 24
 FAULTS = (

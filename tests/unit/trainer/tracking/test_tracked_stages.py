@@ -3,10 +3,10 @@
 import shutil
 
 import pytest
-from support.adapters import make_adapter
-from support.evaluation import evaluate_config, evaluate_environment, run_evaluate
-from support.stages import environment_in, run_to_failure, run_to_result
-from support.training import train_config
+from support.operator.adapters import make_adapter
+from support.trainer.evaluation import evaluate_config, evaluate_environment, run_evaluate
+from support.trainer.stages import environment_in, run_to_failure, run_to_result
+from support.trainer.training import train_config
 
 from finetune_trainer.contract import (
     DatasetSource,

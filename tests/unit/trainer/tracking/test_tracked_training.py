@@ -7,10 +7,10 @@ import signal
 import time
 
 import pytest
-from support.forkserver import ForkServer
-from support.mlflow_server import serve_mlflow
-from support.tracker_files import event_points, wandb_runs
-from support.training import (
+from support.trainer.forkserver import ForkServer
+from support.trainer.mlflow_server import serve_mlflow
+from support.trainer.tracker_files import event_points, wandb_runs
+from support.trainer.training import (
     adapter_digest,
     documents,
     environment,

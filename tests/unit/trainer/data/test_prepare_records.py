@@ -1,0 +1,372 @@
+"""Data sets in four formats, and every defect of a file or a record, with the message for it."""
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from support.trainer.formats import FORMATS, write_csv, write_parquet
+from support.trainer.models import write_jsonl
+from support.trainer.prepared import IDENTITY, packed_documents, prepare, prepare_config
+from support.trainer.stages import run_to_failure
+
+from finetune_trainer.contract import Environment, ExitCode
+from finetune_trainer.data.reading import formats
+from finetune_trainer.data.reading.formats import read_records
+from finetune_trainer.data.reading.source_file import SourceFile
+
+CONVERSATION = [
+    {"role": "user", "content": 'the "file",\nor?'},
+    {"role": "assistant", "content": "a socket"},
+]
+
+
+@pytest.fixture
+def model(tokenizer_folder: Path) -> Path:
+    return tokenizer_folder
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"messages": CONVERSATION}, {"messages": CONVERSATION[::-1]}],
+        [
+            {"prompt": 'the "file",\nor?', "completion": " é", "more": "x"},
+            {"prompt": "", "completion": "b", "more": ""},
+        ],
+        [{"text": 'the "file",\nor?'}, {"text": "漢🙂"}],
+    ],
+    ids=["messages", "prompt and completion", "text"],
+)
+def test_same_records_yield_the_same_rows_in_every_format(
+    model: Path, environment: Environment, manifest_dir: Path, rows: list[dict[str, Any]]
+) -> None:
+    packed = {}
+    for extension, write in FORMATS.items():
+        write(manifest_dir / f"data.{extension}", rows)
+        result = prepare(prepare_config(model, f"data.{extension}"), environment)
+        assert result.records == 2
+        packed[extension] = packed_documents(environment)
+        (environment.stage_dir("prepare", IDENTITY) / "result.json").unlink()
+
+    assert packed["jsonl"] == packed["json"] == packed["csv"] == packed["parquet"]
+    assert len(packed["jsonl"]) == 2
+
+
+def test_format_can_be_set_for_an_unknown_extension(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    write_csv(manifest_dir / "data.txt", [{"text": "the file"}])
+
+    assert prepare(prepare_config(model, "data.txt", format="CSV"), environment).records == 1
+
+
+def test_bom_blank_lines_and_carriage_returns_are_ignored(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    (manifest_dir / "data.jsonl").write_bytes(
+        b'\xef\xbb\xbf{"text": "the file"}\r\n\r\n  \n{"text": "a socket"}\r\n'
+    )
+
+    result = prepare(prepare_config(model), environment)
+    assert (result.records, result.invalid) == (2, 0)
+
+
+GOOD = '{"text": "the file"}\n'
+BAD_LINES = [
+    (b'{"text": "the fi\xffle"}', "data.jsonl:2: byte 0xff at position 17 is not UTF-8"),
+    (b'{"text": "half \\ud800"}', "data.jsonl:2: text: character 6 is a lone surrogate (\\ud800)"),
+    (b'{"text": "the file"', "data.jsonl:2: not JSON: Expecting ',' delimiter at column 20"),
+    (b'["the file"]', "data.jsonl:2: a record is a JSON object {…}, this is a list"),
+    (b"null", "data.jsonl:2: a record is a JSON object {…}, this is null"),
+    (b"[" * 100_000, "data.jsonl:2: nested too deeply"),
+    (b'{"words": "the file"}', "data.jsonl:2: text is missing"),
+    (b'{"text": null}', "data.jsonl:2: text is null"),
+    (b'{"text": 5}', "data.jsonl:2: text must be a string, it is a number"),
+    (b'{"text": " "}', "data.jsonl:2: text is empty: there is nothing to learn"),
+    (
+        b'{"prompt": "a", "completion": "b"}',
+        "data.jsonl:2: has prompt and completion, but earlier records have text: use one shape per data set",
+    ),
+    (
+        b'{"text": "a", "prompt": "a", "completion": "b"}',
+        "data.jsonl:2: has prompt and completion and also text: keep only one of them in the file",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), BAD_LINES, ids=[expected[14:40] for _, expected in BAD_LINES]
+)
+def test_invalid_line_is_reported_with_its_reason(
+    model: Path, environment: Environment, manifest_dir: Path, line: bytes, expected: str
+) -> None:
+    (manifest_dir / "data.jsonl").write_bytes(GOOD.encode() + line + b"\n" + GOOD.encode())
+
+    message, code = run_to_failure(prepare_config(model), environment)
+    assert code == ExitCode.DATA
+    assert expected in message
+    assert "1 of 3 records are invalid" in message
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"prompt": "a"}, "completion is missing"),
+        ({"prompt": "a", "completion": None}, "completion is null"),
+        ({"prompt": "a", "completion": ""}, "completion is empty: there is nothing to learn"),
+        ({"prompt": ["a"], "completion": "b"}, "prompt must be a string, it is a list"),
+        (
+            {"input": "a", "output": "b"},
+            "needs messages, prompt and completion, or text; it has input, output",
+        ),
+        ({}, "needs messages, prompt and completion, or text; it has nothing"),
+        ({"messages": "hello"}, "messages must be a list of {role, content}, it is a string"),
+        ({"messages": []}, "no message has the role assistant (roles: none)"),
+        (
+            {"messages": ["hello"]},
+            "messages[0] must be an object with role and content, it is a string",
+        ),
+        ({"messages": [{"from": "gpt", "value": "a"}]}, "messages[0].role is missing"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content is missing"),
+        (
+            {"messages": [{"role": "assistant", "content": [1]}]},
+            "messages[0].content must be a string, it is a list",
+        ),
+        ({"messages": [{"role": "assistant", "content": ""}]}, "messages[0].content is empty"),
+        ({"messages": CONVERSATION[:1]}, "no message has the role assistant (roles: user)"),
+    ],
+    ids=str,
+)
+def test_invalid_record_is_reported_with_its_reason(
+    model: Path, environment: Environment, manifest_dir: Path, record: dict[str, Any], expected: str
+) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", [record])
+
+    message, code = run_to_failure(prepare_config(model), environment)
+    assert code == ExitCode.DATA
+    assert f"data.jsonl:1: {expected}" in message
+
+
+BAD_FILES = [
+    ("data.jsonl", b"", "data.jsonl has no records; add records or correct datasets[0].uri"),
+    ("data.json", b"", "data.json has no records"),
+    ("data.json", b" [ ] ", "data.json has no records"),
+    ("data.csv", b"", "data.csv has no records"),
+    ("data.csv", b"text\n", "data.csv has no records"),
+    ("data.csv", b"the file,a socket\nx,y\n", "data.csv:1: the first line must name the columns"),
+    ("data.csv", b"text;more\nx;y\n", "found text;more"),
+    ("data.csv", b"text,more\na,b\nc\n", "data.csv:3: 1 cells, but the header names 2"),
+    ("data.csv", b'text\n"a\nb"\n"c\n', "data.csv:4: not CSV: unexpected end of data"),
+    (
+        "data.csv",
+        b"text\nthe fi\xe9le\n",
+        "data.csv:2: text: character 7 is byte 0xe9, not UTF-8: save the file as UTF-8",
+    ),
+    ("data.csv", b"messages\n[oops\n", "data.csv:2: messages is not JSON"),
+    ("data.json", b'{"text": "a"}', "data.json:1: the file begins with {, not with ["),
+    ("data.json", b'[\n{"text": "a"},\n{"text": }\n]', "data.json:3: not JSON: Expecting value"),
+    (
+        "data.json",
+        b'[{"text": "a"}\n{"text": "b"}]',
+        "data.json:2: not JSON: expected , and found {",
+    ),
+    ("data.json", b'[{"text": "a"},\n', "data.json:2: not JSON: Expecting value"),
+    (
+        "data.json",
+        b'[{"text": "a"}]\n[{"text": "b"}]',
+        "data.json:2: not JSON: found [ after the end of the array",
+    ),
+    (
+        "data.json",
+        b'[\n{"text": "a"},\n12,\n"b"]',
+        "data.json:3: a record is a JSON object {…}, this is a number",
+    ),
+    (
+        "data.json",
+        b'[{"text": "a"},\n{"text": "\xff"}]',
+        "data.json:2: text: character 1 is byte 0xff, not UTF-8",
+    ),
+    ("data.parquet", b"PAR?", "data.parquet: not Parquet"),
+    (
+        "data.xlsx",
+        b"",
+        "unknown file extension .xlsx: set the data set's format to JSONLines, JSON, CSV or Parquet",
+    ),
+    ("data", b"", "unknown file extension (none)"),
+    ("data.jsonl.bz2", b"", "compressed files must be unpacked, except .gz and .zst"),
+    ("data.parquet.gz", b"", "compressed Parquet files must be unpacked"),
+    ("data.jsonl.gz", b"plain text", "data.jsonl.gz: not gzip, or damaged: "),
+    ("data.csv.zst", b"plain text", "data.csv.zst: not zstd, or damaged: "),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"), BAD_FILES, ids=[message[:45] for _, _, message in BAD_FILES]
+)
+def test_invalid_file_is_reported_with_the_location(
+    model: Path, environment: Environment, name: str, content: bytes, expected: str
+) -> None:
+    assert environment.manifest_dir
+    (environment.manifest_dir / name).write_bytes(content)
+
+    message, code = run_to_failure(prepare_config(model, name), environment)
+    assert code == (
+        ExitCode.CONFIG if "extension" in expected or "unpacked" in expected else ExitCode.DATA
+    )
+    assert expected in message
+
+
+def test_parquet_file_without_the_columns_is_rejected(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    write_parquet(manifest_dir / "data.parquet", [{"words": "a"}])
+
+    message, _ = run_to_failure(prepare_config(model, "data.parquet"), environment)
+    assert "needs the columns messages, prompt and completion, or text; it has words" in message
+
+
+def test_invalid_parquet_row_is_reported_with_its_number(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    texts = pa.array([b"the file", b"\xff", b"a socket", None]).view(pa.string())
+    parquet.write_table(pa.table({"text": texts}), manifest_dir / "data.parquet")
+
+    message, code = run_to_failure(prepare_config(model, "data.parquet"), environment)
+    assert code == ExitCode.DATA
+    assert "data.parquet:2: holds bytes that are not UTF-8\ndata.parquet:4: text is null" in message
+
+
+def test_folder_is_rejected_as_a_data_set(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    (manifest_dir / "data").mkdir()
+
+    message, code = run_to_failure(prepare_config(model, "data"), environment)
+    assert code == ExitCode.CONFIG
+    assert (
+        "data is a folder: name a file in it, or several by a pattern such as data/*.jsonl"
+        in message
+    )
+
+
+def test_failure_names_at_most_ten_invalid_records(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", [{"text": "good"}] + [{"x" * 300: 1}] * 50)
+
+    message, _ = run_to_failure(prepare_config(model), environment)
+    assert message.splitlines()[0].startswith(
+        "50 of 51 records are invalid, more than prepare.maxInvalidFraction (0)"
+    )
+    assert [line.split(": ")[0] for line in message.splitlines()[1:]] == [
+        f"data.jsonl:{n}" for n in range(2, 12)
+    ]
+    assert len(message.encode()) < 2048
+
+
+def test_invalid_records_within_limit_are_counted_and_skipped(
+    model: Path, environment: Environment, manifest_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", [{"text": "good"}] * 3 + [{"text": 1}])
+
+    result = prepare(prepare_config(model, max_invalid_fraction=0.25), environment)
+    assert (result.records, result.invalid) == (4, 1)
+    assert len(packed_documents(environment)) == 3
+    assert "data.jsonl:4: text must be a string, it is a number" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"too_long": "Drop", "context_length": 16},
+            "2 records are longer than prepare.contextLength (16); raise it",
+        ),
+        ({"validation_fraction": 0.5, "seed": 10}, "all valid records are in the validation split"),
+    ],
+)
+def test_data_set_without_training_rows_is_rejected(
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    changes: dict[str, Any],
+    expected: str,
+) -> None:
+    write_jsonl(manifest_dir / "data.jsonl", [{"text": "the file number " * 20}] * 2)
+
+    message, code = run_to_failure(prepare_config(model, **changes), environment)
+    assert code == ExitCode.DATA
+    assert f"no training rows: {expected}" in message
+
+
+def test_line_longer_than_the_limit_is_rejected(
+    model: Path, environment: Environment, manifest_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "LONGEST_RECORD", 1 << 20)
+    (manifest_dir / "data.jsonl").write_bytes(GOOD.encode() + b"x" * (1 << 21))
+    (manifest_dir / "data.json").write_bytes(b'[{"text": "' + b"x" * (1 << 22))
+
+    message, _ = run_to_failure(prepare_config(model), environment)
+    assert "data.jsonl:2: the line is longer than 1 MiB" in message
+    message, _ = run_to_failure(prepare_config(model, "data.json"), environment)
+    assert "data.json:1: not JSON, or a record longer than 1 MiB" in message
+
+
+@pytest.mark.parametrize("name", ["jsonl", "json", "csv"])
+def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"data.{name}"
+    FORMATS[name](path, [{"text": f"{number} " + "the file " * 200} for number in range(3000)])
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in read_records(SourceFile(path), "Auto"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert count == 3000
+    assert path.stat().st_size > 5_000_000
+    assert peak < 1_000_000
+
+
+def test_json_records_do_not_depend_on_the_chunk_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": "é\n" * length, "n": 10**length} for length in range(12)]
+    source = SourceFile(tmp_path / "data.json")
+    source.path.write_text(json.dumps(rows, indent=2, ensure_ascii=False))
+    in_one_chunk = list(read_records(source, "JSON"))
+
+    for size in range(1, 40):
+        monkeypatch.setattr(formats, "JSON_CHUNK", size)
+        assert list(read_records(source, "JSON")) == in_one_chunk
+    assert [fields for _, fields in in_one_chunk] == rows
+    assert [line for line, _ in in_one_chunk] == [2 + 4 * number for number in range(12)]
+
+
+def bytes_read() -> int:
+    """Return the bytes that this process has read."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize("name", ["jsonl", "json", "csv"])
+def test_source_is_read_once(
+    tokenizer_folder: Path, environment: Environment, manifest_dir: Path, name: str
+) -> None:
+    """Most bytes are in a column that is not used, so that tokenizing takes no time."""
+    data = manifest_dir / f"data.{name}"
+    row: dict[str, object] = {"text": "the file", "more": "x" * 200_000}
+    if name == "csv":
+        lines = ["text,more", *[",".join(map(str, row.values()))] * 100]
+        data.write_text("".join(f"{line}\n" for line in lines))
+    else:
+        FORMATS[name](data, [row] * 100)
+    config = prepare_config(tokenizer_folder, f"data.{name}")
+    before = bytes_read()
+    assert prepare(config, environment).records == 100
+
+    size = data.stat().st_size
+    assert size < bytes_read() - before < 1.1 * size
