@@ -189,3 +189,12 @@ def _with_flags(service: Service, flags: Mapping[str, Mapping[str, object]]) -> 
     """Return the service with its flags of `flags`, which has them by the service's name, added at the end."""
     added = [f"--{key}={value}" for key, value in flags.get(service.name, {}).items()]
     return replace(service, argv=[*service.argv, *added])
+
+
+def registry_config(folder: Path) -> str:
+    """Return the configuration of the registry, which stores its content in this folder."""
+    return f"""version: 0.1
+log: {{level: warn, accesslog: {{disabled: true}}}}
+storage: {{filesystem: {{rootdirectory: {folder}}}, delete: {{enabled: true}}}}
+http: {{addr: ":{REGISTRY_PORT}"}}
+"""
