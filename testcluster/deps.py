@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from testcluster import binaries
+from testcluster import binaries, go_modules
 from testcluster.cluster_state import cache, locked
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images.image_builders import ENGINES
@@ -73,7 +73,7 @@ def install_packages() -> Iterable[str]:
         return PROGRAMS_FOR_KIND
     return [
         name
-        for name, program in binaries.BINARIES.items()
+        for name, program in go_modules.BINARIES.items()
         if not program.for_tests and (docker or name != "kind")
     ]
 
@@ -97,7 +97,7 @@ def _build_with_own_go(names: Iterable[str]) -> None:
     try:
         binaries.build_missing(names)
     except NoGo:
-        _install_go(binaries.needed_go(names))
+        _install_go(go_modules.needed_go(names))
         binaries.build_missing(names)
 
 

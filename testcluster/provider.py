@@ -41,8 +41,8 @@ class ControlPlaneOptions:
     audit_policy: Mapping[str, Any] | None = None
     """An audit Policy; the API server writes `AUDIT_LOG` by it. None: no audit log."""
     kubernetes: str = ""
-    """One of `binaries.OLDER_KUBERNETES`, for a cluster without nodes: no kubelet is newer than its API server. Empty:
-    the version of the nodes."""
+    """One of `go_modules.OLDER_KUBERNETES`, for a cluster without nodes: no kubelet may be newer than its API server.
+    Empty: the version of the nodes."""
     provisions_volumes: bool = True
     """Whether the volume provisioner runs. It lists all claims after each change of a claim."""
 

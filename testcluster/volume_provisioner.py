@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import shutil
+import sys
 import time
 from http import HTTPStatus
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 
 from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
+
+from testcluster.service import Service
 
 PROVISIONER = "finetune.dev/folders"
 SHARED, STRICT = "shared", "strict"
@@ -46,6 +49,18 @@ def storage_classes() -> list[dict[str, Any]]:
         }
 
     return [storage_class(SHARED, default=True), storage_class(STRICT, default=False)]
+
+
+def service(kubeconfig: Path, folder: Path) -> Service:
+    """Return the service that runs the provisioner; `folder` is the host's folder of volumes."""
+    serve = [
+        "-m",
+        "testcluster.volume_provisioner",
+        f"--kubeconfig={kubeconfig}",
+        f"--folder={folder}",
+    ]
+    root = str(Path(__file__).parents[1])
+    return Service("storage", [sys.executable, *serve], {"PYTHONPATH": root})
 
 
 class Provisioner:

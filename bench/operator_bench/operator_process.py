@@ -13,10 +13,10 @@ from typing import IO
 
 from operator_bench.api import NAMESPACE
 from operator_bench.cluster import ROOT, BenchCluster
-from processes import cpu_seconds, memory_mib
+from processes import cpu_seconds
 
 READY_WITHIN = 600
-"""Seconds until the operator answers /readyz; a bound, not a goal: 5,000 pipelines on a busy machine."""
+"""Seconds until the operator answers /readyz: a bound, not a goal."""
 IDLE_CPU = 0.1
 """Share of one processor below which the operator counts as idle."""
 IDLE_SECONDS = 5.0
@@ -34,11 +34,10 @@ def free_port() -> int:
 class OperatorProcess:
     """One process of `python -m finetune_operator`."""
 
-    def __init__(
-        self, bench: BenchCluster, workers: int | None = None, log: str = "operator.log"
-    ) -> None:
-        self.bench, self.workers = bench, workers
-        self.log = bench.folder / log
+    def __init__(self, bench: BenchCluster, workers: int | None = None) -> None:
+        self.bench = bench
+        self.workers = workers
+        self.log = bench.folder / "operator.log"
         self.started = 0.0
         self.port = free_port()
         self.process: subprocess.Popen[bytes]
@@ -103,16 +102,6 @@ class OperatorProcess:
     def pid(self) -> int:
         """Return the process's id."""
         return self.process.pid
-
-    @property
-    def rss(self) -> float:
-        """Return the resident memory in MiB."""
-        return memory_mib(self.pid, "VmRSS")
-
-    @property
-    def peak(self) -> float:
-        """Return the largest resident memory so far in MiB."""
-        return memory_mib(self.pid, "VmHWM")
 
     def stop(self) -> None:
         """Stop the process by SIGTERM, so that it releases its Lease."""

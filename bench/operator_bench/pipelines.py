@@ -13,7 +13,7 @@ PUBLISHED = "models"
 
 
 def pipeline_name(number: int) -> str:
-    """Return the name of a pipeline. All names have the same length, so that one can replace another in a text."""
+    """Return the name of a pipeline. All names have the same length: a null operator replaces them in JSON texts."""
     return f"bench-{number:06d}"
 
 
@@ -22,17 +22,14 @@ def claim_name(name: str) -> str:
     return f"{name}-data"
 
 
-def pipeline(name: str, claim: str | None, *, hold: str | None = None) -> Object:
+def pipeline(name: str, claim: str | None) -> Object:
     """Return a pipeline of the stages prepare, train, evaluate (with a gate) and push.
 
-    Its workspace is the existing claim; None: one that the operator creates. The pod of the stage `hold` runs until its
-    status is written from outside. Nothing that determines a result contains the pipeline's name.
+    Its workspace is the existing claim, or with None a claim that the operator creates.
     """
     stages: Object = {stage: {"pod": {"tolerations": [KWOK_TAINT]}} for stage in STAGES}
     stages["evaluate"] |= {"tasks": [{"name": "exam"}], "gates": [{"task": "exam", "value": 0.6}]}
     stages["push"] |= {"targets": [{"uri": f"pvc://{PUBLISHED}/bench"}]}
-    if hold:
-        stages[hold]["pod"]["env"] = [{"name": "FAKE_SECONDS", "value": "1000000"}]
     created = {"size": SIZE, "storageClassName": STORAGE_CLASS, "whenDeleted": "Delete"}
     return {
         "apiVersion": "finetune.dev/v1alpha1",

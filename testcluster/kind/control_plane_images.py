@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from testcluster import binaries
+from testcluster import binaries, go_modules
 from testcluster.commands import contained, run_command
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images import image_layers
@@ -42,7 +42,7 @@ def fill_store(store: Path, root: Path, sandbox_image: str, scratch: Path) -> No
 
 
 def _needed_images() -> list[str]:
-    version = f"v{binaries.version(binaries.BINARIES['kubeadm'])}"
+    version = f"v{go_modules.version(go_modules.BINARIES['kubeadm'])}"
     command = ["config", "images", "list", f"--kubernetes-version={version}"]
     listed = run_command(str(binaries.program("kubeadm")), *command).split()
     # kind's configuration of containerd names the sandbox's image instead.
@@ -51,7 +51,7 @@ def _needed_images() -> list[str]:
 
 def _archive(image: str, root: Path, scratch: Path) -> Path:
     name = re.sub(r"^.*/|:.*$", "", image)
-    if name not in binaries.BINARIES:
+    if name not in go_modules.BINARIES:
         raise UsageError(
             f"kubeadm needs the image {image}, but this repository builds no program {name}; add it"
         )

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from testcluster import binaries
+from testcluster import binaries, go_modules
 from testcluster.cluster_state import check_disk, locked
 from testcluster.commands import run_command
 from testcluster.errors import TimedOut, UsageError
@@ -223,7 +223,7 @@ def _configure(tree: Path) -> None:
         )
     (tree / "etc/containerd/cri-base.json").write_text(json.dumps(_base_spec()))
     (tree / "etc/kubernetes/manifests").mkdir(parents=True)
-    (tree / "kind/version").write_text(f"v{binaries.version(binaries.BINARIES['kubelet'])}")
+    (tree / "kind/version").write_text(f"v{go_modules.version(go_modules.BINARIES['kubelet'])}")
     (tree / "kind/manifests").mkdir()
     (tree / "kind/manifests/default-cni.yaml").write_text(_MANIFEST)
     # Without CAP_SYS_RESOURCE a process may not set an oom_score_adj below its own.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from testcluster import binaries
+from testcluster import binaries, go_modules
 from testcluster.cluster_state import locked
 from testcluster.linux_namespaces.certificates import Authority
 from testcluster.linux_namespaces.network import API_SERVICE, SERVICES
@@ -174,7 +174,7 @@ class ControlPlane:
 
 def older_programs(kubernetes: str) -> list[str]:
     """Return the names of the programs of a control plane of another version; none for an empty version."""
-    return [f"{name}-{kubernetes}" for name in binaries.CONTROL_PLANE] if kubernetes else []
+    return [f"{name}-{kubernetes}" for name in go_modules.CONTROL_PLANE] if kubernetes else []
 
 
 def _of_version(service: Service, kubernetes: str) -> Service:
@@ -189,3 +189,12 @@ def _with_flags(service: Service, flags: Mapping[str, Mapping[str, object]]) -> 
     """Return the service with its flags of `flags`, which has them by the service's name, added at the end."""
     added = [f"--{key}={value}" for key, value in flags.get(service.name, {}).items()]
     return replace(service, argv=[*service.argv, *added])
+
+
+def registry_config(folder: Path) -> str:
+    """Return the configuration of the registry, which stores its content in this folder."""
+    return f"""version: 0.1
+log: {{level: warn, accesslog: {{disabled: true}}}}
+storage: {{filesystem: {{rootdirectory: {folder}}}, delete: {{enabled: true}}}}
+http: {{addr: ":{REGISTRY_PORT}"}}
+"""

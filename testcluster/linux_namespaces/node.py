@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testcluster.cluster_state import cache
+from testcluster.images import image_layers
 from testcluster.linux_namespaces.control_plane import REGISTRY_PORT, ControlPlane
 from testcluster.linux_namespaces.network import DNS_SERVICE, PODS, pod_subnet
 from testcluster.nodes import Node
@@ -173,3 +175,12 @@ disabled_plugins = [
                 "tcpCloseWaitTimeout": "0s",
             },
         }
+
+
+def own_images(binaries: Path) -> list[Path]:
+    """Return the archives of the images that every node has: pause and the toolbox."""
+    folder = cache() / "images"
+    pause = image_layers.archive(folder, PAUSE, {"pause": binaries / "pause"}, ["/pause"])
+    busybox = image_layers.busybox()
+    tools = {f"bin/{name}": busybox for name in ("busybox", "sh")}
+    return [pause, image_layers.archive(folder, image_layers.TOOLBOX, tools, ["/bin/sh"])]

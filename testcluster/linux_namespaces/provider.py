@@ -6,14 +6,14 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from testcluster import binaries, dns, kwok, volume_provisioner
+from testcluster import binaries, dns, go_modules, kwok, volume_provisioner
 from testcluster.cluster_state import (
     State,
     cache,
@@ -26,12 +26,18 @@ from testcluster.cluster_state import (
     take_down,
 )
 from testcluster.errors import TimedOut, UsageError
-from testcluster.images import image_builders, image_layers
+from testcluster.images import image_builders
 from testcluster.interrupts import deferred_interrupt
 from testcluster.kube import Kube
 from testcluster.linux_namespaces import cgroups, checks, image_store
 from testcluster.linux_namespaces.certificates import ADMINS, Authority
-from testcluster.linux_namespaces.control_plane import REGISTRY_PORT, ControlPlane, older_programs
+from testcluster.linux_namespaces.control_plane import (
+    REGISTRY_PORT,
+    ControlPlane,
+    older_programs,
+    registry_config,
+)
+from testcluster.linux_namespaces.leftovers import leftover_processes
 from testcluster.linux_namespaces.machine import Machine, wait_until
 from testcluster.linux_namespaces.network import (
     CONTROL_PLANE_INDEX,
@@ -40,31 +46,24 @@ from testcluster.linux_namespaces.network import (
     Network,
     used_subnets,
 )
-from testcluster.linux_namespaces.node import PAUSE, Programs
+from testcluster.linux_namespaces.node import Programs, own_images
 from testcluster.nodes import CONTROL_PLANE, Node
 from testcluster.provider import ClusterSpec, ControlPlaneOptions, Pressure
-from testcluster.service import Service
 
 NEEDED = (
-    *(
-        "kube-apiserver",
-        "kube-controller-manager",
-        "kube-scheduler",
-        "kube-proxy",
-        "kubelet",
-        "kubectl",
-    ),
-    *(
-        "etcd",
-        "containerd",
-        "containerd-shim-runc-v2",
-        "ctr",
-        "runc",
-        "registry",
-        "coredns",
-        "kwok",
-        "pause",
-    ),
+    *go_modules.CONTROL_PLANE,
+    "kube-proxy",
+    "kubelet",
+    "kubectl",
+    "etcd",
+    "containerd",
+    "containerd-shim-runc-v2",
+    "ctr",
+    "runc",
+    "registry",
+    "coredns",
+    "kwok",
+    "pause",
 )
 READY_WITHIN = 60
 """Seconds until the API server, nodes and CoreDNS must be ready; a few seconds are usual."""
@@ -157,13 +156,8 @@ class LinuxNamespaces:
         )
 
     def _binds(self) -> list[tuple[Path, str]]:
-        shared = [
-            self.folder,
-            self._binaries,
-            Path(sys.prefix),
-            Path(sys.base_prefix),
-            Path(__file__).parents[2],
-        ]
+        python = [Path(sys.prefix), Path(sys.base_prefix)]
+        shared = [self.folder, self._binaries, *python, Path(__file__).parents[2]]
         return [
             *((path, str(path)) for path in shared),
             (self.folder / "volumes", volume_provisioner.NODE_FOLDER),
@@ -216,17 +210,10 @@ class LinuxNamespaces:
         self._network.create()
         state.save()
         self._start_control_plane(spec.control_plane, with_kwok=bool(spec.kwok_nodes))
-        self._prepare_images(state, [*map(str, self._own_images()), *spec.images])
+        self._prepare_images(state, [*map(str, own_images(self._binaries)), *spec.images])
         with deferred_interrupt(), ThreadPoolExecutor(8) as pool:
             list(pool.map(self._start_node, state.nodes))
         self._install_addons(state)
-
-    def _own_images(self) -> list[Path]:
-        folder = cache() / "images"
-        pause = image_layers.archive(folder, PAUSE, {"pause": self._binaries / "pause"}, ["/pause"])
-        busybox = image_layers.busybox()
-        tools = {f"bin/{name}": busybox for name in ("busybox", "sh")}
-        return [pause, image_layers.archive(folder, image_layers.TOOLBOX, tools, ["/bin/sh"])]
 
     def _prepare_images(self, state: State, images: Sequence[str]) -> None:
         state.image_store = image_store.store_name(
@@ -262,26 +249,15 @@ class LinuxNamespaces:
             dns.corefile(control.address, control.kubeconfig("coredns", "system:coredns"))
         )
         registry = machine.folder / "etc" / "registry.yaml"
-        registry.write_text(_registry_config(self.folder / "registry"))
+        registry.write_text(registry_config(self.folder / "registry"))
         services = control.services(corefile, registry, options)
         if options.provisions_volumes:
-            services.append(self._volume_provisioner(admin))
+            services.append(volume_provisioner.service(admin, self.folder / "volumes"))
         if with_kwok:
             services.append(kwok.service(self._binaries, admin))
         older = {binaries.folder(name) for name in older_programs(options.kubernetes)}
         machine.start(services, [*self._binds(), *((folder, str(folder)) for folder in older)])
         shutil.copy(admin, self.kubeconfig)
-
-    def _volume_provisioner(self, admin: Path) -> Service:
-        serve = [
-            "-m",
-            "testcluster.volume_provisioner",
-            f"--kubeconfig={admin}",
-            f"--folder={self.folder / 'volumes'}",
-        ]
-        return Service(
-            "storage", [sys.executable, *serve], {"PYTHONPATH": str(Path(__file__).parents[2])}
-        )
 
     def _start_node(self, name: str) -> None:
         machine = self.machine(name)
@@ -312,7 +288,7 @@ class LinuxNamespaces:
         take_down(self.folder, self._remove)
 
     def _remove(self) -> None:
-        for pid in _leftover_processes(self.folder):
+        for pid in leftover_processes(self.folder):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for group in cgroups.with_prefix(self._prefix):
@@ -422,32 +398,3 @@ class LinuxNamespaces:
             state.save()
         if problems:
             raise TimedOut("; ".join(problems))
-
-
-def _registry_config(folder: Path) -> str:
-    return f"""version: 0.1
-log: {{level: warn, accesslog: {{disabled: true}}}}
-storage: {{filesystem: {{rootdirectory: {folder}}}, delete: {{enabled: true}}}}
-http: {{addr: ":{REGISTRY_PORT}"}}
-"""
-
-
-def _leftover_processes(folder: Path) -> Iterable[int]:
-    """Yield the pids of the cluster's processes that are in none of its control groups.
-
-    These are first processes of machines that have not entered their group yet, and kubectl or image engine processes
-    that a killed `up` had started.
-    """
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            arguments = os.fsdecode((entry / "cmdline").read_bytes()).split("\0")
-            is_init = "-ISE" in arguments and any(
-                text.startswith(f"{folder}/machines/") for text in arguments
-            )
-            is_kubectl = f"{folder}/kubeconfig" in arguments
-            is_export = any(
-                text.startswith((f"docker-archive:{folder}/", f"--output={folder}/"))
-                for text in arguments
-            )
-            if is_init or is_kubectl or is_export:
-                yield int(entry.name)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from testcluster import binaries, fixtures
+from testcluster import fixtures, go_modules
 from testcluster.provider import ControlPlaneOptions, Provider
 
-VERSIONS = (*binaries.OLDER_KUBERNETES, "")
+VERSIONS = (*go_modules.OLDER_KUBERNETES, "")
 CONTROL_PLANES = {"control_plane", "audited"}
 """Fixtures that create a control plane, whose parameter is its version."""
 

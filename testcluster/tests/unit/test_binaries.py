@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from testcluster import binaries, toolchain
+from testcluster import binaries, go_modules, toolchain
 from testcluster.errors import TimedOut, UsageError
 
 FAKE_GO = """#!{python} -IS
@@ -35,13 +35,13 @@ sys.exit(bool(os.environ["FAKE_ERROR"]))
 """
 BUILD = """
 import sys
-from testcluster import binaries, toolchain
+from testcluster import binaries, go_modules, toolchain
 toolchain.REQUIRED_BYTES = 0  # as the fixture does in the process of the test: the disk may be smaller
 print(binaries.build_missing(sys.argv[1:]))
 """
 PROGRAMS = ["kubelet", "kube-proxy"]
-KUBE_VERSION = binaries.version(binaries.BINARIES["kubelet"])
-HELM_CONTROLLER = binaries.version(binaries.BINARIES["helm-controller"])
+KUBE_VERSION = go_modules.version(go_modules.BINARIES["kubelet"])
+HELM_CONTROLLER = go_modules.version(go_modules.BINARIES["helm-controller"])
 OF_HELM_CONTROLLER = "dep github.com/fluxcd/helm-controller"
 
 
@@ -211,7 +211,7 @@ def test_missing_go_is_refused_with_version_and_fix(go, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(
         UsageError,
-        match=rf"Go {binaries.needed_go(['containerd'])} or newer, .*no Go on this machine; install it",
+        match=rf"Go {go_modules.needed_go(['containerd'])} or newer, .*no Go on this machine; install it",
     ):
         binaries.build_missing(["containerd"])
     assert not binaries.folder().exists()
@@ -278,9 +278,9 @@ def test_unwritable_cache_is_refused(go, monkeypatch, tmp_path):
     "changed", ["etcd/go.sum", "etcd/go.mod", "pause/main.go", "pause/more/main.go"]
 )
 def test_changed_module_changes_the_folder(tmp_path, monkeypatch, changed):
-    modules = shutil.copytree(binaries.MODULES, tmp_path / "modules")
+    modules = shutil.copytree(go_modules.MODULES, tmp_path / "modules")
     before = binaries.folder()
-    monkeypatch.setattr(binaries, "MODULES", modules)
+    monkeypatch.setattr(go_modules, "MODULES", modules)
     assert binaries.folder() == before
     (modules / changed).parent.mkdir(exist_ok=True)
     with (modules / changed).open("a") as file:
@@ -289,9 +289,9 @@ def test_changed_module_changes_the_folder(tmp_path, monkeypatch, changed):
 
 
 def test_changed_module_of_tests_changes_its_own_folder_only(tmp_path, monkeypatch):
-    modules = shutil.copytree(binaries.MODULES, tmp_path / "modules")
-    before = {name: binaries.folder(name) for name in binaries.BINARIES}
-    monkeypatch.setattr(binaries, "MODULES", modules)
+    modules = shutil.copytree(go_modules.MODULES, tmp_path / "modules")
+    before = {name: binaries.folder(name) for name in go_modules.BINARIES}
+    monkeypatch.setattr(go_modules, "MODULES", modules)
     with (modules / "argocd" / "go.sum").open("a") as file:
         file.write("\n")
     changed = {name for name, folder in before.items() if binaries.folder(name) != folder}
@@ -300,8 +300,8 @@ def test_changed_module_of_tests_changes_its_own_folder_only(tmp_path, monkeypat
 
 
 def test_every_version_comes_from_go_mod():
-    for name, binary in binaries.BINARIES.items():
-        known = binaries.version(binary)
-        go_mod = (binaries.MODULES / binary.module / "go.mod").read_text()
+    for name, binary in go_modules.BINARIES.items():
+        known = go_modules.version(binary)
+        go_mod = (go_modules.MODULES / binary.module / "go.mod").read_text()
         assert name == "pause" or re.search(rf" v{re.escape(known)}( //|$)", go_mod, re.MULTILINE)
-        assert binaries.toolchain.parts(known)
+        assert toolchain.parts(known)

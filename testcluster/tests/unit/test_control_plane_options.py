@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from testcluster import binaries
+from testcluster import go_modules
 from testcluster.linux_namespaces.certificates import Authority
 from testcluster.linux_namespaces.control_plane import ControlPlane
 from testcluster.provider import AUDIT_LOG, USUAL_CONTROL_PLANE, ControlPlaneOptions
@@ -44,7 +44,7 @@ def programs(cluster: ControlPlane, options: ControlPlaneOptions) -> dict[str, s
     }
 
 
-@pytest.mark.parametrize("kubernetes", binaries.OLDER_KUBERNETES)
+@pytest.mark.parametrize("kubernetes", go_modules.OLDER_KUBERNETES)
 def test_older_kubernetes_replaces_its_three_programs_only(cluster, kubernetes):
     usual, older = (
         programs(cluster, one)
@@ -54,8 +54,8 @@ def test_older_kubernetes_replaces_its_three_programs_only(cluster, kubernetes):
     assert set(changed) == {"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
     assert len({path.parent for path in changed.values()}) == 1
     for path in changed.values():
-        assert path.name in binaries.BINARIES
-        assert binaries.version(binaries.BINARIES[path.name]).startswith(f"{kubernetes}.")
+        assert path.name in go_modules.BINARIES
+        assert go_modules.version(go_modules.BINARIES[path.name]).startswith(f"{kubernetes}.")
 
 
 def test_audit_policy_is_written_and_logs_into_the_folder(cluster, tmp_path):

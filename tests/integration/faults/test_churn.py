@@ -1,4 +1,4 @@
-"""Three minutes of bench/churn.py, with fewer pipelines: `FAULTS=all` runs them."""
+"""Change pipelines at random beside injected faults, for three minutes: `FAULTS=all` runs this."""
 
 import asyncio
 import os

@@ -5,8 +5,6 @@ import json
 import pytest
 
 from operator_bench.audit import count_requests, created_objects
-from operator_bench.churn import slope
-from operator_bench.finished_pipelines import _new_job, _replaced
 from operator_bench.observer import Observer
 from operator_bench.runs import percentiles, transitions
 
@@ -113,36 +111,3 @@ def test_transition_is_from_a_stage_to_the_next_job():
 
 def test_percentiles_of_a_hundred_values():
     assert percentiles([float(value) for value in range(100, 0, -1)]) == [50, 95, 99]
-
-
-def test_slope_of_a_line_with_noise():
-    assert slope([(0, 10), (1, 12.5), (2, 13.5), (3, 16)]) == pytest.approx(1.9)
-
-
-def test_copied_job_has_no_selector_and_labels_of_the_old_uid():
-    labels = {
-        "finetune.dev/stage": "train",
-        "batch.kubernetes.io/controller-uid": "u1",
-        "job-name": "j",
-    }
-    template = {"metadata": {"labels": dict(labels)}, "spec": {}}
-    metadata = {"name": "j", "uid": "u1", "labels": dict(labels)}
-    found = {
-        "metadata": metadata,
-        "spec": {"selector": {}, "template": template},
-        "status": {"succeeded": 1},
-    }
-    kept = {"finetune.dev/stage": "train"}
-    assert _new_job(found) == {
-        "metadata": {"name": "j", "labels": kept},
-        "spec": {"template": {"metadata": {"labels": kept}, "spec": {}}},
-    }
-    assert found["metadata"]["labels"] == labels
-
-
-def test_names_and_uids_are_replaced_in_a_copy():
-    body = {"name": "bench-000000-1a2b-train-a1", "uid": "1a2b-99"}
-    changed = _replaced(
-        body, {"bench-000000": "bench-000007", "1a2b-99": "ffff-11", "1a2b": "ffff"}
-    )
-    assert json.loads(changed) == {"name": "bench-000007-ffff-train-a1", "uid": "ffff-11"}
