@@ -13,7 +13,7 @@ from support.trainer.prepared import IDENTITY, output_folder
 from finetune_trainer.contract import Environment
 
 SMALL = {
-    "record_batches.BATCH_RECORDS": 20,
+    "reading.record_batches.BATCH_RECORDS": 20,
     "record_packer.PART_TOKENS": 400,
     "record_packer.PART_ROWS": 1,
 }
