@@ -11,8 +11,9 @@ from finetune_operator.api.datasets import Dataset, ValidationSet
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_operator.api.stages.base import ONE_DEFAULT_GPU, StageSpec
 from finetune_operator.api.stages.deploy import Deploy
+from finetune_operator.api.stages.environment import ObjectName
 from finetune_operator.api.stages.evaluate import Evaluate
-from finetune_operator.api.stages.pod import BYTES, ObjectName, PodDefaults, StorageSize
+from finetune_operator.api.stages.pod import BYTES, PodDefaults, StorageSize
 from finetune_operator.api.stages.prepare import Prepare
 from finetune_operator.api.stages.push import Push
 from finetune_operator.api.stages.train import Train

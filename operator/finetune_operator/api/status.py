@@ -11,21 +11,13 @@ states, because they only inform. An unknown outcome of an attempt is an error: 
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import (
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    SerializerFunctionWrapHandler,
-    StringConstraints,
-    WithJsonSchema,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, StringConstraints, WithJsonSchema
 
 from finetune_operator.api.amounts import Amount, SignedAmount
 from finetune_operator.api.conditions import Condition, OpenEnum, Reason
+from finetune_operator.api.named_list import NamedList
 from finetune_trainer.contract import AnyResult, ExtensibleModel, MaybeLossCurve, MaybeProgress
 
 MESSAGE_LENGTH = 4096
@@ -254,46 +246,7 @@ class StageStatus(ExtensibleModel):
         return last if last and last.outcome is Outcome.RUNNING else None
 
 
-class _AsList:
-    """A mapping that is a list of named objects in JSON, as Kubernetes' conventions ask for."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(
-            _by_name,
-            handler(source),
-            serialization=core_schema.wrap_serializer_function_ser_schema(
-                _as_list, when_used="json"
-            ),
-        )
-
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        entry = handler.resolve_ref_schema(handler(core)["additionalProperties"])
-        name = {"type": "string", "description": "Name of the stage."}
-        named = entry | {"properties": {"name": name, **entry["properties"]}, "required": ["name"]}
-        keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-        return {"type": "array", "items": named, **keys}
-
-
-def _by_name(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    if not all(isinstance(entry, dict) and "name" in entry for entry in value):
-        raise ValueError("every entry must be an object with a name")
-    return {
-        entry["name"]: {key: inner for key, inner in entry.items() if key != "name"}
-        for entry in value
-    }
-
-
-def _as_list(value: dict[str, StageStatus], handler: SerializerFunctionWrapHandler) -> list[Any]:
-    return [{"name": name} | entry for name, entry in handler(value).items()]
-
-
-StagesByName = Annotated[dict[str, StageStatus], _AsList()]
+StagesByName = Annotated[dict[str, StageStatus], NamedList()]
 
 
 class GateStatus(ExtensibleModel):

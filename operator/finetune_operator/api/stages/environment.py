@@ -1,0 +1,155 @@
+"""The environment variables of a stage's container, and the rules for them.
+
+The operator reads no Secret: it passes on only the name and key of a Secret. The kubelet reads the value when the
+container starts.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import StringConstraints
+
+from finetune_operator.api.rules import Rule, WithRules
+from finetune_trainer.contract import ContractModel
+from finetune_trainer.contract.environment import GIT_SHA, INSECURE_REGISTRIES, METRICS_PORT
+
+MAX_TEXT = 65536
+"""Characters of env, command and args of one pod together. etcd stores an object of at most 1.5 MiB by default, and a
+pipeline has five stages and a status."""
+RESERVED_PREFIX = "FINETUNE_"
+USER_SETTABLE = (METRICS_PORT, GIT_SHA, INSECURE_REGISTRIES)
+
+ObjectName = Annotated[
+    str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+]
+Argument = Annotated[str, StringConstraints(max_length=4096)]
+VariableName = Annotated[
+    str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+]
+DataKey = Annotated[
+    str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")
+]
+
+
+class KeyRef(ContractModel):
+    """One key of a Secret or ConfigMap of the namespace."""
+
+    name: ObjectName
+    """Name of the object."""
+    key: DataKey
+    """Key in it."""
+    optional: bool | None = None
+    """Whether the pod starts without it."""
+
+
+class ObjectRef(ContractModel):
+    """A Secret or ConfigMap of the namespace."""
+
+    name: ObjectName
+    """Name of the object."""
+    optional: bool | None = None
+    """Whether the pod starts without it."""
+
+
+class FieldRef(ContractModel):
+    """A field of the pod."""
+
+    field_path: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    """Path of the field, for example spec.nodeName."""
+
+
+def _exactly_one(where: str, names: tuple[str, ...]) -> Rule:
+    """Return the rule that exactly one of these fields is set."""
+    return Rule(
+        field=where,
+        message=f"set exactly one of {', '.join(names)}",
+        cel="["
+        + ", ".join(f"has(self.{name})" for name in names)
+        + "].filter(set, set).size() == 1",
+        is_valid=lambda data: sum(name in data for name in names) == 1,
+    )
+
+
+class ValueFrom(WithRules):
+    """Where the value of a variable comes from. A local run takes the variable from your environment instead."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _exactly_one("valueFrom", ("secretKeyRef", "configMapKeyRef", "fieldRef")),
+    )
+
+    secret_key_ref: KeyRef | None = None
+    """A key of a Secret. The kubelet reads it; the operator cannot."""
+    config_map_key_ref: KeyRef | None = None
+    """A key of a ConfigMap."""
+    field_ref: FieldRef | None = None
+    """A field of the pod."""
+
+
+class EnvVar(WithRules):
+    """An environment variable."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="value",
+            message="set value or valueFrom, not both",
+            cel="!(has(self.value) && has(self.valueFrom))",
+            is_valid=lambda data: not ("value" in data and "valueFrom" in data),
+        ),
+    )
+
+    name: VariableName
+    """Name of the variable."""
+    value: Argument | None = None
+    """Its value. $(NAME) is not expanded, so that it means the same in a local run."""
+    value_from: ValueFrom | None = None
+    """Where the value comes from."""
+
+
+class EnvFrom(WithRules):
+    """All keys of a Secret or ConfigMap as variables. A local run uses your environment instead."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (_exactly_one("envFrom", ("secretRef", "configMapRef")),)
+
+    prefix: Annotated[str, StringConstraints(max_length=128)] | None = None
+    """Text before each name."""
+    secret_ref: ObjectRef | None = None
+    """A Secret. The kubelet reads it; the operator cannot."""
+    config_map_ref: ObjectRef | None = None
+    """A ConfigMap."""
+
+
+RESERVED_NAMES = Rule(
+    field="env",
+    message=f"names with the prefix FINETUNE_ are reserved for the stage contract; only {', '.join(USER_SETTABLE[:-1])}"
+    f" and {USER_SETTABLE[-1]} may be set",
+    cel=f"!has(self.env) || self.env.all(one, !one.name.startsWith('FINETUNE_') || one.name in {list(USER_SETTABLE)})",
+    is_valid=lambda data: all(
+        one["name"] in USER_SETTABLE or not one["name"].startswith(RESERVED_PREFIX)
+        for one in data.get("env", ())
+    ),
+)
+
+
+ENV_LENGTH = "self.env.map(one, size(one.name) + (has(one.value) ? size(one.value) : 0)).sum()"
+
+
+def text_is_bounded(*more: str) -> Rule:
+    """Return the rule that the texts of env and of these lists have a bounded length together."""
+    lengths = {"env": ENV_LENGTH} | {
+        name: f"self.{name}.map(word, size(word)).sum()" for name in more
+    }
+    total = " + ".join(f"(has(self.{name}) ? {length} : 0)" for name, length in lengths.items())
+    return Rule(
+        field="env",
+        message=f"{', '.join(lengths)} have more than {MAX_TEXT} characters together: move long texts into a Secret"
+        " (envFrom), the image or a volume",
+        cel=f"{total} <= {MAX_TEXT}",
+        is_valid=lambda data: sum(map(len, _words(data, more))) <= MAX_TEXT,
+    )
+
+
+def _words(data: Mapping[str, Any], more: Iterable[str]) -> Iterator[str]:
+    for one in data.get("env", ()):
+        yield from (one["name"], one.get("value", ""))
+    for name in more:
+        yield from data.get(name, ())
