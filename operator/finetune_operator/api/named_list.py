@@ -1,6 +1,6 @@
 """A mapping by name that is a list of named objects in JSON.
 
-Python code looks a stage up by its name. Kubernetes' API conventions ask for a list, which kubectl can patch by key.
+Python code looks a stage up by its name. Kubernetes' API conventions ask for a list.
 """
 
 from typing import Any
@@ -29,12 +29,14 @@ class NamedList:
     ) -> JsonSchemaValue:
         entry = handler.resolve_ref_schema(handler(core)["additionalProperties"])
         name = {"type": "string", "description": "Name of the stage."}
+        # The name is the key of a list map, which the API server accepts only as a required field.
         named = entry | {"properties": {"name": name, **entry["properties"]}, "required": ["name"]}
         keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
         return {"type": "array", "items": named, **keys}
 
 
 def _by_name(value: Any) -> Any:
+    # Python code passes a mapping; only JSON has the list.
     if not isinstance(value, list):
         return value
     if not all(isinstance(entry, dict) and "name" in entry for entry in value):

@@ -19,6 +19,7 @@ pipeline has five stages and a status."""
 RESERVED_PREFIX = "FINETUNE_"
 USER_SETTABLE = (METRICS_PORT, GIT_SHA, INSECURE_REGISTRIES)
 
+# The lengths and characters of names and keys are Kubernetes' own: the API server would refuse the Job.
 ObjectName = Annotated[
     str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
 ]
@@ -32,14 +33,14 @@ DataKey = Annotated[
 
 
 class KeyRef(ContractModel):
-    """One key of a Secret or ConfigMap of the namespace."""
+    """A key of a Secret or ConfigMap of the namespace."""
 
     name: ObjectName
     """Name of the object."""
     key: DataKey
-    """Key in it."""
+    """Key in the object."""
     optional: bool | None = None
-    """Whether the pod starts without it."""
+    """Whether the pod starts without the object or the key. Absent: it does not."""
 
 
 class ObjectRef(ContractModel):
@@ -48,7 +49,7 @@ class ObjectRef(ContractModel):
     name: ObjectName
     """Name of the object."""
     optional: bool | None = None
-    """Whether the pod starts without it."""
+    """Whether the pod starts without the object. Absent: it does not."""
 
 
 class FieldRef(ContractModel):
@@ -58,10 +59,10 @@ class FieldRef(ContractModel):
     """Path of the field, for example spec.nodeName."""
 
 
-def _exactly_one(where: str, names: tuple[str, ...]) -> Rule:
-    """Return the rule that exactly one of these fields is set."""
+def _exactly_one(field: str, names: tuple[str, ...]) -> Rule:
+    """Return the rule that a single field of these is set."""
     return Rule(
-        field=where,
+        field=field,
         message=f"set exactly one of {', '.join(names)}",
         cel="["
         + ", ".join(f"has(self.{name})" for name in names)
@@ -71,7 +72,7 @@ def _exactly_one(where: str, names: tuple[str, ...]) -> Rule:
 
 
 class ValueFrom(WithRules):
-    """Where the value of a variable comes from. A local run takes the variable from your environment instead."""
+    """Source of a variable's value. A local run takes the variable from your environment instead."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         _exactly_one("valueFrom", ("secretKeyRef", "configMapKeyRef", "fieldRef")),
@@ -100,9 +101,9 @@ class EnvVar(WithRules):
     name: VariableName
     """Name of the variable."""
     value: Argument | None = None
-    """Its value. $(NAME) is not expanded, so that it means the same in a local run."""
+    """Value of the variable. $(NAME) is not expanded, so that the value means the same in a local run."""
     value_from: ValueFrom | None = None
-    """Where the value comes from."""
+    """Source of the value, instead of value."""
 
 
 class EnvFrom(WithRules):
@@ -111,7 +112,7 @@ class EnvFrom(WithRules):
     rules: ClassVar[tuple[Rule, ...]] = (_exactly_one("envFrom", ("secretRef", "configMapRef")),)
 
     prefix: Annotated[str, StringConstraints(max_length=128)] | None = None
-    """Text before each name."""
+    """Text before the name of each variable."""
     secret_ref: ObjectRef | None = None
     """A Secret. The kubelet reads it; the operator cannot."""
     config_map_ref: ObjectRef | None = None
@@ -124,8 +125,8 @@ RESERVED_NAMES = Rule(
     f" and {USER_SETTABLE[-1]} may be set",
     cel=f"!has(self.env) || self.env.all(one, !one.name.startsWith('FINETUNE_') || one.name in {list(USER_SETTABLE)})",
     is_valid=lambda data: all(
-        one["name"] in USER_SETTABLE or not one["name"].startswith(RESERVED_PREFIX)
-        for one in data.get("env", ())
+        variable["name"] in USER_SETTABLE or not variable["name"].startswith(RESERVED_PREFIX)
+        for variable in data.get("env", ())
     ),
 )
 
@@ -149,7 +150,7 @@ def text_is_bounded(*more: str) -> Rule:
 
 
 def _words(data: Mapping[str, Any], more: Iterable[str]) -> Iterator[str]:
-    for one in data.get("env", ()):
-        yield from (one["name"], one.get("value", ""))
+    for variable in data.get("env", ()):
+        yield from (variable["name"], variable.get("value", ""))
     for name in more:
         yield from data.get(name, ())

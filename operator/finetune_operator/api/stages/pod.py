@@ -35,11 +35,13 @@ MAX_AFFINITY = 16384
 """Characters of an affinity as JSON."""
 MAX_DEPTH = 32
 """Nesting levels allowed in an affinity. A valid affinity of a pod has at most ten."""
+# A device plugin chooses the part after the slash, so only the vendors are listed.
 ACCELERATOR = re.compile(r"(nvidia[.]com|amd[.]com|gpu[.]intel[.]com|habana[.]ai)/.+")
 """Extended resources that are accelerators: whole devices, and slices such as nvidia.com/mig-3g.40gb."""
 
 
 def _integer_to_text(value: Any) -> Any:
+    # In Python, True is an int; in a manifest, it is no quantity.
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     return str(value) if is_integer else value
 
@@ -50,6 +52,7 @@ def _check_depth_and_size(value: dict[str, Any]) -> dict[str, Any]:
     The schema of a field with arbitrary content cannot limit either. Without these limits an API server could store an
     object that the operator reads but cannot serialise again, or cannot store in a Job.
     """
+    # Level by level, so that the check ends at the limit, however deep the value is.
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in _children(node)]
@@ -65,7 +68,9 @@ def _check_depth_and_size(value: dict[str, Any]) -> dict[str, Any]:
 def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
-    return value if isinstance(value, list) else ()
+    if isinstance(value, list):
+        return value
+    return ()
 
 
 def _int_or_string(pattern: str) -> WithJsonSchema:
@@ -105,11 +110,11 @@ ResourceList = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
 
 def _has_bytes(field: str, resource: str) -> Rule:
     """Return the rule that an amount of memory or storage is not a number of bytes by mistake."""
-    found = f"self.{field}['{resource}']"
+    amount = f"self.{field}['{resource}']"
     return Rule(
         field=f"{field}.{resource}",
         message="is less than a megabyte; write 16Gi for gibibytes or 16G for gigabytes",
-        cel=f"!has(self.{field}) || !('{resource}' in self.{field}) || string({found}).matches('{BYTES}')",
+        cel=f"!has(self.{field}) || !('{resource}' in self.{field}) || string({amount}).matches('{BYTES}')",
         is_valid=lambda data: bool(re.match(BYTES, str(data.get(field, {}).get(resource, "1Gi")))),
     )
 
@@ -143,7 +148,7 @@ class Resources(WithRules):
     )
 
     requests: ResourceList = Field(default_factory=dict)
-    """What the scheduler reserves, for example cpu: 4, memory: 16Gi. A resource with a limit alone requests that."""
+    """Amounts that the scheduler reserves, such as memory: 16Gi. A resource with only a limit requests the limit."""
 
     limits: ResourceList = Field(default_factory=dict)
     """What the container may use at most, for example memory: 16Gi, nvidia.com/gpu: 1."""
@@ -156,10 +161,11 @@ class Resources(WithRules):
     @property
     def accelerator_names(self) -> tuple[str, ...]:
         """The names of the accelerators of which the limits have at least one."""
-        found = (
-            (name, count) for name, count in self.limits.items() if ACCELERATOR.fullmatch(name)
+        return tuple(
+            name
+            for name, count in self.limits.items()
+            if ACCELERATOR.fullmatch(name) and count.isdigit() and int(count) > 0
         )
-        return tuple(name for name, count in found if count.isdigit() and int(count))
 
 
 class ImagePullSecret(ContractModel):
@@ -181,7 +187,7 @@ def _reserved_keys(field: str) -> Rule:
 
 
 class PodDefaults(WithRules):
-    """Defaults of the pods of all stages. A stage's own pod adds to them, and its values replace those of a key."""
+    """Defaults of the pods of all stages. A stage's own pod adds to them, and replaces defaults with the same key."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         RESERVED_NAMES,
@@ -191,7 +197,7 @@ class PodDefaults(WithRules):
     )
 
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """When the kubelet pulls the image. Absent: Kubernetes' default for its tag."""
+    """When the kubelet pulls the image. Absent: Kubernetes' default for the image's tag."""
 
     image_pull_secrets: Annotated[tuple[ImagePullSecret, ...], ListMap("name")] = Field(
         default=(), max_length=8
@@ -211,7 +217,7 @@ class PodDefaults(WithRules):
     """Labels that the node must have. Absent: the labels of the stage's pool, if the operator defines it."""
 
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
-    """Additional tolerations. Those for the pool, the capacity and accelerators are added automatically."""
+    """Additional tolerations. The operator adds the tolerations for the pool, the capacity and accelerators."""
 
     affinity: Annotated[
         dict[str, Any],
@@ -227,7 +233,7 @@ class PodDefaults(WithRules):
     """Annotations of the Job and of its pods."""
 
     service_account_name: ObjectName | None = None
-    """ServiceAccount of the pod, for example for access to a cloud. Its token for the cluster is not mounted."""
+    """ServiceAccount of the pod, for example for access to a cloud. The cluster's token is not mounted."""
 
     priority_class_name: ObjectName | None = None
     """PriorityClass of the pod, which orders scheduling and preemption."""
@@ -240,21 +246,22 @@ class PodDefaults(WithRules):
 
     def over(self, defaults: "PodDefaults") -> Self:
         """Return this pod with the defaults below it."""
+        # Not the fields of Pod: image, command and args have no defaults.
         mine = {name: getattr(self, name) for name in PodDefaults.model_fields}
         theirs = {name: getattr(defaults, name) for name in PodDefaults.model_fields}
         return self.model_copy(update={name: _over(mine[name], theirs[name]) for name in mine})
 
 
 class Pod(PodDefaults):
-    """The stage's pod, in the shapes of core/v1. A local run uses env, command and args of it."""
+    """The stage's pod, in the shapes of core/v1. A local run uses its env, command and args."""
 
     rules: ClassVar[tuple[Rule, ...]] = (text_is_bounded("command", "args"),)
 
     image: (
         Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^\S+$")] | None
     ) = None
-    """Container image that replaces the trainer's. By default that is the one with CUDA for a pod with a device in
-    resources.limits or with a runtimeClassName, and the one without for every other pod."""
+    """Container image that replaces the trainer's. Absent: the trainer's image with CUDA for a pod with a
+    device in resources.limits or with a runtimeClassName, and the image without CUDA for every other pod."""
 
     command: tuple[Argument, ...] = Field(default=(), max_length=64)
     """Program that replaces the trainer. It must keep the stage contract: environment, folders, exit codes, result."""
@@ -270,24 +277,27 @@ class Pod(PodDefaults):
 
     def literal_env(self) -> dict[str, str]:
         """Return the variables that have a value."""
-        return {one.name: one.value or "" for one in self.env if one.value_from is None}
+        return {
+            variable.name: variable.value or ""
+            for variable in self.env
+            if variable.value_from is None
+        }
 
 
 def _over(mine: Any, theirs: Any) -> Any:
     """Return a value over its default: mappings and lists are joined, and everything else is replaced."""
     match mine:
         case Resources():
-            # Not validated again: both together may have more entries than one may, and no reader could fix that.
-            return mine.model_copy(
-                update={
-                    "requests": theirs.requests | mine.requests,
-                    "limits": theirs.limits | mine.limits,
-                }
-            )
+            # Not validated again: both together may have more entries than each may. The user could not fix that.
+            requests = theirs.requests | mine.requests
+            limits = theirs.limits | mine.limits
+            return mine.model_copy(update={"requests": requests, "limits": limits})
         case dict():
             return theirs | mine
         case tuple():
-            names = {one.name for one in mine if hasattr(one, "name")}
-            return (*(one for one in theirs if getattr(one, "name", None) not in names), *mine)
+            # Entries without a name, such as tolerations, replace nothing: they are only added.
+            names = {entry.name for entry in mine if hasattr(entry, "name")}
+            kept = (entry for entry in theirs if getattr(entry, "name", None) not in names)
+            return (*kept, *mine)
         case _:
             return theirs if mine is None else mine
