@@ -143,7 +143,7 @@ def test_class_with_lower_expected_cost_comes_first():
 
 
 def test_cheap_class_that_is_always_taken_has_no_turn():
-    """Its expected cost is above the cost of on-demand nodes, so that only the other class waits for most of the time."""
+    """Its expected cost is above the cost of on-demand nodes, so only the other class waits for most of the time."""
     spot = [offer("taken", Decimal("0.80"), 6.0), offer("calm", Decimal("0.90"), 0.01)]
     experience = of(4, restart=15 * MINUTE, loss=20 * MINUTE, deadline=25 * HOUR)
     assert offers_in_turns(spot, experience, Limits()) == []
