@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
+# Together the 18 digits that max_digits allows below.
 AMOUNT = r"^[0-9]{1,12}([.][0-9]{1,6})?$"
 SIGNED_AMOUNT = r"^-?[0-9]{1,12}([.][0-9]{1,6})?$"
 

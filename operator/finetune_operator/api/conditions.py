@@ -1,4 +1,4 @@
-"""Condition types and reasons (both closed sets), where reasons are explained, and the merge of conditions."""
+"""Condition types and reasons (both closed sets), the page that explains reasons, and the merge of conditions."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -33,6 +33,7 @@ class OpenEnum(StrEnum):
     def _missing_(cls, value: object) -> Self | None:
         if not isinstance(value, str):
             return None
+        # Not added to the members: the set of known values stays closed.
         unknown = str.__new__(cls, value)
         unknown._name_ = unknown._value_ = value
         return unknown
@@ -47,6 +48,7 @@ class OpenEnum(StrEnum):
         return schema
 
 
+# A new reason needs a section in the troubleshooting guide: the end of a message names it.
 class Reason(OpenEnum):
     """Why a stage or a condition is in its state."""
 
@@ -86,7 +88,7 @@ class Reason(OpenEnum):
 
 
 TROUBLESHOOTING_URL = "docs/guides/troubleshooting.md"
-"""Address of the page with a section for each reason; the platform team may set that of its own copy."""
+"""Address of the page with a section for each reason; the platform team may set the address of its own copy."""
 
 NOTHING_TO_FIX = frozenset(
     {
@@ -100,12 +102,13 @@ NOTHING_TO_FIX = frozenset(
         Reason.STAGE_SUCCEEDED,
     }
 )
-"""Reasons of what succeeds or goes on by itself. For all others, a pipeline waits or has failed."""
+"""Reasons of a pipeline that succeeds or goes on by itself. With any other reason, it waits or has failed."""
 
 
 class Condition(ExtensibleModel):
-    """One condition, in the standard form that kubectl and Flux read."""
+    """A condition, in the standard form that kubectl and Flux read."""
 
+    # The lengths of type and message are the limits of metav1.Condition.
     type: Annotated[str, StringConstraints(max_length=316)]
     """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
@@ -113,7 +116,7 @@ class Condition(ExtensibleModel):
     reason: Reason
     """Machine-readable reason, in CamelCase."""
     message: Annotated[str, StringConstraints(max_length=32768)] = ""
-    """Human-readable message: what happened, where, and what to do."""
+    """Human-readable message: what happened, in which place, and what to do."""
     observed_generation: int = Field(ge=0)
     """Generation of the spec that this condition describes."""
     last_transition_time: datetime
@@ -121,8 +124,11 @@ class Condition(ExtensibleModel):
 
 
 def link(reason: Reason, url: str) -> str:
-    """Return the end of a message that names the section of its reason; empty where there is nothing to fix."""
-    return "" if reason in NOTHING_TO_FIX else f" (see {url}#{reason.lower()})"
+    """Return the end of a message that names the section of its reason. It is empty if there is nothing to fix."""
+    if reason in NOTHING_TO_FIX:
+        return ""
+    # The page's headings are the reasons, and Markdown renderers make anchors of headings in lower case.
+    return f" (see {url}#{reason.lower()})"
 
 
 def merge_conditions(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Condition, ...]:
@@ -135,4 +141,5 @@ def _merge_condition(old: Condition | None, new: Condition) -> Condition:
     merged = new.with_unknown_fields_of(old)
     if old is None or old.status != new.status:
         return merged
+    # The time is when the status changed: a new message or reason alone does not move it.
     return merged.model_copy(update={"last_transition_time": old.last_transition_time})

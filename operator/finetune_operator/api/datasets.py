@@ -1,4 +1,4 @@
-"""The data sets of a pipeline, and what it validates with, as users write them."""
+"""The data sets of a pipeline, and the records that it validates with, as users write them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -30,11 +30,12 @@ def _is_of_one_shape(columns: Mapping[str, Any]) -> bool:
 
 
 def _names_any(names: Iterable[str]) -> str:
-    """Return CEL that is true where `columns` of a source, which is there, names any of these fields."""
+    """Return CEL that is true if `columns` of a source names any of these fields. The source must have `columns`."""
     return " || ".join(f"has(self.columns.{name})" for name in names)
 
 
 def _one_shape() -> str:
+    # CEL has no set of the fields that an object has. So each shape is checked by the fields that it lacks.
     others = [[name for name in COLUMNS if name not in shape] for shape in SHAPES]
     return (
         f"({_names_any(COLUMNS)}) && ("
@@ -62,7 +63,7 @@ SOURCE_RULES = (
 
 
 class Dataset(WithRules, DatasetSource):
-    """One data set: records in JSON Lines, JSON, CSV or Parquet files."""
+    """A data set: records in JSON Lines, JSON, CSV or Parquet files."""
 
     rules: ClassVar[tuple[Rule, ...]] = SOURCE_RULES
 

@@ -1,4 +1,4 @@
-"""Defaults below the specs of pipelines, of the whole operator and of one namespace."""
+"""Defaults below the specs of pipelines: for the whole operator, and for a namespace."""
 
 from typing import Annotated, ClassVar, Self
 
@@ -20,7 +20,7 @@ class WorkspaceDefaults(ContractModel):
 
 
 class Defaults(WithRules):
-    """What applies to the next attempt where its pipeline says nothing.
+    """Values of the next attempt for the fields that its pipeline leaves out.
 
     It is part of neither hash of a stage, as the trainer's image is not: a change stops nothing and reruns nothing.
     """
@@ -32,6 +32,7 @@ class Defaults(WithRules):
     workspace: WorkspaceDefaults = WorkspaceDefaults()
     """Defaults of workspaces."""
 
+    # The nearer default wins: the namespace's over the operator's.
     def over(self, below: "Defaults") -> Self:
         """Return these defaults with others below them."""
         storage_class = self.workspace.storage_class_name or below.workspace.storage_class_name

@@ -2,9 +2,9 @@
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -24,19 +24,19 @@ COMPARISONS: dict[Comparison, tuple[Callable[[float, float], bool], str]] = {
 
 
 class Gate(ContractModel):
-    """One condition on a score."""
+    """A condition on a score."""
 
     task: TaskName
-    """Name of one of evaluate.tasks."""
+    """Name of a task in evaluate.tasks."""
 
     metric: Annotated[str, StringConstraints(min_length=1, max_length=64)] = "acc"
     """Name of the metric in lm-eval, with or without its filter: acc, or acc,none."""
 
     operator: Comparison = "GreaterThan"
-    """How the score must compare with value. LessThan is for metrics where lower is better, such as perplexity."""
+    """How the score must compare with value. LessThan is for metrics such as perplexity, in which lower is better."""
 
     value: float = Field(allow_inf_nan=False)
-    """What the score, or its difference from the base's, is compared with."""
+    """Number with which the score, or its difference from the base model's score, is compared."""
 
     against: Literal["Value", "Base"] = "Value"
     """What is compared. Value: the score. Base: the score minus the base model's score on the same questions. Base
@@ -48,14 +48,22 @@ class Gate(ContractModel):
 
 
 GATE_KEYS = ("task", "metric", "operator", "against")
-"""Fields that tell gates apart: one task may have a gate for its score and one for its gain over the base."""
+"""Fields that tell gates apart. A task may have a gate for its score and another gate for its gain over the base."""
 
 
 def _in_cel(gate: str, name: str) -> str:
     """Return the field of a gate in CEL, with its default: items of lists have no defaults in the schema."""
     field = Gate.model_fields[name]
-    found = f"{gate}.{name}"
-    return found if field.is_required() else f"(has({found}) ? {found} : '{field.default}')"
+    path = f"{gate}.{name}"
+    if field.is_required():
+        return path
+    return f"(has({path}) ? {path} : '{field.default}')"
+
+
+def _are_distinct(data: Mapping[str, Any]) -> bool:
+    gates = data.get("gates", ())
+    keys = {tuple(gate[name] for name in GATE_KEYS) for gate in gates}
+    return len(keys) == len(gates)
 
 
 SAME_KEYS = " && ".join(f"{_in_cel('a', name)} == {_in_cel('b', name)}" for name in GATE_KEYS)
@@ -63,10 +71,7 @@ DISTINCT_GATES = Rule(
     field="gates",
     message=f"two gates have the same {', '.join(GATE_KEYS[:-1])} and {GATE_KEYS[-1]}: remove one",
     cel=f"!has(self.gates) || self.gates.all(a, self.gates.exists_one(b, {SAME_KEYS}))",
-    is_valid=lambda data: (
-        len({tuple(gate[name] for name in GATE_KEYS) for gate in data.get("gates", ())})
-        == len(data.get("gates", ()))
-    ),
+    is_valid=_are_distinct,
 )
 """No list map: its keys need defaults in the schema, which GitOps tools would report as drift."""
 
@@ -74,9 +79,8 @@ DISTINCT_GATES = Rule(
 def compare(gate: Gate, result: EvaluateResult) -> GateStatus:
     """Return the comparison of the measured score with the gate; it is not measured if a number is missing."""
     scores = result.scores.get(gate.task, {})
-    plain_name = gate.metric.partition(",")[
-        0
-    ]  # the gate may name acc,none where lm-eval reports acc
+    # A gate may name acc,none although lm-eval reports acc.
+    plain_name, _, _ = gate.metric.partition(",")
     score = scores.get(gate.metric) or scores.get(plain_name)
     if score is None:
         measured = ", ".join(scores) or "none"
@@ -122,25 +126,28 @@ def _compare_score(gate: Gate, score: Score) -> GateStatus:
 
     With against: Base, the difference from the base model's score takes the place of the score.
     """
-    measured, stderr, text = (
-        score.value,
-        score.stderr,
-        f"{gate.task} {gate.metric} = {score.value:.4g}",
-    )
+    measured = score.value
+    stderr = score.stderr
+    text = f"{gate.task} {gate.metric} = {score.value:.4g}"
     if gate.against == "Base" and score.base is not None:
-        measured, stderr = _difference(score.value, score.base), score.difference_stderr
+        measured = _difference(score.value, score.base)
+        stderr = score.difference_stderr
         text += f", base {score.base:.4g}: difference {measured:.4g}"
+    if stderr is not None:
+        text += f" ± {stderr:.4g}"
+    # The margin moves the score to its worse side: up if lower is better, down if higher is better.
+    if gate.standard_errors:
+        margin = gate.standard_errors * (stderr or 0.0)
+        lower_is_better = gate.operator.startswith("LessThan")
+        measured += margin if lower_is_better else -margin
+        sign = "plus" if lower_is_better else "minus"
+        text += f" {sign} {gate.standard_errors:g} standard errors"
     holds, words = COMPARISONS[gate.operator]
-    margin = gate.standard_errors * (stderr or 0.0) if gate.standard_errors else 0.0
-    passed = holds(
-        measured + margin if gate.operator.startswith("LessThan") else measured - margin, gate.value
-    )
-    error = f" ± {stderr:.4g}" if stderr is not None else ""
-    sign = "plus" if gate.operator.startswith("LessThan") else "minus"
-    moved = f" {sign} {gate.standard_errors:g} standard errors" if gate.standard_errors else ""
+    passed = holds(measured, gate.value)
+    verb = "is" if passed else "is not"
     return _status(
         gate,
-        f"{text}{error}{moved} is {'' if passed else 'not '}{words} {gate.value:g}",
+        f"{text} {verb} {words} {gate.value:g}",
         passed=passed,
         score=_finite(score.value),
         stderr=_finite(score.stderr),
@@ -158,4 +165,6 @@ def _difference(value: float, base: float) -> float:
 
 def _finite(value: float | None) -> float | None:
     """Return None for NaN and infinities, which JSON cannot represent."""
-    return value if value is not None and math.isfinite(value) else None
+    if value is None or not math.isfinite(value):
+        return None
+    return value

@@ -1,4 +1,4 @@
-"""Capacity types, and the labels, taints and prices of their nodes. A new capacity type is one line of CAPACITIES."""
+"""Capacity types, and the labels, taints and prices of their nodes. A new capacity type is a line of CAPACITIES."""
 
 from collections.abc import Callable
 from datetime import date
@@ -9,7 +9,9 @@ from pydantic import AfterValidator, Field, model_validator
 from finetune_operator.api.amounts import Amount
 from finetune_trainer.contract import ContractModel, one_of
 
-SPOT, ON_DEMAND, AUTO = "Spot", "OnDemand", "Auto"
+SPOT = "Spot"
+ON_DEMAND = "OnDemand"
+AUTO = "Auto"
 
 
 class Toleration(ContractModel):
@@ -30,8 +32,9 @@ class Nodes(ContractModel):
 
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels of these nodes."""
+    # A selector cannot exclude labels. They become a node affinity.
     excluded_labels: dict[str, str] = Field(default_factory=dict)
-    """Labels that these nodes do not have, where nothing else keeps pods away from other nodes."""
+    """Labels that these nodes do not have. Needed if nothing else keeps pods away from other nodes."""
     tolerations: tuple[Toleration, ...] = ()
     """Tolerations for the taints of these nodes."""
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -39,7 +42,7 @@ class Nodes(ContractModel):
 
 
 class NodeClass(Nodes):
-    """Nodes of one capacity type and one price. Labels and tolerations of the capacity type are added to its own."""
+    """Nodes of the same capacity type and price. Labels and tolerations of the capacity type are added to their own."""
 
     name: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
     """Name in the status of a pipeline, in metrics and in the list of prices."""
@@ -48,13 +51,14 @@ class NodeClass(Nodes):
     accelerator: str | None = None
     """Resource that a stage must ask for to run here, such as nvidia.com/gpu. Absent: stages without an accelerator."""
     price: Annotated[Amount, Field(le=1_000_000)] | None = None
-    """Price per hour: of each accelerator, or of a pod without one. Absent: not known."""
+    """Price per hour: of each accelerator, or of a pod without accelerators. Absent: not known."""
     price_date: date | None = None
     """Day on which the price was looked up."""
     interruptions_per_hour: float | None = Field(default=None, ge=0, le=60)
     """Expected interruptions per hour of a pod on these nodes, until a stage has its own experience."""
 
 
+# Karpenter would otherwise move a training to a cheaper node.
 DO_NOT_DISRUPT = {"karpenter.sh/do-not-disrupt": "true"}
 
 
@@ -67,11 +71,11 @@ class Preset(NamedTuple):
 
 # docs/guides/placement.md names the page of each cloud that describes these.
 PRESETS = {
-    # Without labels, so that the first manifest runs on any cluster. Spot nodes are those with the taint.
+    # Without labels, so that the first manifest runs on any cluster. Nodes with the taint are spot nodes.
     "generic": Preset(
         Nodes(), Nodes(tolerations=(Toleration(key="spot", value="true", effect="NoSchedule"),))
     ),
-    # GKE labels spot nodes, and no others reliably. It taints those of Autopilot and of auto-provisioning only, so that
+    # GKE labels spot nodes, and no others reliably. It taints only spot nodes of Autopilot and of auto-provisioning, so
     # on-demand pods must keep away from the label.
     "gke": Preset(
         Nodes(
@@ -115,8 +119,9 @@ PRESETS = {
 }
 
 
+# Mounted from a ConfigMap into the operator's pod. The kubelet's last copy stays when the API server is away.
 class PriceList(ContractModel):
-    """Prices of node classes on one day. They replace those of the configuration."""
+    """Prices of node classes on a day. They replace the prices of the configuration."""
 
     date: date
     """Day on which the prices were looked up."""
@@ -124,17 +129,21 @@ class PriceList(ContractModel):
     """Name of a node class -> its price. null: not known."""
 
 
+# Configuration of the operator, not of a pipeline: the platform team knows labels and prices, and prices change without
+# the manifests. No hash of a stage contains them, so a change stops no Job.
 class PlacementDefaults(ContractModel):
     """Meaning of pools and capacity types on this cluster, and prices. Set by the platform team, not by a pipeline."""
 
+    # The generic preset requires no label: the first manifest of a user must run on a new cluster.
     preset: Annotated[str, AfterValidator(one_of(PRESETS))] = "generic"
     """Labels and taints of on-demand and spot nodes that are not set below."""
+    # By default a pool means any node: a new cluster has no labels of pools, and its pods would stay pending.
     pools: dict[str, Nodes] = Field(default_factory=dict)
     """Nodes for each kind of stage: control, training, eval, inference. Absent: any node."""
     on_demand: Nodes = Nodes()
-    """Nodes that the cloud provider does not reclaim. Empty: those of the preset."""
+    """Nodes that the cloud provider does not reclaim. Empty: the on-demand nodes of the preset."""
     spot: Nodes = Nodes()
-    """Cheaper nodes that the cloud provider may reclaim at short notice. Empty: those of the preset."""
+    """Cheaper nodes that the cloud provider may reclaim at short notice. Empty: the spot nodes of the preset."""
     node_classes: tuple[NodeClass, ...] = ()
     """Node classes with their prices, tried in the order of price. Absent for a stage: any nodes of the capacity."""
     currency: str = Field(default="USD", min_length=1, max_length=8, pattern=r"^\S+$")
@@ -148,22 +157,27 @@ class PlacementDefaults(ContractModel):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        names = [one.name for one in self.node_classes]
-        if twice := {name for name in names if names.count(name) > 1}:
+        # The status, the metrics and the list of prices know a class by its name only.
+        names = [node_class.name for node_class in self.node_classes]
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated:
             raise ValueError(
-                f"nodeClasses: the name {min(twice)} is not unique: rename one of them"
+                f"nodeClasses: the name {min(repeated)} is not unique: rename one of them"
             )
         return self
 
-    def with_prices(self, found: PriceList) -> Self:
+    def with_prices(self, listed: PriceList) -> Self:
         """Return a copy with the prices of the list; names that are no node class are ignored."""
-        classes = tuple(
-            one.model_copy(update={"price": found.prices[one.name], "price_date": found.date})
-            if one.name in found.prices
-            else one
-            for one in self.node_classes
-        )
+        classes = tuple(_with_price(node_class, listed) for node_class in self.node_classes)
         return self.model_copy(update={"node_classes": classes})
+
+
+def _with_price(node_class: NodeClass, listed: PriceList) -> NodeClass:
+    # A listed null says that the price is not known. A class that is not listed keeps its price.
+    if node_class.name not in listed.prices:
+        return node_class
+    price = {"price": listed.prices[node_class.name], "price_date": listed.date}
+    return node_class.model_copy(update=price)
 
 
 CAPACITIES: dict[str, Callable[[PlacementDefaults], Nodes]] = {
@@ -174,7 +188,9 @@ CAPACITIES: dict[str, Callable[[PlacementDefaults], Nodes]] = {
 
 
 def _set_or(nodes: Nodes, preset: Nodes) -> Nodes:
-    return preset if nodes == Nodes() else nodes
+    if nodes == Nodes():
+        return preset
+    return nodes
 
 
 Capacity = Annotated[
@@ -185,15 +201,15 @@ Capacity = Annotated[
 
 
 class Fallback(ContractModel):
-    """When a stage leaves a node class: for another of the same capacity, and with Auto then for on-demand nodes."""
+    """When a stage leaves a node class for another of the same capacity, and with Auto then for on-demand nodes."""
 
     after_interruptions: int | None = Field(default=None, ge=1, le=10)
-    """Interruptions in a row on one node class, each within an hour of its start. Absent: three; with a deadline
-    no limit, because the time to spare is one."""
+    """Interruptions in a row on the same node class, each within an hour of its start. Absent: three. With a deadline
+    there is no limit, because the time to spare limits them."""
     after_pending_seconds: int | None = Field(default=None, ge=1, le=604_800)
-    """Time for which a pod has found no node. Absent: ten minutes; with a deadline most of the time to spare. It
-    doubles where all classes were full. An attempt of several pods, of which some have nodes, waits 20 minutes at
-    most, and then gives these up."""
+    """Time for which a pod has got no node. Absent: ten minutes, or with a deadline most of the time to spare. The time
+    doubles when all classes were full. An attempt waits at most 20 minutes if only some of its pods have nodes. Then it
+    gives these nodes up."""
     after_fruitless_attempts: int | None = Field(default=None, ge=1, le=10)
     """Interruptions in a row without a new durable step. Absent: three; with a deadline no limit."""
 

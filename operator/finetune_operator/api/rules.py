@@ -19,7 +19,7 @@ class Rule:
     field: str
     """Path of the field to fix, relative to the object, for example placement.capacity."""
     message: str
-    """What is wrong and how to fix it."""
+    """The mistake, and how to fix it."""
     cel: str
     """The rule for the API server, in CEL. `self` is the object."""
     is_valid: Callable[[Mapping[str, Any]], bool] = lambda _data: True
@@ -40,11 +40,13 @@ class WithRules(ContractModel):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
+        # Named as in a manifest. A field without a value is absent, as it is for has() in CEL.
         data = self.model_dump(by_alias=True, exclude_none=True, mode="json")
         broken = [
             f"{rule.field}: {rule.message}" for rule in self.all_rules() if not rule.is_valid(data)
         ]
         if broken:
+            # All broken rules in a single error, so that the user fixes them at once. A ValueError would add a prefix.
             raise PydanticCustomError("rule", "{broken}", {"broken": "; ".join(broken)})
         return self
 

@@ -11,8 +11,9 @@ from finetune_operator.api.datasets import Dataset, ValidationSet
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_operator.api.stages.base import ONE_DEFAULT_GPU, StageSpec
 from finetune_operator.api.stages.deploy import Deploy
+from finetune_operator.api.stages.environment import ObjectName
 from finetune_operator.api.stages.evaluate import Evaluate
-from finetune_operator.api.stages.pod import BYTES, ObjectName, PodDefaults, StorageSize
+from finetune_operator.api.stages.pod import BYTES, PodDefaults, StorageSize
 from finetune_operator.api.stages.prepare import Prepare
 from finetune_operator.api.stages.push import Push
 from finetune_operator.api.stages.train import Train
@@ -44,7 +45,7 @@ class Workspace(WithRules):
     keeps its mode."""
 
     existing_claim: ObjectName | None = None
-    """Name of an existing claim to use; the operator then creates none. Only one pipeline at a time runs on a claim."""
+    """Name of an existing claim to use; the operator then creates no claim. Pipelines on the same claim run in turn."""
 
     when_deleted: Literal["Retain", "Delete"] = "Retain"
     """What happens to the operator's claim when the pipeline is deleted. With Retain, a new pipeline of the same name
@@ -80,7 +81,8 @@ def _needs_gate(stage: str) -> Rule:
 
 
 def _readable_by_pods(field: str, schemes: str, values: str, advice: str) -> Rule:
-    """Return the rule that a cluster accepts URIs of these schemes only. `values` is CEL, where $ judges one `uri`."""
+    """Return the rule that a cluster accepts URIs of these schemes only. In the CEL of `values`, $ judges a `uri`."""
+    # No "..": a path of a volume must not leave the volume.
     readable = f"uri.matches('^({schemes})://') && !uri.matches('/[.][.](/|$)')"
     return Rule(
         field=field,
@@ -90,7 +92,7 @@ def _readable_by_pods(field: str, schemes: str, values: str, advice: str) -> Rul
 
 
 def _no_adapter(field: str, cel: str, uses_adapter: Callable[[Mapping[str, Any]], bool]) -> Rule:
-    """Return the rule that nothing asks for the adapter of method Full. `cel` is true where something does."""
+    """Return the rule that nothing asks for the adapter of method Full. `cel` is true if something does."""
     return Rule(
         field=field,
         message="train.method Full trains no adapter: set Merged, or set train.method to LoRA or QLoRA",
@@ -235,6 +237,7 @@ class PipelineSpec(WithRules):
     workspace: Workspace = Workspace()
     """The volume for the files of all stages. A local run uses a folder and reads only existingClaim."""
 
+    # The order of the stages below is their execution order.
     prepare: Prepare = Prepare()
     """Tokenizes the data sets and packs them into rows."""
 
@@ -245,7 +248,7 @@ class PipelineSpec(WithRules):
     """Evaluates the trained model. Absent: no evaluation and no gate."""
 
     push: Push | None = None
-    """Publishes the model, or the adapter alone, to each target. Absent: what was trained stays in the workspace."""
+    """Publishes the model, or the adapter alone, to each target. Absent: the trained weights stay in the workspace."""
 
     deploy: Deploy | None = None
     """Serves the published model. Absent: no server."""
@@ -255,22 +258,22 @@ class PipelineSpec(WithRules):
     no stage. Absent: the metrics are only in the workspace, in metrics.jsonl of the train stage."""
 
     suspend: bool = False
-    """Stops the running attempt as an eviction would and starts no other until this is false. Servers keep running."""
+    """Stops the running attempt as an eviction would, and starts none until this is false. Servers keep running."""
 
     max_runtime_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """Limit for the running time of all attempts of all stages together. Waiting time does not count."""
 
     deadline: Annotated[AwareDatetime, Field(json_schema_extra={"maxLength": 64})] | None = None
     """Time at which all stages should be done, such as 2030-01-31T08:00:00Z. Stages with capacity Auto run on on-demand
-    nodes where an interruption could miss it. It stops nothing."""
+    nodes if an interruption could miss the deadline. The deadline stops nothing."""
 
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=315_360_000)
     """On a cluster: time after the pipeline's end at which its Jobs are deleted, with their pods and logs. The pipeline
     stays as the record, and so does its server. Absent: never."""
 
     when_expired: Literal["Retain", "Delete"] | None = None
-    """What happens to the pipeline at that time. Retain keeps it. Delete deletes it too, which a pipeline with deploy
-    may not ask for. Absent: Retain."""
+    """What happens to the pipeline when ttlSecondsAfterFinished has passed. Retain keeps it. Delete deletes it, too; a
+    pipeline with deploy may not ask for this. Absent: Retain."""
 
     def stage(self, name: str) -> StageSpec | None:
         """Return the spec of a stage with the defaults below its pod, or None if it is not requested."""
@@ -282,24 +285,25 @@ class PipelineSpec(WithRules):
 
     @cached_property
     def _stages(self) -> dict[str, StageSpec]:
-        found = {kind.name: getattr(self, kind.name) for kind in STAGES}
-        return {name: stage.over(self.pod_defaults) for name, stage in found.items() if stage}
+        specs = {kind.name: getattr(self, kind.name) for kind in STAGES}
+        return {name: stage.over(self.pod_defaults) for name, stage in specs.items() if stage}
 
     def source_uris(self) -> tuple[str, ...]:
         """Return the URIs of all external inputs of the stages."""
-        more = (uri for stage in self.stages().values() for uri in stage.source_uris())
+        of_stages = (uri for stage in self.stages().values() for uri in stage.source_uris())
+        datasets = (dataset.uri for dataset in self.datasets)
         validation = (self.validation.uri,) if self.validation.uri else ()
-        return (self.model.uri, *(source.uri for source in self.datasets), *validation, *more)
+        return (self.model.uri, *datasets, *validation, *of_stages)
 
 
 def _stage_type(annotation: Any) -> type[StageSpec] | None:
+    # An optional stage is annotated Stage | None, so its type is among the arguments.
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, StageSpec):
             return kind
     return None
 
 
-STAGES: tuple[type[StageSpec], ...] = tuple(
-    kind for field in PipelineSpec.model_fields.values() if (kind := _stage_type(field.annotation))
-)
+_TYPES = (_stage_type(field.annotation) for field in PipelineSpec.model_fields.values())
+STAGES: tuple[type[StageSpec], ...] = tuple(kind for kind in _TYPES if kind)
 """All stages in the order of their fields above, which is their execution order."""

@@ -11,23 +11,22 @@ states, because they only inform. An unknown outcome of an attempt is an error: 
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import (
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    SerializerFunctionWrapHandler,
-    StringConstraints,
-    WithJsonSchema,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic import Field, StringConstraints, WithJsonSchema
 
 from finetune_operator.api.amounts import Amount, SignedAmount
 from finetune_operator.api.conditions import Condition, OpenEnum, Reason
-from finetune_trainer.contract import AnyResult, ExtensibleModel, MaybeLossCurve, MaybeProgress
+from finetune_operator.api.named_list import NamedList
+from finetune_trainer.contract import (
+    AnyResult,
+    ExtensibleModel,
+    ListMap,
+    MaybeLossCurve,
+    MaybeProgress,
+)
 
+# The kubelet cuts the termination message of a container at 4096 bytes, so every such message fits.
 MESSAGE_LENGTH = 4096
 Message = Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)]
 StoredResult = Annotated[
@@ -39,8 +38,11 @@ ATTEMPTS_KEPT = 10
 
 
 def truncate_message(text: str) -> str:
-    """Return the text cut to the maximum length of a Message; the API server rejects a status with a longer one."""
-    return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 2] + " …"
+    """Return the text cut to the maximum length of a Message; the API server rejects a longer message."""
+    if len(text) <= MESSAGE_LENGTH:
+        return text
+    # The mark has two characters and must fit, too.
+    return text[: MESSAGE_LENGTH - 2] + " …"
 
 
 class StageState(OpenEnum):
@@ -54,6 +56,7 @@ class StageState(OpenEnum):
     SKIPPED = "Skipped"
 
 
+# Closed, unlike the other enums: the operator counts attempts by their outcome, and cannot count an unknown outcome.
 class Outcome(StrEnum):
     """Outcome of an attempt."""
 
@@ -92,19 +95,19 @@ class AttemptStatus(ExtensibleModel):
     """Running time when the attempt was stopped for a deadline, by the operator's clock. It counts at least this much.
     Absent for other attempts."""
     capacity: str | None = None
-    """Capacity type of its nodes: Spot or OnDemand. Absent in a local run."""
+    """Capacity type of the attempt's nodes: Spot or OnDemand. Absent in a local run."""
     node_class: str | None = None
-    """Name of its node class in the operator's configuration. Absent: any nodes of the capacity type."""
+    """Name of the attempt's node class in the operator's configuration. Absent: any nodes of the capacity type."""
     node: str | None = None
-    """Name of the node on which the pod ran; of several pods, that with index 0."""
+    """Name of the node on which the pod ran. Of several pods, the node of the pod with index 0."""
     price: Amount | None = None
-    """Price per hour of its pods together when the attempt began. Absent: not known."""
+    """Price per hour of all pods of the attempt together, when the attempt began. Absent: not known."""
     on_demand_price: Amount | None = None
-    """Price per hour that on-demand nodes had for it then. Absent: not known."""
+    """Price per hour of the same pods on on-demand nodes, when the attempt began. Absent: not known."""
     created_at: datetime | None = None
     """Time at which the Job was first observed."""
     started_at: datetime | None = None
-    """Time at which the process started; with several pods, the last of them."""
+    """Time at which the process started. With several pods, the time at which the last process started."""
     finished_at: datetime | None = None
     """Time at which the attempt ended."""
     start_step: int | None = None
@@ -118,15 +121,15 @@ class AttemptStatus(ExtensibleModel):
     step_seconds: float | None = None
     """Mean duration of a step, in seconds."""
     lost_steps: int | None = None
-    """Steps of this attempt that the next one had to repeat. Absent until known."""
+    """Steps of this attempt that the next attempt had to repeat. Absent until known."""
     lost_seconds: float | None = None
-    """Time that those steps had taken, in seconds."""
+    """Time that the lost steps had taken, in seconds."""
     seconds: float | None = None
     """Running time, in seconds. Absent while the attempt runs."""
     steps: int | None = None
-    """Steps that the attempt has finished, with those that were lost. Absent for a stage without steps."""
+    """Steps that the attempt has finished, lost steps included. Absent for a stage without steps."""
     cost: Amount | None = None
-    """Price of the running time. Absent while the attempt runs, or where its price is not known."""
+    """Price of the running time. Absent while the attempt runs, or if its price is not known."""
     lost_cost: Amount | None = None
     """Part of the cost that its interruption wasted: lost steps, and time without steps. Absent if not interrupted."""
 
@@ -141,9 +144,9 @@ class Costs(ExtensibleModel):
     seconds: float = 0.0
     """Running time of the attempts, in seconds."""
     spent: Amount = Decimal()
-    """Sum of their costs."""
+    """Sum of the costs of the attempts with a known price."""
     lost: Amount = Decimal()
-    """Part of it that interruptions wasted."""
+    """Part of the costs that interruptions wasted."""
     on_demand: Amount = Decimal()
     """What the same work costs without interruptions on on-demand nodes."""
 
@@ -165,11 +168,12 @@ class PlacementStatus(ExtensibleModel):
     node_class: str | None = None
     """Name of the node class. Absent: any nodes of the capacity type."""
     cause: str
-    """Why it was chosen, in CamelCase."""
+    """Why the operator chose these nodes, in CamelCase."""
     message: Message = ""
-    """The same with its numbers."""
+    """Why the operator chose these nodes, with the numbers that it compared."""
 
 
+# Stages are a map by name in Python, and a list in JSON, so that a new stage changes no structure of the schema.
 class StageStatus(ExtensibleModel):
     """Status of one stage."""
 
@@ -194,39 +198,42 @@ class StageStatus(ExtensibleModel):
     lost_steps: int = 0
     """Steps that had to be repeated, over all attempts with this identity."""
     lost_seconds: float = 0.0
-    """Time that those steps had taken, in seconds."""
+    """Time that the lost steps had taken, in seconds."""
     active_seconds: float = 0.0
     """Running time of ended attempts with this identity since the last retry request, in seconds."""
     placement: PlacementStatus | None = None
     """Where the newest attempt runs, and why. Absent in a local run."""
     costs: Costs | None = None
-    """Running time and money of all ended attempts, whatever their identity. Absent until one has ended."""
+    """Running time and money of all ended attempts, whatever their identity. Absent until an attempt has ended."""
+    # Attempts leave the list. Without this sum, their costs could not be observed again.
     earlier_costs: Costs | None = None
-    """The part of those attempts that is no longer listed."""
+    """Running time and money of the ended attempts that attempts no longer lists."""
+    # A retry request does not reset the counters above. It moves their base.
     budget_base_attempt: int = 0
-    """Attempts up to this number no longer count, because of a retry request or a change of the spec."""
+    """Attempts up to this number do not count for the retry limits, because of a retry request or a changed spec."""
     budget_base_failures: int = 0
-    """Number of failures among those attempts."""
+    """Number of failed attempts that do not count for maxFailures."""
     budget_base_interruptions: int = 0
-    """Number of interruptions among those attempts."""
+    """Number of interrupted attempts that do not count for maxInterruptions."""
     started_at: datetime | None = None
     """Time at which the first attempt started."""
     finished_at: datetime | None = None
     """Time at which the stage succeeded."""
     progress: MaybeProgress = None
     """Latest progress report of the current attempt, without its curve."""
+    # Beside progress, which a new attempt empties: users want to see the curve most while they wait for a node.
     loss_curve: MaybeLossCurve = None
-    """Loss of the whole training so far. Stays while the next attempt waits. Absent in stages without one."""
+    """Loss of the whole training so far. Stays while the next attempt waits. Absent in stages without a loss."""
     result: StoredResult | None = None
     """Result of the stage. Absent until it succeeds."""
     model_digest: str | None = None
-    """Digest of the base model in the stage's latest result; stays while the stage is repeated. Only of prepare."""
+    """Digest of the base model in the latest result of prepare. Stays while prepare is repeated."""
     model_pin: str | None = None
-    """What identifies the base model at its store, in the same result. Only of prepare."""
+    """Version of the base model at its store, in the latest result of prepare. Absent in other stages."""
     start_digest: str | None = None
-    """Digest of the adapter that training starts from, in the same result. Only of prepare."""
+    """Digest of the adapter that training starts from, in the latest result of prepare. Absent in other stages."""
     start_pin: str | None = None
-    """What identifies that adapter at its store, in the same result. Only of prepare."""
+    """Version at its store of the adapter that training starts from, in the latest result of prepare."""
 
     @property
     def failures_counted(self) -> int:
@@ -249,55 +256,18 @@ class StageStatus(ExtensibleModel):
 
     @property
     def running_attempt(self) -> AttemptStatus | None:
-        """Return the attempt that is not known to have ended, or None: only the newest can be one."""
+        """Return the attempt that is not known to have ended, or None. Only the newest attempt can be running."""
         last = self.last_attempt
-        return last if last and last.outcome is Outcome.RUNNING else None
+        if last is None or last.outcome is not Outcome.RUNNING:
+            return None
+        return last
 
 
-class _AsList:
-    """A mapping that is a list of named objects in JSON, as Kubernetes' conventions ask for."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(
-            _by_name,
-            handler(source),
-            serialization=core_schema.wrap_serializer_function_ser_schema(
-                _as_list, when_used="json"
-            ),
-        )
-
-    def __get_pydantic_json_schema__(
-        self, core: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        entry = handler.resolve_ref_schema(handler(core)["additionalProperties"])
-        name = {"type": "string", "description": "Name of the stage."}
-        named = entry | {"properties": {"name": name, **entry["properties"]}, "required": ["name"]}
-        keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
-        return {"type": "array", "items": named, **keys}
-
-
-def _by_name(value: Any) -> Any:
-    if not isinstance(value, list):
-        return value
-    if not all(isinstance(entry, dict) and "name" in entry for entry in value):
-        raise ValueError("every entry must be an object with a name")
-    return {
-        entry["name"]: {key: inner for key, inner in entry.items() if key != "name"}
-        for entry in value
-    }
-
-
-def _as_list(value: dict[str, StageStatus], handler: SerializerFunctionWrapHandler) -> list[Any]:
-    return [{"name": name} | entry for name, entry in handler(value).items()]
-
-
-StagesByName = Annotated[dict[str, StageStatus], _AsList()]
+StagesByName = Annotated[dict[str, StageStatus], NamedList()]
 
 
 class GateStatus(ExtensibleModel):
-    """Comparison of a measured score with one of evaluate.gates."""
+    """Comparison of a measured score with a gate of evaluate.gates."""
 
     task: str
     """Task of the gate."""
@@ -316,11 +286,11 @@ class GateStatus(ExtensibleModel):
     base: float | None = None
     """Score of the base model on the same questions. Absent if it was not measured or is not finite."""
     difference_stderr: float | None = None
-    """Standard error of the paired difference between the two. Absent if it is unknown or not finite."""
+    """Standard error of the paired difference from the base model. Absent if it is unknown or not finite."""
     measured: bool = True
-    """Whether there is a score to compare. False if the gate needs one that was not measured."""
+    """Whether there is a score to compare. False if the gate needs a number that was not measured."""
     passed: bool
-    """Whether the score, or its difference from the base's, is on the right side by the margin of error."""
+    """Whether the score, or its difference from the base model's score, is on the right side by the margin of error."""
     message: Message
     """Human-readable comparison."""
 
@@ -366,19 +336,12 @@ class PipelineStatus(ExtensibleModel):
     stage: str = ""
     """Stage that is running, or at which the pipeline stopped."""
     progress: str = ""
-    """Progress of that stage, in percent."""
+    """Progress of the stage that is running, in percent."""
     attempt: int = 0
-    """Number of the newest attempt of that stage."""
-    conditions: Annotated[
-        tuple[Condition, ...],
-        Field(
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["type"],
-            }
-        ),
-    ] = ()
-    """Conditions: Ready, Reconciling, Stalled, Finished, and one for each stage."""
+    """Number of the newest attempt of the stage that is running, or at which the pipeline stopped."""
+    # The operator reads none of the conditions back. It keeps only their transition times.
+    conditions: Annotated[tuple[Condition, ...], ListMap("type")] = ()
+    """Conditions: Ready, Reconciling, Stalled, Finished, and a condition for each stage."""
     stages: StagesByName = Field(default_factory=dict)
     """Status of each stage."""
     gates: Annotated[
@@ -394,11 +357,11 @@ class PipelineStatus(ExtensibleModel):
     lost_steps: int = 0
     """Steps that had to be repeated, over all stages."""
     lost_seconds: float = 0.0
-    """Time that those steps had taken, in seconds."""
+    """Time that the lost steps of all stages had taken, in seconds."""
     costs: PipelineCosts | None = None
-    """Running time and money of all ended attempts. Absent until one with a known price has ended."""
+    """Running time and money of all ended attempts. Absent until an attempt with a known price has ended."""
     spent: str = ""
-    """The sum that was spent, with its currency, for people."""
+    """Sum of the costs of all ended attempts, with its currency, for people."""
     started_at: datetime | None = None
     """Time at which the first stage started."""
     finished_at: datetime | None = None
@@ -407,21 +370,10 @@ class PipelineStatus(ExtensibleModel):
     """Whether the pipeline was cancelled and not retried since."""
     observed_annotations: HandledAnnotations = HandledAnnotations()
     """Values of the annotations that the operator handled last."""
-    refusals: Annotated[
-        tuple[Refusal, ...],
-        Field(
-            json_schema_extra={
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["subject"],
-            }
-        ),
-    ] = ()
+    refusals: Annotated[tuple[Refusal, ...], ListMap("subject")] = ()
     """Requests that the API server refused and that the operator repeats."""
 
     def running_attempts(self) -> dict[str, AttemptStatus]:
         """Return the attempts that are not known to have ended, by stage."""
-        return {
-            name: attempt
-            for name, stage in self.stages.items()
-            if (attempt := stage.running_attempt)
-        }
+        running = {name: stage.running_attempt for name, stage in self.stages.items()}
+        return {name: attempt for name, attempt in running.items() if attempt}

@@ -166,11 +166,11 @@ def test_retry_that_repeats_prepare_keeps_what_training_cost():
 
 
 def test_other_base_model_gives_training_another_identity():
-    one, other = (
+    first, other = (
         Scenario().run("prepare", modelDigest=f"sha256:{name}").stage("train").identity
         for name in "ab"
     )
-    assert one != other
+    assert first != other
 
 
 def test_retry_after_lost_workspace_reruns_all_stages():

@@ -143,7 +143,7 @@ def test_class_with_lower_expected_cost_comes_first():
 
 
 def test_cheap_class_that_is_always_taken_has_no_turn():
-    """Its expected cost is above that of on-demand nodes, so that the other one alone waits for most of the time."""
+    """Its expected cost is above the cost of on-demand nodes, so only the other class waits for most of the time."""
     spot = [offer("taken", Decimal("0.80"), 6.0), offer("calm", Decimal("0.90"), 0.01)]
     experience = of(4, restart=15 * MINUTE, loss=20 * MINUTE, deadline=25 * HOUR)
     assert offers_in_turns(spot, experience, Limits()) == []
@@ -207,15 +207,18 @@ def hours_with_interruptions(
 ) -> float:
     """Return the hours that four hours of work take; the first start is not counted."""
     between = between or 0.001
-    hours, done = 0.0, 0.0
+    hours = 0.0
+    done = 0.0
     ends = rng.expovariate(rate) if rate else float("inf")
     while done < 4:
         needed = min(between, 4 - done)
         if hours + needed <= ends:
-            hours, done = hours + needed, done + needed
+            hours = hours + needed
+            done = done + needed
             continue
         while ends < float("inf"):  # it begins again, until a restart is not interrupted
-            hours, ends = ends + restart, ends + rng.expovariate(rate)
+            hours = ends + restart
+            ends = ends + rng.expovariate(rate)
             if hours <= ends:
                 break
     return hours

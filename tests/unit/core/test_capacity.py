@@ -58,7 +58,8 @@ def test_requested_spot_that_costs_more_is_warned_about():
     job = scenario.attempt("train").job
     scenario.cluster.start(job)
     scenario.reconcile_until_stable()
-    condition = next(one for one in scenario.status.conditions if one.type == "Trained")
+    conditions = {condition.type: condition for condition in scenario.status.conditions}
+    condition = conditions["Trained"]
     assert "costs more than OnDemand" in condition.message
 
 
@@ -172,7 +173,7 @@ def test_evicted_attempt_whose_job_has_not_ended_is_not_moved():
     assert scenario.attempt("train").stopping is None
     scenario.cluster.evict(job, 100, 100)
     scenario.reconcile()
-    assert [one.outcome for one in scenario.stage("train").attempts][-2:] == [
+    assert [attempt.outcome for attempt in scenario.stage("train").attempts][-2:] == [
         "Interrupted",
         "Running",
     ]
@@ -280,9 +281,9 @@ def test_capacity_of_another_version_stops_nothing():
 
 @pytest.mark.parametrize("price", ["8E+1", "2e1", 1e6, "0.80", 0])
 def test_price_is_written_without_an_exponent(price):
-    found = settings(("h100", "OnDemand", price)).placement_defaults
-    assert found
-    assert re.fullmatch(AMOUNT, str(found.node_classes[0].price))
+    defaults = settings(("h100", "OnDemand", price)).placement_defaults
+    assert defaults
+    assert re.fullmatch(AMOUNT, str(defaults.node_classes[0].price))
 
 
 def test_deadline_that_has_passed_is_said():

@@ -45,9 +45,9 @@ def priced() -> Scenario:
 
 
 def costs(scenario: Scenario) -> PipelineCosts:
-    found = scenario.status.costs
-    assert found
-    return found
+    total = scenario.status.costs
+    assert total
+    return total
 
 
 def run_for(scenario: Scenario, stage: str, minutes: float) -> None:
@@ -68,12 +68,12 @@ def test_published_example_sums_to_the_cent():
     }
     assert spent == {"prepare": "0.0500", "train": "3.2000", "evaluate": "0.7800", "push": "0.0083"}
     assert scenario.status.spent == "4.04 USD"
-    found = costs(scenario)
-    assert (found.on_demand.quantize(Decimal("0.01")), found.saved) == (
+    total = costs(scenario)
+    assert (total.on_demand.quantize(Decimal("0.01")), total.saved) == (
         Decimal("13.24"),
         Decimal("9.2000"),
     )
-    assert (found.lost, found.unpriced, found.currency) == (0, 0, "USD")
+    assert (total.lost, total.unpriced, total.currency) == (0, 0, "USD")
 
 
 def test_interruption_wastes_its_lost_steps_and_its_start():
@@ -121,7 +121,7 @@ def test_two_lost_checkpoints_cost_the_steps_of_both_attempts():
     scenario.reconcile_until_stable()
     scenario.after(6000).complete("train")
     train = scenario.stage("train")
-    assert [one.lost_steps for one in train.attempts[:2]] == [500, 300]
+    assert [attempt.lost_steps for attempt in train.attempts[:2]] == [500, 300]
     assert (train.lost_steps, train.lost_seconds) == (800, 4800.0)
     assert train.costs
     assert train.costs.lost == Decimal("1.0667")
@@ -157,9 +157,11 @@ def test_attempts_that_are_no_longer_listed_still_count():
     assert train.costs
     assert train.costs.attempts == ATTEMPTS_KEPT + 4
     by_capacity = {"Spot": Decimal("0.0800"), "OnDemand": Decimal("0.3100")}
-    assert {one.cost for one in train.attempts if one.cost is not None} <= set(by_capacity.values())
+    assert {attempt.cost for attempt in train.attempts if attempt.cost is not None} <= set(
+        by_capacity.values()
+    )
     assert train.costs.spent == train.earlier_costs.spent + sum(
-        one.cost or 0 for one in train.attempts
+        attempt.cost or 0 for attempt in train.attempts
     )
     assert train.costs.seconds == 360.0 * (ATTEMPTS_KEPT + 4)
 
@@ -227,8 +229,8 @@ def test_attempt_that_ends_while_it_is_to_move_is_all_useful():
     scenario.after(1800).reconcile_until_stable()
     assert scenario.attempt("train").stopping is Reason.PLACEMENT_CHANGED
     scenario.after(5).complete("train")
-    found = costs(scenario)
-    assert (found.on_demand, found.saved) == (found.spent, 0)
+    total = costs(scenario)
+    assert (total.on_demand, total.saved) == (total.spent, 0)
 
 
 def test_saved_steps_count_though_progress_was_never_read():
@@ -283,7 +285,8 @@ def test_metric_counts_a_loss_when_it_is_known():
 
 def test_metric_counts_a_loss_once_though_the_stage_is_retried():
     scenario = training(*H100, maxInterruptions=0, placement={"capacity": "Spot"})
-    counted, before = lost_to_interruptions(), PipelineStatus()
+    counted = lost_to_interruptions()
+    before = PipelineStatus()
 
     def record() -> None:
         nonlocal before

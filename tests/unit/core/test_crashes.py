@@ -23,7 +23,8 @@ class Fault:
     """Raises an error once, at the n-th moment from now on."""
 
     def __init__(self, moment: int = 0, error: type[BaseException] = Killed) -> None:
-        self.remaining, self.error = moment, error
+        self.remaining = moment
+        self.error = error
         self.moments: list[str] = []
 
     def __call__(self, moment: str) -> None:
@@ -136,7 +137,9 @@ def test_concurrent_edit_is_a_conflict_and_is_not_overwritten():
     edits = iter([scenario.spec.model_copy(update={"seed": 7})])
 
     def edit_before_write(moment: str) -> None:
-        if moment == "before write_status" and (spec := next(edits, None)):
+        if moment != "before write_status":
+            return
+        for spec in edits:
             scenario.cluster.edit(scenario.key, spec)
 
     scenario.cluster.inject_fault = edit_before_write
@@ -153,7 +156,9 @@ def test_second_of_two_actions_is_applied_after_a_kill():
     kills = iter([Killed])
 
     def kill_after_first_action(moment: str) -> None:
-        if moment == "after apply" and (kill := next(kills, None)):
+        if moment != "after apply":
+            return
+        for kill in kills:
             raise kill
 
     scenario.cluster.inject_fault = kill_after_first_action

@@ -183,7 +183,9 @@ def test_project_manifest_is_valid_for_schema_and_model(manifest, validator):
 def test_long_texts_of_a_stage_are_refused_together():
     """Five stages with 128 variables of 4,096 characters were accepted, and no etcd stores their objects."""
     most = [{"name": f"A{i}", "value": "x" * 4094} for i in range(15)]
-    command = ["x" * (65536 - sum(len(one["name"]) + len(one["value"]) for one in most))]
+    command = [
+        "x" * (65536 - sum(len(variable["name"]) + len(variable["value"]) for variable in most))
+    ]
     pod = {"env": most, "command": command}
     PipelineSpec.model_validate({**ALL_STAGES, "train": {"pod": pod}})
     for more in ({"env": [*most, {"name": "B"}]}, {"args": ["x"]}, {"command": [*command, "x"]}):

@@ -91,7 +91,8 @@ def test_exclusive_bounds_are_booleans_beside_a_number(schema):
 def test_bounds_let_every_whole_number_between_them_pass(schema):
     """The API server compares an integer, such as the default 0, with a bound that it has cut to an integer."""
     for path, part in parts(schema):
-        lowest, highest = part.get("minimum", 0), part.get("maximum", 1)
+        lowest = part.get("minimum", 0)
+        highest = part.get("maximum", 1)
         assert not part.get("exclusiveMaximum") or highest == int(highest), path
         assert not part.get("exclusiveMinimum") or lowest == int(lowest), path
 

@@ -35,7 +35,8 @@ class Run:
         self.deadline = START + timedelta(
             seconds=60 + needed + self.rng.choice([40, 90, 150, 250, 400, 900, work])
         )
-        self.up, self.until = self.rng.random() < 0.6, self.rng.expovariate(1 / MEAN)
+        self.up = self.rng.random() < 0.6
+        self.until = self.rng.expovariate(1 / MEAN)
         train = {"checkpoint": {"everySeconds": self.interval}, "maxInterruptions": 1000}
         estimate = {"expectedSeconds": max(1, int(work * self.rng.uniform(0.8, 1.2)))}
         self.scenario: Scenario = training(
@@ -45,11 +46,14 @@ class Run:
             defaults=DEFAULTS,
             **train,
         )
-        self.durable, self.begin, self.elapsed = 0, 0, 0.0
+        self.durable = 0
+        self.begin = 0
+        self.elapsed = 0.0
 
     def tick(self) -> bool:
         """Return whether training is done some seconds later."""
-        scenario, cluster = self.scenario.after(TICK), self.scenario.cluster
+        scenario = self.scenario.after(TICK)
+        cluster = self.scenario.cluster
         taken = self.turn_spot()
         job = scenario.attempt("train").job
         if job not in cluster.jobs or not cluster.jobs[job].live:
@@ -78,7 +82,8 @@ class Run:
         self.until -= TICK
         if self.until > 0:
             return False
-        self.up, self.until = not self.up, self.rng.expovariate(1 / MEAN)
+        self.up = not self.up
+        self.until = self.rng.expovariate(1 / MEAN)
         return not self.up
 
     def place(self, job: str, *, spot: bool) -> None:
@@ -88,7 +93,8 @@ class Run:
             since = cluster.jobs[job].observed.unschedulable_since or cluster.now
             cluster.update_job(job, blocker=FULL, unschedulable_since=since)
             return
-        self.begin, self.elapsed = self.durable, 0.0
+        self.begin = self.durable
+        self.elapsed = 0.0
         cluster.start(job)
 
     def evict(self, job: str) -> None:

@@ -58,11 +58,13 @@ def test_nearest_level_decides(changes, namespace, operator, expected):
 
 
 def test_defaults_are_in_no_hash():
-    plain, other = scenario_with().finish(), scenario_with(queue("low"), queue("high")).finish()
+    plain = scenario_with().finish()
+    other = scenario_with(queue("low"), queue("high")).finish()
     for stage in ORDER:
         assert priority(other, stage) == "low"
         hashes = [
-            (one.attempt(stage).identity, one.attempt(stage).execution) for one in (plain, other)
+            (scenario.attempt(stage).identity, scenario.attempt(stage).execution)
+            for scenario in (plain, other)
         ]
         assert hashes[0] == hashes[1]
 
@@ -112,7 +114,7 @@ def test_unusable_defaults_hold_the_next_attempt_only():
         "SpecInvalid",
         UNUSABLE.message,
     )
-    ready = next(one for one in scenario.status.conditions if one.type == "Ready")
+    ready = next(condition for condition in scenario.status.conditions if condition.type == "Ready")
     assert (ready.status, ready.reason) == ("False", "SpecInvalid")
     assert ready.message.startswith(f"evaluate: {UNUSABLE.message} (see ")
     scenario.cluster.defaults_blocker = None
@@ -144,10 +146,10 @@ def read(text: str):
 
 
 def test_config_map_is_read():
-    found = read("podDefaults:\n  priorityClassName: low\nworkspace: {storageClassName: fast}\n")
-    assert found.blocker is None
-    assert found.defaults.pod_defaults.priority_class_name == "low"
-    assert found.defaults.workspace.storage_class_name == "fast"
+    answer = read("podDefaults:\n  priorityClassName: low\nworkspace: {storageClassName: fast}\n")
+    assert answer.blocker is None
+    assert answer.defaults.pod_defaults.priority_class_name == "low"
+    assert answer.defaults.workspace.storage_class_name == "fast"
     assert read("") == read("{}") == NONE
 
 
@@ -174,20 +176,20 @@ BROKEN = {
 
 @pytest.mark.parametrize(("text", "error"), BROKEN.values(), ids=BROKEN)
 def test_unusable_config_map_names_its_field(text, error):
-    found = read(text)
-    assert found.defaults == NO_DEFAULTS
-    assert found.blocker
-    assert found.blocker.message.startswith(
+    answer = read(text)
+    assert answer.defaults == NO_DEFAULTS
+    assert answer.blocker
+    assert answer.blocker.message.startswith(
         "the ConfigMap finetune-defaults of this namespace cannot be used: "
     )
     with pytest.raises(AssertionError, match=f"(?s){error}"):
-        raise AssertionError(found.blocker.message)
+        raise AssertionError(answer.blocker.message)
 
 
 def test_config_map_with_another_key_is_unusable():
-    found = read_defaults({"data": {"default.yaml": "{}"}})
-    assert found.blocker
-    assert "has the keys default.yaml: write one key, defaults.yaml" in found.blocker.message
+    answer = read_defaults({"data": {"default.yaml": "{}"}})
+    assert answer.blocker
+    assert "has the keys default.yaml: write one key, defaults.yaml" in answer.blocker.message
 
 
 def test_program_is_no_default():

@@ -134,9 +134,11 @@ def names_of_stages(tree: ast.AST) -> list[str]:
 
 
 def test_no_stage_is_named_outside_its_file_and_the_spec():
-    found = {path: names_of_stages(ast.parse(path.read_text())) for path in OPERATOR.rglob("*.py")}
+    stage_names = {
+        path: names_of_stages(ast.parse(path.read_text())) for path in OPERATOR.rglob("*.py")
+    }
     assert {
-        path: names for path, names in found.items() if names and path not in MAY_NAME_STAGES
+        path: names for path, names in stage_names.items() if names and path not in MAY_NAME_STAGES
     } == {}
     assert names_of_stages(ast.parse("x = spec.train"))
     assert names_of_stages(ast.parse("views['push']"))

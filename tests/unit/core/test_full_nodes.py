@@ -115,7 +115,7 @@ def test_full_on_demand_classes_are_tried_once_each():
         scenario.after(600).reconcile_until_stable()
         if scenario.cluster.jobs[scenario.attempt("train").job].asked_to_stop:
             end_stopped(scenario)
-    assert [one.node_class for one in scenario.stage("train").attempts] == [
+    assert [attempt.node_class for attempt in scenario.stage("train").attempts] == [
         "od0",
         "od1",
         "od2",
@@ -249,7 +249,7 @@ def test_waits_do_not_hide_the_measured_speed():
     for _ in range(10):
         wait_until_moved(scenario)
     assert "duration is not known" not in choice(scenario).message
-    assert any(one.step_seconds for one in scenario.stage("train").attempts)
+    assert any(attempt.step_seconds for attempt in scenario.stage("train").attempts)
 
 
 def test_wait_between_two_attempts_keeps_the_steps_of_the_first():
@@ -268,7 +268,7 @@ def test_wait_between_two_attempts_keeps_the_steps_of_the_first():
         job, 150, start_step=140, saved_step=140, step_seconds=6.0, total=10_000
     )
     scenario.reconcile_until_stable()
-    assert [one.steps for one in scenario.stage("train").attempts][:2] == [140, None]
+    assert [attempt.steps for attempt in scenario.stage("train").attempts][:2] == [140, None]
 
 
 def test_waits_on_on_demand_nodes_do_not_delay_the_return():

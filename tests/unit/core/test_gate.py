@@ -15,7 +15,7 @@ GAIN = {"task": "exam", "value": 0.1, "against": "Base"}
 
 def gates(*fields: dict) -> dict:
     """Return the changes of evaluate that set these gates: without fields, exam acc above 0.6."""
-    return {"gates": [{"task": "exam", "value": 0.6, **one} for one in fields]}
+    return {"gates": [{"task": "exam", "value": 0.6, **changes} for changes in fields]}
 
 
 def gated(*fields: dict, **changes) -> Scenario:
@@ -24,9 +24,9 @@ def gated(*fields: dict, **changes) -> Scenario:
 
 def only_gate(scenario: Scenario) -> GateStatus:
     """Return the comparison with the only gate, which decides alone."""
-    [found] = scenario.status.gates
-    assert scenario.status.gates_passed is found.passed
-    return found
+    [gate] = scenario.status.gates
+    assert scenario.status.gates_passed is gate.passed
+    return gate
 
 
 @pytest.mark.parametrize(

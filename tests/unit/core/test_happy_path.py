@@ -82,7 +82,8 @@ def published(form: str, digest: str) -> dict[str, Any]:
 
 
 def test_the_published_model_is_in_the_status():
-    merged, adapter = published("Merged", "abc"), published("Adapter", "def")
+    merged = published("Merged", "abc")
+    adapter = published("Adapter", "def")
     scenario = Scenario().finish(push={"published": [adapter, merged]})
     assert scenario.status.model
     assert (scenario.status.model.uri, scenario.status.model.digest) == (

@@ -45,7 +45,8 @@ def test_new_field_at_its_default_keeps_the_identity():
 
 
 def test_explicit_default_keeps_the_identity():
-    plain, explicit = Scenario(), Scenario()
+    plain = Scenario()
+    explicit = Scenario()
     explicit.edit(
         train={"lora": {"rank": 16}}, prepare={"tooLong": "Truncate"}, validation={"fraction": 0.05}
     )
@@ -76,7 +77,8 @@ def test_changed_default_requires_new_results_version():
 
 def test_pin_of_the_model_reaches_later_stages_and_identities():
     """Nothing may move between prepare and push: the commit that prepare has found is what they load."""
-    stages, identities = ("train", "evaluate", "push"), {}
+    stages = ("train", "evaluate", "push")
+    identities = {}
     for pin in ("commit-1", "commit-2"):
         scenario = Scenario().run("prepare", modelPin=pin).reconcile_until_stable()
         for stage in stages:
@@ -89,7 +91,8 @@ def test_pin_of_the_model_reaches_later_stages_and_identities():
 
 
 def test_samples_change_how_a_training_runs_and_not_its_identity():
-    plain, sampling = Scenario(), Scenario()
+    plain = Scenario()
+    sampling = Scenario()
     sampling.edit(train={"samples": {"prompts": ["What is new?"]}})
     for scenario in (plain, sampling):
         scenario.finish()
@@ -100,7 +103,8 @@ def test_samples_change_how_a_training_runs_and_not_its_identity():
 
 
 def test_objective_is_part_of_the_identity_of_prepare():
-    plain, pairs = Scenario(), Scenario()
+    plain = Scenario()
+    pairs = Scenario()
     pairs.edit(train={"objective": "DPO"})
     for scenario in (plain, pairs):
         scenario.finish()
@@ -109,7 +113,9 @@ def test_objective_is_part_of_the_identity_of_prepare():
 
 
 def test_written_out_defaults_of_dpo_keep_the_identity():
-    absent, explicit, other = Scenario(), Scenario(), Scenario()
+    absent = Scenario()
+    explicit = Scenario()
+    other = Scenario()
     absent.edit(train={"objective": "DPO"})
     explicit.edit(train={"objective": "DPO", "dpo": {"beta": 0.1}})
     other.edit(train={"objective": "DPO", "dpo": {"beta": 0.2}})
@@ -138,7 +144,8 @@ def test_content_of_the_adapter_to_start_from_reaches_train():
 
 
 def test_written_out_settings_of_a_started_adapter_are_others():
-    absent, explicit = Scenario(), Scenario()
+    absent = Scenario()
+    explicit = Scenario()
     absent.edit(train=START)
     explicit.edit(train=START | {"lora": {"rank": 16}})
     for scenario in (absent, explicit):

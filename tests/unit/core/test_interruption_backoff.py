@@ -17,10 +17,10 @@ def scenario() -> Scenario:
 
 
 def evict(
-    scenario: Scenario, step: int | None = None, saved: int | None = None, why: str | None = None
+    scenario: Scenario, step: int | None = None, saved: int | None = None, cause: str | None = None
 ) -> float:
     """Interrupt the next attempt of training after 1 s, and return the seconds until the attempt after it."""
-    scenario.cluster.evict(scenario.after(1).start("train"), step=step, saved=saved, why=why)
+    scenario.cluster.evict(scenario.after(1).start("train"), step=step, saved=saved, why=cause)
     return wait(scenario)
 
 
@@ -33,9 +33,9 @@ def wait(scenario: Scenario) -> float:
     return scenario.requeue_after.total_seconds()
 
 
-@pytest.mark.parametrize("why", [None, "evicted for disk pressure"])
-def test_delay_doubles_without_a_new_durable_step(scenario, why):
-    waits = [evict(scenario, why=why) for _ in range(12)]
+@pytest.mark.parametrize("cause", [None, "evicted for disk pressure"])
+def test_delay_doubles_without_a_new_durable_step(scenario, cause):
+    waits = [evict(scenario, cause=cause) for _ in range(12)]
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
 
 
@@ -62,7 +62,12 @@ def test_attempt_starts_when_the_delay_has_passed(scenario):
 
 def test_new_durable_step_is_followed_at_once(scenario):
     assert [evict(scenario, step=saved + 5, saved=saved) for saved in (10, 20, 21)] == [0, 0, 0]
-    assert [one.saved_step for one in scenario.stage("train").attempts] == [10, 20, 21, None]
+    assert [attempt.saved_step for attempt in scenario.stage("train").attempts] == [
+        10,
+        20,
+        21,
+        None,
+    ]
 
 
 def test_same_durable_step_again_is_no_progress(scenario):

@@ -35,8 +35,8 @@ def test_job_name_is_valid_for_every_pipeline_name(pipeline, attempt, stage):
 
 def test_job_names_of_long_pipeline_names_differ():
     long = [f"{'a' * 200}.{n}.{'b' * 40}" for n in range(50)]
-    found = {job_name(name, UID, stage, n) for name in long for stage in ORDER for n in (1, 2, 11)}
-    assert len(found) == 50 * len(ORDER) * 3
+    names = {job_name(name, UID, stage, n) for name in long for stage in ORDER for n in (1, 2, 11)}
+    assert len(names) == 50 * len(ORDER) * 3
 
 
 def test_job_name_contains_short_pipeline_name():
@@ -79,12 +79,12 @@ def test_config_holds_uris_and_no_mount_paths():
     spec = a_pipeline(
         datasets=[{"uri": "pvc://data/train.jsonl"}], workspace={"existingClaim": "scratch"}
     )
-    found = templates(Scenario(spec))
-    assert all("scratch" not in str(template.env) for template in found.values())
-    assert found["prepare"].claims == ("data",)
-    assert found["train"].claims == ()
-    assert found["push"].claims == ("data", "models")
-    assert {stage: job.written_claims for stage, job in found.items() if job.written_claims} == {
+    jobs = templates(Scenario(spec))
+    assert all("scratch" not in str(template.env) for template in jobs.values())
+    assert jobs["prepare"].claims == ("data",)
+    assert jobs["train"].claims == ()
+    assert jobs["push"].claims == ("data", "models")
+    assert {stage: job.written_claims for stage, job in jobs.items() if job.written_claims} == {
         "push": ("models",)
     }
 
@@ -95,11 +95,11 @@ def test_claims_of_all_data_sets_are_mounted_for_prepare():
         {"uri": "pvc://two/a.csv.gz"},
         {"uri": "hf://org/data/x.json"},
     ]
-    found = templates(
+    jobs = templates(
         Scenario(a_pipeline(datasets=datasets, validation={"uri": "pvc://three/held-out.jsonl"}))
     )
-    assert found["prepare"].claims == ("one", "three", "two")
-    assert found["push"].claims == ("models", "one", "two")
+    assert jobs["prepare"].claims == ("one", "three", "two")
+    assert jobs["push"].claims == ("models", "one", "two")
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,9 @@ def test_text_that_only_starts_like_a_uri_names_no_claim(prompt):
 
 
 def test_same_spec_in_another_pipeline_has_same_identities():
-    one, other = Scenario(), Scenario(name="other")
-    assert {s: t.identity for s, t in templates(one).items()} == {
+    first = Scenario()
+    other = Scenario(name="other")
+    assert {s: t.identity for s, t in templates(first).items()} == {
         s: t.identity for s, t in templates(other).items()
     }
 
@@ -122,7 +123,8 @@ def test_custom_command_is_part_of_the_identity():
     custom = Scenario(
         a_pipeline(train={"pod": {"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}})
     )
-    train, default = templates(custom)["train"], templates(Scenario())["train"]
+    train = templates(custom)["train"]
+    default = templates(Scenario())["train"]
     assert (train.image, train.command) == ("mine:1", ("/run", "--fast", "x"))
     assert train.identity != default.identity
     own = {"image": "mine:2", "command": ["/run", "--fast"], "args": ["x"]}
@@ -155,8 +157,8 @@ def test_several_gpus_for_all_stages_are_rejected():
         ValidationError, match=r"podDefaults.resources.limits: has more than one accelerator"
     ):
         a_pipeline(podDefaults={"resources": {"limits": {"nvidia.com/gpu": 2}}})
-    one = a_pipeline(podDefaults={"resources": {"limits": {"nvidia.com/gpu": 1}}})
-    assert {stage.pod.resources.accelerators for stage in one.stages().values()} == {1}
+    single_gpu = a_pipeline(podDefaults={"resources": {"limits": {"nvidia.com/gpu": 1}}})
+    assert {stage.pod.resources.accelerators for stage in single_gpu.stages().values()} == {1}
 
 
 def test_deploy_args_are_not_passed_to_the_trainer():
@@ -169,11 +171,9 @@ def test_deploy_args_are_not_passed_to_the_trainer():
 
 def test_trainer_image_is_not_part_of_the_identity():
     settings = Settings(trainer_image="trainer:1", trainer_cpu_image="trainer-cpu:1")
-    found = templates(
-        Scenario(a_pipeline(train={"pod": {"image": "trainer:2"}}), settings=settings)
-    )
-    assert (found["train"].image, found["evaluate"].image) == ("trainer:2", "trainer-cpu:1")
-    assert found["train"].identity == templates(Scenario())["train"].identity
+    jobs = templates(Scenario(a_pipeline(train={"pod": {"image": "trainer:2"}}), settings=settings))
+    assert (jobs["train"].image, jobs["evaluate"].image) == ("trainer:2", "trainer-cpu:1")
+    assert jobs["train"].identity == templates(Scenario())["train"].identity
 
 
 def test_stages_with_an_accelerator_have_the_image_for_it():
@@ -181,12 +181,12 @@ def test_stages_with_an_accelerator_have_the_image_for_it():
     no_gpu = {"resources": {"limits": {"nvidia.com/gpu": 0, "memory": "1Gi"}}}
     settings = Settings(trainer_image="gpu", trainer_cpu_image="cpu")
     stages = {"train": slice_of_a_gpu, "evaluate": {"runtimeClassName": "nvidia"}, "push": no_gpu}
-    found = templates(
+    jobs = templates(
         Scenario(
             a_pipeline(**{name: {"pod": pod} for name, pod in stages.items()}), settings=settings
         )
     )
-    assert {name: template.image for name, template in found.items()} == {
+    assert {name: template.image for name, template in jobs.items()} == {
         "prepare": "cpu",
         "train": "gpu",
         "evaluate": "gpu",
@@ -200,8 +200,8 @@ def test_model_is_verified_by_the_image_of_its_server(image, verifier):
     """A server with an image of the user's is verified by the smaller one of the trainer's."""
     pod = {"resources": {"limits": {"nvidia.com/gpu": 1}}} | image
     settings = Settings(trainer_image="gpu", trainer_cpu_image="cpu")
-    found = templates(Scenario(a_pipeline(deploy={"pod": pod}), settings=settings))["deploy"]
-    assert (found.image, found.verifier_image) == (image.get("image", "gpu"), verifier)
+    job = templates(Scenario(a_pipeline(deploy={"pod": pod}), settings=settings))["deploy"]
+    assert (job.image, job.verifier_image) == (image.get("image", "gpu"), verifier)
 
 
 def test_env_reaches_the_process_but_cannot_set_its_config():

@@ -130,10 +130,10 @@ def test_spec_as_written_keeps_defaults_and_pods_apart():
 
 def test_defaults_and_own_resources_may_be_many_together():
     """Each alone has the largest number; both together were an error that stopped the pipeline for good."""
-    one = {f"example.com/a{number}": 1 for number in range(16)}
-    other = {f"example.com/b{number}": 1 for number in range(16)}
-    merged = train_pod({"resources": {"limits": one}}, {"resources": {"limits": other}})
-    assert merged["resources"]["limits"].keys() == {*one, *other}
+    defaults = {f"example.com/a{number}": 1 for number in range(16)}
+    own = {f"example.com/b{number}": 1 for number in range(16)}
+    merged = train_pod({"resources": {"limits": defaults}}, {"resources": {"limits": own}})
+    assert merged["resources"]["limits"].keys() == {*defaults, *own}
 
 
 def test_program_is_no_default():

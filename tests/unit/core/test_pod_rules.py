@@ -19,7 +19,8 @@ def spec_schema():
 def rules_of(part) -> dict[str, str]:
     """Return the rules in CEL of a part of the schema, by the field that their message names."""
     return {
-        one["message"].partition(":")[0]: one["rule"] for one in part["x-kubernetes-validations"]
+        validation["message"].partition(":")[0]: validation["rule"]
+        for validation in part["x-kubernetes-validations"]
     }
 
 
@@ -71,7 +72,10 @@ def test_crd_refuses_tiny_amounts_that_are_integers():
 
 def test_crd_refuses_gates_with_the_same_keys():
     schema = spec_schema()["evaluate"]
-    rules = {one["message"]: one["rule"] for one in schema["x-kubernetes-validations"]}
+    rules = {
+        validation["message"]: validation["rule"]
+        for validation in schema["x-kubernetes-validations"]
+    }
     rule = rules["gates: two gates have the same task, metric, operator and against: remove one"]
     assert "(has(a.metric) ? a.metric : 'acc') == (has(b.metric) ? b.metric : 'acc')" in rule
     assert "a.task == b.task" in rule

@@ -13,13 +13,13 @@ def published(*targets: dict[str, str]) -> dict[str, list[dict[str, object]]]:
     """Return the result of push to these targets, each in a folder of its digest."""
     records = [
         {
-            "target": one["uri"],
-            "uri": f"{one['uri']}/v1",
-            "format": one.get("format", "Merged"),
-            "digest": f"sha256:{one.get('format', 'Merged')}",
+            "target": target["uri"],
+            "uri": f"{target['uri']}/v1",
+            "format": target.get("format", "Merged"),
+            "digest": f"sha256:{target.get('format', 'Merged')}",
             "size": 9,
         }
-        for one in targets
+        for target in targets
     ]
     return {"published": records}
 
@@ -27,7 +27,7 @@ def published(*targets: dict[str, str]) -> dict[str, list[dict[str, object]]]:
 def test_all_targets_reach_the_process_and_its_claims():
     scenario = Scenario(a_pipeline(push={"targets": BOTH}, deploy=None)).run_before("push")
     targets = scenario.config("push").recipe.targets
-    assert [(one.uri, one.format) for one in targets] == [
+    assert [(target.uri, target.format) for target in targets] == [
         (ADAPTER["uri"], "Adapter"),
         (MERGED["uri"], "Merged"),
     ]

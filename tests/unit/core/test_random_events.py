@@ -72,14 +72,14 @@ SETTINGS = Settings(
     placement_defaults=PlacementDefaults.model_validate({"nodeClasses": NODE_CLASSES})
 )
 NO_NODE = Blocker(Reason.WAITING_FOR_CAPACITY, "0/3 nodes are available")
-
-
+PHASES = {"Pending", "Running", "Suspended", "Succeeded", "Failed", "Cancelled", "BelowThreshold"}
+PICK = st.randoms(use_true_random=False)
 WHICH = st.sampled_from([0, 0, 1])
 """The pipeline of an event; the first has all stages."""
 
 
 KNOWN_LATER = {"lost_steps", "lost_seconds", "lost_cost", "last_step", "saved_step", "steps"}
-"""What the next attempt shows of an ended one: how far it has come, and what of that was lost."""
+"""Fields of an ended attempt that only the next attempt shows: how far it has come, and how much was lost."""
 
 
 class Killed(BaseException):
@@ -98,16 +98,10 @@ class RandomEvents(RuleBasedStateMachine):
         self.scenario = Scenario(a_pipeline(prepare=retries, train=retries), settings=SETTINGS)
         self.cluster = self.scenario.cluster
         shared = {"existingClaim": "demo-workspace"}
-        other = a_pipeline(evaluate=None, push=None, deploy=None, workspace=shared)
-        self.scenarios = (
-            self.scenario,
-            Scenario(
-                other,
-                name="other",
-                cluster=self.cluster,
-                uid="8a8a8a8a-0000-4000-8000-000000000000",
-            ),
-        )
+        spec = a_pipeline(evaluate=None, push=None, deploy=None, workspace=shared)
+        uid = "8a8a8a8a-0000-4000-8000-000000000000"
+        other = Scenario(spec, name="other", cluster=self.cluster, uid=uid)
+        self.scenarios = (self.scenario, other)
         self.ended: dict[str, dict] = {}
         self.spent: dict[str, Decimal] = {}
         self.created = 0
@@ -136,16 +130,14 @@ class RandomEvents(RuleBasedStateMachine):
 
     @rule(which=WHICH)
     def reconcile_twice(self, which: int) -> None:
-        """Check that a reconcile asks for another one where that would do anything.
+        """Check that a reconcile asks for another reconcile if this would do anything.
 
         The watch event of the operator's own write wakes no pipeline.
         """
         scenario = self.scenarios[which]
         scenario.reconcile()
-        asked, before = (
-            scenario.requeue_after,
-            (list(self.cluster.applied), scenario.status.finished_at),
-        )
+        asked = scenario.requeue_after
+        before = (list(self.cluster.applied), scenario.status.finished_at)
         scenario.reconcile()
         if asked is None or asked > timedelta(seconds=1):
             assert (list(self.cluster.applied), scenario.status.finished_at) == before
@@ -165,7 +157,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     @rule(which=WHICH, reconciled=st.booleans())
     def user_deletes_and_creates_again(self, which: int, reconciled: bool) -> None:  # noqa: FBT001  hypothesis
-        """Delete the pipeline, and create another one of its name while the old one's Jobs still terminate."""
+        """Delete the pipeline, and create another of its name while the Jobs of the first still terminate."""
         scenario = self.scenarios[which]
         self.cluster.delete(scenario.key)
         if reconciled:
@@ -187,16 +179,14 @@ class RandomEvents(RuleBasedStateMachine):
     def data_changes(self, digest: str) -> None:
         self.cluster.source_digests["hf://org/data/train.jsonl"] = digest
 
-    @rule(
-        pick=st.randoms(use_true_random=False),
-        reason=st.sampled_from([Reason.POD_REFUSED, Reason.SPEC_INVALID]),
-    )
+    @rule(pick=PICK, reason=st.sampled_from([Reason.POD_REFUSED, Reason.SPEC_INVALID]))
     def api_server_refuses(self, pick, reason: Reason) -> None:
         scenario = pick.choice(self.scenarios)
-        uid, stage = self.cluster.pipelines[scenario.key].uid, pick.choice(ORDER)
+        uid = self.cluster.pipelines[scenario.key].uid
+        stage = pick.choice(ORDER)
         attempts = scenario.status.stages[stage].attempts if scenario.status.stages else ()
         number = attempts[-1].number if attempts else 0
-        names = [job_name(scenario.key.name, uid, stage, number + one) for one in (0, 1)]
+        names = [job_name(scenario.key.name, uid, stage, number + later) for later in (0, 1)]
         self.cluster.refusals[pick.choice(["workspace", "service", *names])] = Blocker(
             reason, pick.choice("ab") * 5000
         )
@@ -206,9 +196,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.cluster.refusals.clear()
 
     @precondition(lambda self: self.live)
-    @rule(
-        pick=st.randoms(use_true_random=False), step=st.integers(0, 100), saved=st.integers(0, 100)
-    )
+    @rule(pick=PICK, step=st.integers(0, 100), saved=st.integers(0, 100))
     def process_starts_and_reports_progress(self, pick, step: int, saved: int) -> None:
         name = pick.choice(self.live)
         if self.cluster.jobs[name].observed.started_at is None:
@@ -218,17 +206,14 @@ class RandomEvents(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.live)
-    @rule(pick=st.randoms(use_true_random=False))
+    @rule(pick=PICK)
     def pod_finds_no_node(self, pick) -> None:
         name = pick.choice(self.live)
         if self.cluster.jobs[name].observed.started_at is None:
             self.cluster.update_job(name, blocker=NO_NODE, unschedulable_since=self.cluster.now)
 
     @precondition(lambda self: self.live)
-    @rule(
-        pick=st.randoms(use_true_random=False),
-        score=st.sampled_from([0.5, 0.6, 0.95, float("nan")]),
-    )
+    @rule(pick=PICK, score=st.sampled_from([0.5, 0.6, 0.95, float("nan")]))
     def process_succeeds(self, pick, score: float) -> None:
         name = pick.choice(self.live)
         template = self.cluster.jobs[name].template
@@ -240,15 +225,12 @@ class RandomEvents(RuleBasedStateMachine):
         self.cluster.complete(name, a_result(template.stage, template.identity, **fields))
 
     @precondition(lambda self: self.live)
-    @rule(
-        pick=st.randoms(use_true_random=False),
-        code=st.sampled_from([1, 64, 65, 66, 69, 70, 75, 77, 137, 143]),
-    )
+    @rule(pick=PICK, code=st.sampled_from([1, 64, 65, 66, 69, 70, 75, 77, 137, 143]))
     def process_fails(self, pick, code: int) -> None:
         self.cluster.fail(pick.choice(self.live), code, pick.choice(["", "x" * 4000]))
 
     @precondition(lambda self: self.live)
-    @rule(pick=st.randoms(use_true_random=False), step=st.integers(0, 100))
+    @rule(pick=PICK, step=st.integers(0, 100))
     def job_is_disrupted(self, pick, step: int) -> None:
         name = pick.choice(self.live)
         disruptions = (
@@ -262,7 +244,7 @@ class RandomEvents(RuleBasedStateMachine):
         pick.choice(disruptions)()
 
     @precondition(lambda self: self.cluster.jobs)
-    @rule(pick=st.randoms(use_true_random=False))
+    @rule(pick=PICK)
     def finished_job_is_deleted(self, pick) -> None:
         finished = [name for name in self.cluster.jobs if name not in self.live]
         if finished:
@@ -307,37 +289,29 @@ class RandomEvents(RuleBasedStateMachine):
     @invariant()
     def counts_are_never_negative(self) -> None:
         for stage in self.stages:
-            counts = (
-                stage.failures_counted,
-                stage.interruptions_counted,
-                stage.lost_steps,
-                stage.lost_seconds,
-            )
-            assert min(counts) >= 0
-            assert stage.active_seconds >= 0
+            assert min(stage.failures_counted, stage.interruptions_counted) >= 0
+            assert min(stage.lost_steps, stage.lost_seconds, stage.active_seconds) >= 0
 
     @invariant()
     def every_attempt_is_paid_once(self) -> None:
         for scenario in self.scenarios:
-            if costs := scenario.status.costs:
-                uid = self.cluster.pipelines[scenario.key].uid
-                stages = scenario.status.stages.values()
-                listed = sum(
-                    (one.cost or 0 for stage in stages for one in stage.attempts), Decimal()
-                )
-                earlier = sum(
-                    (stage.earlier_costs.spent for stage in stages if stage.earlier_costs),
-                    Decimal(),
-                )
-                assert costs.spent == listed + earlier
-                assert costs.spent >= self.spent.get(uid, 0)
-                assert 0 <= costs.lost <= costs.spent
-                self.spent[uid] = costs.spent
+            costs = scenario.status.costs
+            if costs is None:
+                continue
+            uid = self.cluster.pipelines[scenario.key].uid
+            spent = Decimal()
+            for stage in scenario.status.stages.values():
+                spent += sum(attempt.cost or 0 for attempt in stage.attempts)
+                spent += stage.earlier_costs.spent if stage.earlier_costs else 0
+            assert costs.spent == spent
+            assert costs.spent >= self.spent.get(uid, 0)
+            assert 0 <= costs.lost <= costs.spent
+            self.spent[uid] = costs.spent
 
     @invariant()
     def refusals_are_of_distinct_subjects(self) -> None:
         for scenario in self.scenarios:
-            subjects = [one.subject for one in scenario.status.refusals]
+            subjects = [refusal.subject for refusal in scenario.status.refusals]
             assert len(subjects) == len(set(subjects))
 
     @invariant()
@@ -354,11 +328,11 @@ class RandomEvents(RuleBasedStateMachine):
                 scenario.reconcile_until_stable()
             if [scenario.change_counts for scenario in self.scenarios] != before:
                 continue  # the end of one may be the other's turn
+            delays = [scenario.requeue_after for scenario in self.scenarios]
+            times = [delay for delay in delays if delay is not None]
             if self.live:
                 self.end_process(self.live[0])
-            elif times := [
-                one.requeue_after for one in self.scenarios if one.requeue_after is not None
-            ]:
+            elif times:
                 self.scenario.after(min(times).total_seconds())
             else:
                 break
@@ -394,26 +368,20 @@ def check_conditions(scenario: Scenario) -> None:
     assert len(kinds) == len(set(kinds))
     assert {c.status for c in status.conditions if c.type in {"Reconciling", "Stalled"}} <= {"True"}
     assert not {"Reconciling", "Stalled"} <= set(kinds)
-    ready, finished = scenario.condition("Ready"), scenario.condition("Finished")
+    ready = scenario.condition("Ready")
+    finished = scenario.condition("Finished")
     assert ready
     assert finished
     assert ready[0] != "True" or finished[0] == "True"
     assert (finished[0] == "True") is (status.finished_at is not None)
     assert {c.observed_generation for c in status.conditions} == {status.observed_generation}
-    assert status.phase in {
-        "Pending",
-        "Running",
-        "Suspended",
-        "Succeeded",
-        "Failed",
-        "Cancelled",
-        "BelowThreshold",
-    }
+    assert status.phase in PHASES
 
 
 def check_end(scenario: Scenario, *, others_suspended: bool) -> None:
-    """Check that the pipeline has finished, or waits for a suspended one."""
-    ready, finished = scenario.condition("Ready"), scenario.condition("Finished")
+    """Check that the pipeline has finished, or waits for a suspended pipeline."""
+    ready = scenario.condition("Ready")
+    finished = scenario.condition("Finished")
     assert finished
     waits = others_suspended and ready[1] == Reason.WORKSPACE_IN_USE
     assert finished[0] == "True" or scenario.status.phase == "Suspended" or waits

@@ -58,11 +58,11 @@ def test_one_process_has_one_identity_however_it_is_written():
 
 def test_number_of_processes_is_part_of_the_identity():
     """Other processes see other rows, and add gradients in another order."""
-    found = [
+    identities = [
         recipe_and_identity(**train)[1]
         for train in ({}, {"pod": gpus(2)}, {"nodes": 2}, {"processesPerNode": 4})
     ]
-    assert len(set(found)) == 4
+    assert len(set(identities)) == 4
 
 
 def test_gpus_of_the_pod_defaults_count():
@@ -115,13 +115,13 @@ def test_price_and_cost_count_every_node():
 
 
 def test_more_nodes_are_interrupted_more_often():
-    one, four = (several(*H100, nodes=nodes) for nodes in (1, 4))
+    single, four = (several(*H100, nodes=nodes) for nodes in (1, 4))
     rates = [
         [
             offer.interruptions_per_hour
-            for offer in offers(one.spec.train, "Spot", one.settings.placement_defaults)
+            for offer in offers(scenario.spec.train, "Spot", scenario.settings.placement_defaults)
         ]
-        for one in (one, four)
+        for scenario in (single, four)
     ]
     assert rates == [[None], [0.2]]
     assert "0.2 interruptions of Spot an hour" in choice(four).message
@@ -132,7 +132,8 @@ def test_more_nodes_are_interrupted_more_often():
 
 def find_nodes_for_some(scenario, blocker=FULL):
     """Make the newest attempt hold nodes for some of its pods from now on."""
-    job, now = scenario.attempt("train").job, scenario.cluster.now
+    job = scenario.attempt("train").job
+    now = scenario.cluster.now
     since = {"unschedulable_since": now} if blocker is FULL else {}
     scenario.cluster.update_job(job, blocker=blocker, incomplete_since=now, **since)
     scenario.reconcile_until_stable()

@@ -30,12 +30,14 @@ def test_condition_links_to_its_reason_if_there_is_a_fix(state):
 
 
 def test_condition_links_to_the_page_of_the_settings():
-    message = next(one.message for one in failed().status.conditions if one.type == "Ready")
+    message = next(
+        condition.message for condition in failed().status.conditions if condition.type == "Ready"
+    )
     assert message == f"prepare: line 3 is not JSON (see {PAGE}#datainvalid)"
 
 
 def test_events_of_a_failure_link_to_its_reason():
-    events = {one.reason: one for _, one in failed().cluster.emitted}
+    events = {event.reason: event for _, event in failed().cluster.emitted}
     for reason in ("AttemptFailed", "StageFailed", "PipelineFailed"):
         assert events[reason].link == f" (see {PAGE}#datainvalid)"
         assert events[reason].message.endswith("line 3 is not JSON")
@@ -47,4 +49,4 @@ def test_events_of_an_eviction_and_of_success_have_no_link():
     scenario.cluster.evict(scenario.start("train"))
     scenario.reconcile_until_stable().finish()
     assert "AttemptInterrupted" in scenario.events
-    assert {one.link for _, one in scenario.cluster.emitted} == {""}
+    assert {event.link for _, event in scenario.cluster.emitted} == {""}

@@ -44,7 +44,7 @@ def at(status, path: str):
             status = (
                 status[int(name)]
                 if name.isdigit()
-                else next(one for one in status if one["name"] == name)
+                else next(entry for entry in status if entry["name"] == name)
             )
         else:
             status = status[name]

@@ -6,7 +6,9 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker, ClaimUser, ObservedWorkspace
 from finetune_operator.core.workspace import create_blocker, start_blocker
 
-OWN, OLDER, YOUNGER = ("2030", "m"), ("2029", "z"), ("2031", "a")
+OWN = ("2030", "m")
+OLDER = ("2029", "z")
+YOUNGER = ("2031", "a")
 
 USERS = {
     "no other": ((), True, True),
@@ -69,8 +71,8 @@ def test_of_two_recorded_pipelines_exactly_one_may_create():
     may_create = []
     for name, seniority in pipelines.items():
         users = (
-            ClaimUser(one, writing=False, recorded=True, seniority=age)
-            for one, age in pipelines.items()
+            ClaimUser(user, writing=False, recorded=True, seniority=age)
+            for user, age in pipelines.items()
         )
         others = tuple(user for user in users if user.name != name)
         if create_blocker(ObservedWorkspace(seniority=seniority, users=others)) is None:

@@ -45,7 +45,7 @@ class ConfigContext:
     tracking: Tracking | None = None
     """Experiment trackers, with the name of the run."""
     costs: Callable[[], PipelineCosts | None] = lambda: None
-    """Returns what was spent so far, or None without prices."""
+    """Returns the running time and money so far, or None without prices."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ ARGS_NEED_COMMAND = Rule(
 
 
 def _one_accelerator(pod: str, users: str, fix: str, exempt: str = "") -> Rule:
-    """Return the rule that no limit of this pod asks for several accelerators. `exempt` is more of it in CEL."""
+    """Return the rule that no limit of this pod asks for several accelerators. `exempt` is CEL for exceptions."""
     limits = f"self.{pod}.resources.limits"
     return Rule(
         field=f"{pod}.resources.limits",
@@ -96,7 +96,8 @@ def _one_accelerator(pod: str, users: str, fix: str, exempt: str = "") -> Rule:
 ONE_GPU = _one_accelerator(
     "pod", "this stage uses", "add a command that uses more", exempt=f" || ({HAS_COMMAND})"
 )
-"""Applies to stages of one process. `train` starts one for each, and the engine of `deploy` may use several."""
+"""Applies to stages of a single process. `train` starts a process for each accelerator, and the engine of `deploy` may
+use several."""
 
 ONE_DEFAULT_GPU = _one_accelerator(
     "podDefaults", "most stages use", "set more in the pod of a stage that uses more"
@@ -104,6 +105,8 @@ ONE_DEFAULT_GPU = _one_accelerator(
 """The same for the defaults, which lie below stages without a command."""
 
 
+# A stage is a class: the core learns everything about a stage here, so that a new stage needs a file and a field of
+# PipelineSpec, and no change of the planner.
 class StageSpec(WithRules):
     """Settings of the stage's container."""
 
@@ -120,6 +123,7 @@ class StageSpec(WithRules):
     non_identity_fields: ClassVar[frozenset[str]] = frozenset()
     """Fields of the stage that change how it runs and never its result."""
 
+    # A node selector of the pod replaces the selector of the pool.
     pod: Pod = Pod()
     """The stage's pod, in the shapes of core/v1."""
 
@@ -130,14 +134,16 @@ class StageSpec(WithRules):
     """Limit for the running time of all attempts of the stage together. Waiting time does not count."""
 
     max_failures: int = Field(default=3, ge=0, le=100)
-    """Number of failed attempts that are retried. One more fails the stage."""
+    """Number of failed attempts that are retried. The next failed attempt fails the stage."""
 
     max_interruptions: int = Field(default=20, ge=0, le=1000)
-    """Number of interrupted attempts (evictions, lost nodes) that are retried. One more fails the stage."""
+    """Number of interrupted attempts (evictions, lost nodes) that are retried. The next fails the stage."""
 
     def over(self, defaults: PodDefaults | None) -> Self:
         """Return this stage with the defaults below its pod."""
-        return self.model_copy(update={"pod": self.pod.over(defaults)}) if defaults else self
+        if defaults is None:
+            return self
+        return self.model_copy(update={"pod": self.pod.over(defaults)})
 
     @abstractmethod
     def config(self, context: ConfigContext) -> StageConfig:
@@ -188,11 +194,15 @@ class GatedSpec(StageSpec):
 
     @override
     def skip_reason(self, gates: tuple[GateStatus, ...]) -> str | None:
+        if self.when != "GatesPassed":
+            return None
+        # A gate without a measured score skips nothing: it is a mistake in the spec, not a bad score.
         failed = [gate.message for gate in gates if gate.measured and not gate.passed]
-        return "; ".join(failed) if failed and self.when == "GatesPassed" else None
+        return "; ".join(failed) or None
 
 
 def recipe_from(spec: ContractModel, recipe: type[R]) -> R:
     """Return the recipe part of a spec that inherits from the recipe and from WithRules."""
+    # Only the recipe's fields: fields of the pod or of retries must not reach the identity.
     fields: dict[str, Any] = {name: getattr(spec, name) for name in recipe.model_fields}
     return recipe(**fields)

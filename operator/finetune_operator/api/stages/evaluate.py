@@ -52,8 +52,8 @@ class Evaluate(StageSpec, EvaluateRecipe):
     )
 
     gates: tuple[Gate, ...] = Field(default=(), max_length=16)
-    """Scores that Ready requires, and stages with when: GatesPassed; all must hold. Editing them reruns no stage; only
-    against may."""
+    """Scores that Ready requires, and stages with when: GatesPassed; all must hold. Editing gates reruns no stage,
+    except that a changed against may."""
 
     @override
     def config(self, context: ConfigContext) -> EvaluateConfig:
@@ -61,7 +61,9 @@ class Evaluate(StageSpec, EvaluateRecipe):
         merges = isinstance(push, Push) and push.has("Merged")
         train = context.specs.get(Train.name)
         has_adapter = not isinstance(train, Train) or train.method != "Full"
-        weights = self.weights or ("Merged" if merges or not has_adapter else "Adapter")
+        # Scores should be the scores of the model that push publishes. Method Full has only whole weights.
+        default_weights = "Merged" if merges or not has_adapter else "Adapter"
+        weights = self.weights or default_weights
         against_base = any(gate.against == "Base" for gate in self.gates)
         resolved = {"weights": weights, "compare_with_base": self.compare_with_base or against_base}
         return EvaluateConfig(
@@ -82,8 +84,6 @@ class Evaluate(StageSpec, EvaluateRecipe):
 
     @override
     def compare_with_gates(self, result: AnyResult) -> tuple[GateStatus, ...]:
-        return (
-            tuple(compare(gate, result) for gate in self.gates)
-            if isinstance(result, EvaluateResult)
-            else ()
-        )
+        if not isinstance(result, EvaluateResult):
+            return ()
+        return tuple(compare(gate, result) for gate in self.gates)

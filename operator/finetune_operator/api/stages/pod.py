@@ -6,15 +6,22 @@ more than creating a Job in a namespace with the Pod Security level restricted.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
 
 from finetune_operator.api.placement import Toleration
 from finetune_operator.api.rules import Rule, WithRules
+from finetune_operator.api.stages.environment import (
+    RESERVED_NAMES,
+    Argument,
+    EnvFrom,
+    EnvVar,
+    ObjectName,
+    text_is_bounded,
+)
 from finetune_trainer.contract import ContractModel, ListMap
-from finetune_trainer.contract.environment import GIT_SHA, INSECURE_REGISTRIES, METRICS_PORT
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 BYTES = (
@@ -24,20 +31,17 @@ BYTES = (
 )
 """Amounts of memory and storage of at least a megabyte: memory: 16 would be 16 bytes. A text in CEL has no escape for a
 dot, hence [.]."""
-MAX_TEXT = 65536
-"""Characters of env, command and args of one pod together. etcd stores an object of at most 1.5 MiB by default, and a
-pipeline has five stages and a status."""
 MAX_AFFINITY = 16384
 """Characters of an affinity as JSON."""
 MAX_DEPTH = 32
 """Nesting levels allowed in an affinity. A valid affinity of a pod has at most ten."""
-RESERVED_PREFIX = "FINETUNE_"
-USER_SETTABLE = (METRICS_PORT, GIT_SHA, INSECURE_REGISTRIES)
+# A device plugin chooses the part after the slash, so only the vendors are listed.
 ACCELERATOR = re.compile(r"(nvidia[.]com|amd[.]com|gpu[.]intel[.]com|habana[.]ai)/.+")
 """Extended resources that are accelerators: whole devices, and slices such as nvidia.com/mig-3g.40gb."""
 
 
 def _integer_to_text(value: Any) -> Any:
+    # In Python, True is an int; in a manifest, it is no quantity.
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     return str(value) if is_integer else value
 
@@ -48,6 +52,7 @@ def _check_depth_and_size(value: dict[str, Any]) -> dict[str, Any]:
     The schema of a field with arbitrary content cannot limit either. Without these limits an API server could store an
     object that the operator reads but cannot serialise again, or cannot store in a Job.
     """
+    # Level by level, so that the check ends at the limit, however deep the value is.
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in _children(node)]
@@ -63,7 +68,9 @@ def _check_depth_and_size(value: dict[str, Any]) -> dict[str, Any]:
 def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
-    return value if isinstance(value, list) else ()
+    if isinstance(value, list):
+        return value
+    return ()
 
 
 def _int_or_string(pattern: str) -> WithJsonSchema:
@@ -91,16 +98,6 @@ StorageSize = Annotated[
     _int_or_string(BYTES),
 ]
 """A quantity of bytes, at least a megabyte."""
-ObjectName = Annotated[
-    str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
-]
-Argument = Annotated[str, StringConstraints(max_length=4096)]
-VariableName = Annotated[
-    str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-]
-DataKey = Annotated[
-    str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")
-]
 LabelKey = Annotated[
     str, StringConstraints(max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$")
 ]
@@ -113,11 +110,11 @@ ResourceList = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
 
 def _has_bytes(field: str, resource: str) -> Rule:
     """Return the rule that an amount of memory or storage is not a number of bytes by mistake."""
-    found = f"self.{field}['{resource}']"
+    amount = f"self.{field}['{resource}']"
     return Rule(
         field=f"{field}.{resource}",
         message="is less than a megabyte; write 16Gi for gibibytes or 16G for gigabytes",
-        cel=f"!has(self.{field}) || !('{resource}' in self.{field}) || string({found}).matches('{BYTES}')",
+        cel=f"!has(self.{field}) || !('{resource}' in self.{field}) || string({amount}).matches('{BYTES}')",
         is_valid=lambda data: bool(re.match(BYTES, str(data.get(field, {}).get(resource, "1Gi")))),
     )
 
@@ -151,7 +148,7 @@ class Resources(WithRules):
     )
 
     requests: ResourceList = Field(default_factory=dict)
-    """What the scheduler reserves, for example cpu: 4, memory: 16Gi. A resource with a limit alone requests that."""
+    """Amounts that the scheduler reserves, such as memory: 16Gi. A resource with only a limit requests the limit."""
 
     limits: ResourceList = Field(default_factory=dict)
     """What the container may use at most, for example memory: 16Gi, nvidia.com/gpu: 1."""
@@ -164,97 +161,11 @@ class Resources(WithRules):
     @property
     def accelerator_names(self) -> tuple[str, ...]:
         """The names of the accelerators of which the limits have at least one."""
-        found = (
-            (name, count) for name, count in self.limits.items() if ACCELERATOR.fullmatch(name)
+        return tuple(
+            name
+            for name, count in self.limits.items()
+            if ACCELERATOR.fullmatch(name) and count.isdigit() and int(count) > 0
         )
-        return tuple(name for name, count in found if count.isdigit() and int(count))
-
-
-class KeyRef(ContractModel):
-    """One key of a Secret or ConfigMap of the namespace."""
-
-    name: ObjectName
-    """Name of the object."""
-    key: DataKey
-    """Key in it."""
-    optional: bool | None = None
-    """Whether the pod starts without it."""
-
-
-class ObjectRef(ContractModel):
-    """A Secret or ConfigMap of the namespace."""
-
-    name: ObjectName
-    """Name of the object."""
-    optional: bool | None = None
-    """Whether the pod starts without it."""
-
-
-class FieldRef(ContractModel):
-    """A field of the pod."""
-
-    field_path: Annotated[str, StringConstraints(min_length=1, max_length=256)]
-    """Path of the field, for example spec.nodeName."""
-
-
-def _exactly_one(where: str, names: tuple[str, ...]) -> Rule:
-    """Return the rule that exactly one of these fields is set."""
-    return Rule(
-        field=where,
-        message=f"set exactly one of {', '.join(names)}",
-        cel="["
-        + ", ".join(f"has(self.{name})" for name in names)
-        + "].filter(set, set).size() == 1",
-        is_valid=lambda data: sum(name in data for name in names) == 1,
-    )
-
-
-class ValueFrom(WithRules):
-    """Where the value of a variable comes from. A local run takes the variable from your environment instead."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        _exactly_one("valueFrom", ("secretKeyRef", "configMapKeyRef", "fieldRef")),
-    )
-
-    secret_key_ref: KeyRef | None = None
-    """A key of a Secret. The kubelet reads it; the operator cannot."""
-    config_map_key_ref: KeyRef | None = None
-    """A key of a ConfigMap."""
-    field_ref: FieldRef | None = None
-    """A field of the pod."""
-
-
-class EnvVar(WithRules):
-    """An environment variable."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            field="value",
-            message="set value or valueFrom, not both",
-            cel="!(has(self.value) && has(self.valueFrom))",
-            is_valid=lambda data: not ("value" in data and "valueFrom" in data),
-        ),
-    )
-
-    name: VariableName
-    """Name of the variable."""
-    value: Argument | None = None
-    """Its value. $(NAME) is not expanded, so that it means the same in a local run."""
-    value_from: ValueFrom | None = None
-    """Where the value comes from."""
-
-
-class EnvFrom(WithRules):
-    """All keys of a Secret or ConfigMap as variables. A local run uses your environment instead."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (_exactly_one("envFrom", ("secretRef", "configMapRef")),)
-
-    prefix: Annotated[str, StringConstraints(max_length=128)] | None = None
-    """Text before each name."""
-    secret_ref: ObjectRef | None = None
-    """A Secret. The kubelet reads it; the operator cannot."""
-    config_map_ref: ObjectRef | None = None
-    """A ConfigMap."""
 
 
 class ImagePullSecret(ContractModel):
@@ -262,18 +173,6 @@ class ImagePullSecret(ContractModel):
 
     name: ObjectName
     """Name of the Secret."""
-
-
-RESERVED_NAMES = Rule(
-    field="env",
-    message=f"names with the prefix FINETUNE_ are reserved for the stage contract; only {', '.join(USER_SETTABLE[:-1])}"
-    f" and {USER_SETTABLE[-1]} may be set",
-    cel=f"!has(self.env) || self.env.all(one, !one.name.startsWith('FINETUNE_') || one.name in {list(USER_SETTABLE)})",
-    is_valid=lambda data: all(
-        one["name"] in USER_SETTABLE or not one["name"].startswith(RESERVED_PREFIX)
-        for one in data.get("env", ())
-    ),
-)
 
 
 def _reserved_keys(field: str) -> Rule:
@@ -287,43 +186,18 @@ def _reserved_keys(field: str) -> Rule:
     )
 
 
-ENV_LENGTH = "self.env.map(one, size(one.name) + (has(one.value) ? size(one.value) : 0)).sum()"
-
-
-def _text_is_bounded(*more: str) -> Rule:
-    """Return the rule that the texts of env and of these lists have a bounded length together."""
-    lengths = {"env": ENV_LENGTH} | {
-        name: f"self.{name}.map(word, size(word)).sum()" for name in more
-    }
-    total = " + ".join(f"(has(self.{name}) ? {length} : 0)" for name, length in lengths.items())
-    return Rule(
-        field="env",
-        message=f"{', '.join(lengths)} have more than {MAX_TEXT} characters together: move long texts into a Secret"
-        " (envFrom), the image or a volume",
-        cel=f"{total} <= {MAX_TEXT}",
-        is_valid=lambda data: sum(map(len, _words(data, more))) <= MAX_TEXT,
-    )
-
-
-def _words(data: Mapping[str, Any], more: Iterable[str]) -> Iterator[str]:
-    for one in data.get("env", ()):
-        yield from (one["name"], one.get("value", ""))
-    for name in more:
-        yield from data.get(name, ())
-
-
 class PodDefaults(WithRules):
-    """Defaults of the pods of all stages. A stage's own pod adds to them, and its values replace those of a key."""
+    """Defaults of the pods of all stages. A stage's own pod adds to them, and replaces defaults with the same key."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         RESERVED_NAMES,
         _reserved_keys("labels"),
         _reserved_keys("annotations"),
-        _text_is_bounded(),
+        text_is_bounded(),
     )
 
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """When the kubelet pulls the image. Absent: Kubernetes' default for its tag."""
+    """When the kubelet pulls the image. Absent: Kubernetes' default for the image's tag."""
 
     image_pull_secrets: Annotated[tuple[ImagePullSecret, ...], ListMap("name")] = Field(
         default=(), max_length=8
@@ -343,7 +217,7 @@ class PodDefaults(WithRules):
     """Labels that the node must have. Absent: the labels of the stage's pool, if the operator defines it."""
 
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
-    """Additional tolerations. Those for the pool, the capacity and accelerators are added automatically."""
+    """Additional tolerations. The operator adds the tolerations for the pool, the capacity and accelerators."""
 
     affinity: Annotated[
         dict[str, Any],
@@ -359,7 +233,7 @@ class PodDefaults(WithRules):
     """Annotations of the Job and of its pods."""
 
     service_account_name: ObjectName | None = None
-    """ServiceAccount of the pod, for example for access to a cloud. Its token for the cluster is not mounted."""
+    """ServiceAccount of the pod, for example for access to a cloud. The cluster's token is not mounted."""
 
     priority_class_name: ObjectName | None = None
     """PriorityClass of the pod, which orders scheduling and preemption."""
@@ -372,21 +246,22 @@ class PodDefaults(WithRules):
 
     def over(self, defaults: "PodDefaults") -> Self:
         """Return this pod with the defaults below it."""
+        # Not the fields of Pod: image, command and args have no defaults.
         mine = {name: getattr(self, name) for name in PodDefaults.model_fields}
         theirs = {name: getattr(defaults, name) for name in PodDefaults.model_fields}
         return self.model_copy(update={name: _over(mine[name], theirs[name]) for name in mine})
 
 
 class Pod(PodDefaults):
-    """The stage's pod, in the shapes of core/v1. A local run uses env, command and args of it."""
+    """The stage's pod, in the shapes of core/v1. A local run uses its env, command and args."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (_text_is_bounded("command", "args"),)
+    rules: ClassVar[tuple[Rule, ...]] = (text_is_bounded("command", "args"),)
 
     image: (
         Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^\S+$")] | None
     ) = None
-    """Container image that replaces the trainer's. By default that is the one with CUDA for a pod with a device in
-    resources.limits or with a runtimeClassName, and the one without for every other pod."""
+    """Container image that replaces the trainer's. Absent: the trainer's image with CUDA for a pod with a
+    device in resources.limits or with a runtimeClassName, and the image without CUDA for every other pod."""
 
     command: tuple[Argument, ...] = Field(default=(), max_length=64)
     """Program that replaces the trainer. It must keep the stage contract: environment, folders, exit codes, result."""
@@ -402,24 +277,27 @@ class Pod(PodDefaults):
 
     def literal_env(self) -> dict[str, str]:
         """Return the variables that have a value."""
-        return {one.name: one.value or "" for one in self.env if one.value_from is None}
+        return {
+            variable.name: variable.value or ""
+            for variable in self.env
+            if variable.value_from is None
+        }
 
 
 def _over(mine: Any, theirs: Any) -> Any:
     """Return a value over its default: mappings and lists are joined, and everything else is replaced."""
     match mine:
         case Resources():
-            # Not validated again: both together may have more entries than one may, and no reader could fix that.
-            return mine.model_copy(
-                update={
-                    "requests": theirs.requests | mine.requests,
-                    "limits": theirs.limits | mine.limits,
-                }
-            )
+            # Not validated again: both together may have more entries than each may. The user could not fix that.
+            requests = theirs.requests | mine.requests
+            limits = theirs.limits | mine.limits
+            return mine.model_copy(update={"requests": requests, "limits": limits})
         case dict():
             return theirs | mine
         case tuple():
-            names = {one.name for one in mine if hasattr(one, "name")}
-            return (*(one for one in theirs if getattr(one, "name", None) not in names), *mine)
+            # Entries without a name, such as tolerations, replace nothing: they are only added.
+            names = {entry.name for entry in mine if hasattr(entry, "name")}
+            kept = (entry for entry in theirs if getattr(entry, "name", None) not in names)
+            return (*kept, *mine)
         case _:
             return theirs if mine is None else mine

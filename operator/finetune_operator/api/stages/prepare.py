@@ -26,6 +26,7 @@ class Prepare(StageSpec, PrepareRecipe):
 
     @override
     def config(self, context: ConfigContext) -> PrepareConfig:
+        # The objective decides how records become rows. The adapter is pinned here, before any attempt trains.
         train = context.specs.get(Train.name)
         return PrepareConfig(
             identity="",

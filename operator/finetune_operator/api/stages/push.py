@@ -42,15 +42,18 @@ class Push(GatedSpec, PushRecipe):
 
 
 def lineage(context: ConfigContext) -> Lineage:
-    """Return the interruptions of the training run, and what the pipeline has cost so far, for the model card."""
-    train, costs = context.statuses["train"], context.costs()
-    money = (
-        {"spent": costs.spent, "lost": costs.lost, "on_demand": costs.on_demand} if costs else {}
-    )
+    """Return the interruptions of the training run, and the costs of the pipeline so far, for the model card."""
+    train = context.statuses["train"]
+    costs = context.costs()
+    money: dict[str, str] = {}
+    if costs:
+        amounts = {"spent": costs.spent, "lost": costs.lost, "on_demand": costs.on_demand}
+        # Rounded to cents: the card is for readers, and the status keeps the exact amounts.
+        money = {name: f"{amount:.2f} {costs.currency}" for name, amount in amounts.items()}
     return Lineage(
         pipeline=context.pipeline,
         interruptions=train.interruptions,
         lost_steps=train.lost_steps,
         lost_seconds=round(train.lost_seconds, 3),
-        **{name: f"{amount:.2f} {costs.currency}" for name, amount in money.items() if costs},
+        **money,
     )

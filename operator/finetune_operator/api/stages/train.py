@@ -111,7 +111,9 @@ class Train(StageSpec, TrainRecipe):
 
     @override
     def source_uris(self) -> tuple[str, ...]:
-        return (self.start_from.uri,) if self.start_from else ()
+        if self.start_from is None:
+            return ()
+        return (self.start_from.uri,)
 
     @property
     @override
@@ -125,9 +127,11 @@ class Train(StageSpec, TrainRecipe):
 
     @property
     def _processes_per_node(self) -> int | None:
-        """The processes of each pod. None for one, so that one accelerator, 1 and an absent field are one identity."""
+        """The processes of each pod, or None for a single process."""
+        # A command of the user starts its own processes.
         per_accelerator = 1 if self.pod.command else self.pod.resources.accelerators
         count = self.processes_per_node or per_accelerator
+        # Not 1: a single accelerator, processesPerNode: 1 and an absent field must have the same identity.
         return count if count > 1 else None
 
     @property
@@ -137,8 +141,8 @@ class Train(StageSpec, TrainRecipe):
 
     @override
     def config(self, context: ConfigContext) -> TrainConfig:
-        # The defaults, written out, are the same as an absent block, and so the same identity. Not so where an absent
-        # block means the settings of another adapter.
+        # The defaults, written out, are the same as an absent block, and so have the same identity. With startFrom this
+        # is not so: an absent block then means the settings of the other adapter.
         blocks = {
             "lora": None if self.adapter == Lora() and not self.start_from else self.lora,
             "dpo": None if self.preference == Dpo() else self.dpo,
