@@ -51,7 +51,8 @@ def numeric_environment(device: torch.device) -> dict[str, str]:
 
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        name: str = torch.cuda.get_device_name(device)
+        return name
     return processor()
 
 
