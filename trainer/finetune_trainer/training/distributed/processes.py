@@ -246,7 +246,7 @@ class RankProcesses:
             return None
         if code < 0:
             cause = "the lines before this one may say why"
-            # The kernel sends SIGKILL to the process that takes the most memory.
+            # The kernel sends SIGKILL if memory is short.
             if -code == SIGKILL:
                 cause = (
                     "the container may be out of memory: raise train.pod.resources.limits.memory, or lower "
