@@ -116,7 +116,7 @@ class Documents:
 def load_batch(rows: PackedRows, indices: Indices, *, flat: bool = False) -> Batch:
     """Read the rows with these indices; raise DataInvalid if a row is corrupt.
 
-    Rows of one document are cut to the longest of these documents, so that little is computed for padding.
+    Rows with a single document each are cut to the longest document, so that little is computed for padding.
     """
     read = rows.read(indices)
     if flat:

@@ -35,7 +35,7 @@ NOTICE_OF_ANOTHER = "the machine of another process has a notice of its end"
 
 @dataclass
 class TrainingRun:
-    """Everything that one run of the training loop works with."""
+    """Everything that a run of the training loop works with."""
 
     config: TrainConfig
     objective: Objective
@@ -132,7 +132,7 @@ class TrainingRun:
         if not self.ranks.any(checkpoints.lacks(self.state.step)):
             self.ranks.leave()
             return checkpoints.save_blocking(self.state.step, None)
-        # Before the state is gathered: memory has room for one whole copy. The others wait in the gathering.
+        # Before the state is gathered: memory has room for a single whole copy. The others wait in the gathering.
         checkpoints.finish_write()
         snapshot = self.snapshot()
         # The others may end now. Writing must not be cut short because they are gone.
@@ -196,7 +196,7 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
 def interrupted(run: TrainingRun, checkpoints: Checkpoints, error: Interrupted) -> Interrupted:
     """Save the last step boundary. Return the error with that step and the newest durable step.
 
-    The unfinished step is discarded: weights and optimizer state are still those of the boundary.
+    The unfinished step is discarded: weights and optimizer state are still as they were at the boundary.
     """
     saved = run.save_boundary(checkpoints, error)
     run.metrics.send(saved)
@@ -209,7 +209,7 @@ def save(run: TrainingRun, checkpoints: Checkpoints) -> None:
 
 
 def train_step(run: TrainingRun) -> dict[str, float]:
-    """Run one optimizer step and return its metrics.
+    """Run an optimizer step and return its metrics.
 
     The loss is the mean over all targets or pairs of the step, not the mean of the micro-batches' means. Gradient
     accumulation therefore changes only the memory use.

@@ -16,7 +16,7 @@ from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.distributed.sharding import sharded_like
 
-# Both numbers are those of bitsandbytes: a checkpoint's layout must be known before the library makes a state.
+# Both numbers come from bitsandbytes: a checkpoint's layout must be known before the library makes a state.
 BLOCK = 256
 """Numbers that share a scale in the 8-bit state of bitsandbytes."""
 LEAST_8_BIT = 4096

@@ -72,7 +72,7 @@ class CheckpointManager:
         """When writing the last snapshot began; at first, when this process began."""
         self.saved_step: int | None = None
         """The newest step whose checkpoint is durable, so that it survives a kill."""
-        # Before anything is removed: the unfinished checkpoints may be those of a newer attempt that has the folder.
+        # Before anything is removed: a newer attempt may have the folder, and be writing these checkpoints.
         fence.check()
         _prepare_folder(folder)
 
@@ -133,7 +133,7 @@ class CheckpointManager:
             raise CorruptArtifact(f"{folder.name} holds step {step}, not the step in its name")
 
     def should_save(self, step: int) -> bool:
-        """Return whether a checkpoint is due, or an early one requested.
+        """Return whether a checkpoint is due, or an early checkpoint was requested.
 
         While a checkpoint is being written, the next waits for a later boundary.
         """
@@ -228,7 +228,7 @@ class CheckpointManager:
     def _prune(self, newest: int) -> None:
         """Keep the `keep` newest checkpoints up to `newest`, and remove older corrupt checkpoints."""
         older = [folder for folder in self._latest_first() if _step_of(folder) <= newest]
-        # A corrupt checkpoint must not take the place of an intact checkpoint among those that are kept.
+        # A corrupt checkpoint must not count as a kept checkpoint in place of an intact checkpoint.
         intact = [folder for folder in older if folder.name not in self._corrupt]
         for folder in set(older) - set(intact[: self._rule.keep]):
             self._fence.check()

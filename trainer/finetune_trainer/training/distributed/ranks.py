@@ -134,14 +134,14 @@ class RankGroup(Ranks):
     @override
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         parameters = list(parameters)
-        # A parameter without a gradient here may have one elsewhere, such as an expert that no token here chose.
+        # A parameter without a gradient here may have a gradient elsewhere, such as an expert that no token here chose.
         counts = self.sum(*(float(each.grad is not None) for each in parameters))
         used = [each for each, count in zip(parameters, counts, strict=True) if count]
         for bucket in _buckets(used):
             gradients = [
                 torch.zeros_like(each) if each.grad is None else each.grad for each in bucket
             ]
-            # In one tensor: a sum has a delay of its own, whatever its size, and an adapter has hundreds of gradients.
+            # In a single tensor: each sum has a delay, whatever its size, and an adapter has hundreds of gradients.
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             self._sum(flat)
             totals = flat.split([each.numel() for each in bucket])
@@ -204,7 +204,7 @@ def is_loss_of_peer(error: RuntimeError) -> bool:
     """Return whether PyTorch raised an error because another process has ended."""
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
         return True
-    # One error of CUDA is "the launch timed out", which PEER_ERROR would match.
+    # An error of CUDA is "the launch timed out", which PEER_ERROR would match.
     is_of_gpu = str(error).startswith("CUDA error")
     return not is_of_gpu and PEER_ERROR.search(str(error)) is not None
 

@@ -82,7 +82,7 @@ def _check_modules_to_save(base: Any, lora: Lora) -> None:
 
 
 def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
-    """Return PEFT's `target_modules` for these names and patterns; raise ConfigInvalid if one matches no layer."""
+    """Return PEFT's `target_modules` for these names and patterns; raise ConfigInvalid if a name matches no layer."""
     if names == (ALL_LINEAR,):
         return _all_linear(base)
     modules = [name for name, _ in base.named_modules() if name]
@@ -110,14 +110,14 @@ def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
 
 
 def has_fused_experts(base: torch.nn.Module) -> bool:
-    """Return whether the model holds the weights of all experts of a layer in one tensor, which is no layer."""
+    """Return whether the model holds the weights of all experts of a layer in a single tensor, which is no layer."""
     return any(name.endswith(".gate_up_proj") for name, _ in base.named_parameters())
 
 
 def _all_linear(base: torch.nn.Module) -> str | list[str]:
     """Return PEFT's all-linear for a dense model; for a MoE model the names of the layers that it should select.
 
-    An adapted router would send tokens to other experts than those that the base model learned to use.
+    An adapted router would send tokens to experts that the base model did not learn to use for them.
     """
     linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR_LAYERS)]
     is_fused = has_fused_experts(base)

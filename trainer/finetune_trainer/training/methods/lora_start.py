@@ -70,7 +70,7 @@ def lora_of(start: StartAdapter) -> Lora:
 
 
 def _modules_to_save(config: dict[str, Any]) -> tuple[str, ...]:
-    """Return the layers that are trained whole, without those that PEFT has added because they share a weight."""
+    """Return the layers that are trained whole, without layers that PEFT has added because of a shared weight."""
     # PEFT adds them by their whole names.
     names = config.get("modules_to_save") or ()
     chosen = tuple(name for name in names if "." not in name)

@@ -55,17 +55,14 @@ class Part(BaseModel):
 def reference_of(
     start: Start, rows: PackedRows, batch_rows: int, compute: Compute
 ) -> LogProbabilities:
-    """Return the log-probability of every row, in forward passes of `batch_rows`; compute those of missing parts.
+    """Return the log-probability of every row, in forward passes of `batch_rows`; compute missing parts.
 
     Several processes take turns with the parts, and the first keeps all. With a sharded model, all compute every part.
     Raises Diverged if a value is not finite, and Replaced behind the fence.
     """
     ranks = start.ranks
     values = [np.empty(0, dtype=np.float32)]
-    numbers = [
-        np.arange(first, min(first + PART_ROWS, len(rows)))
-        for first in range(0, len(rows), PART_ROWS)
-    ]
+    numbers = _numbers_of_parts(len(rows))
     paths = [
         start.folder / FOLDER / f"{rows.split}-{number:05}.json" for number in range(len(numbers))
     ]
@@ -75,8 +72,7 @@ def reference_of(
         for path, indices in zip(paths, numbers, strict=True)
     ]
     # Missing parts are computed with the thread count of existing parts: another count adds in another order.
-    threads_of_parts = [part.threads for part in parts if part is not None]
-    (threads,) = ranks.sum(threads_of_parts[0] if threads_of_parts else 0)
+    (threads,) = ranks.sum(_threads_of(parts))
     restore_thread_count(str(int(threads)))
     is_in_file = ranks.sum(*(part is not None for part in parts))
 
@@ -96,6 +92,7 @@ def reference_of(
             return zeros
         return computed
 
+    # A pass of a sharded model needs all processes, so they cannot work on different parts.
     turns = 1 if ranks.is_sharded else ranks.size
     for first in range(0, len(numbers), turns):
         group = range(first, min(first + turns, len(numbers)))
@@ -104,12 +101,22 @@ def reference_of(
             values.append(summed)
             # The first process alone writes, as it does with checkpoints, and behind the fence.
             if ranks.is_first and not is_in_file[number]:
-                write_durably(
-                    paths[number],
-                    _part(start.inputs, summed).model_dump_json().encode(),
-                    start.fence.check,
-                )
+                content = _part(start.inputs, summed).model_dump_json().encode()
+                write_durably(paths[number], content, start.fence.check)
     return np.concatenate(values)
+
+
+def _numbers_of_parts(rows: int) -> list[Indices]:
+    """Return the numbers of the rows of each part."""
+    return [np.arange(first, min(first + PART_ROWS, rows)) for first in range(0, rows, PART_ROWS)]
+
+
+def _threads_of(parts: list[Part | None]) -> int:
+    """Return the thread count of the first part; 0 if there is none."""
+    for part in parts:
+        if part is not None:
+            return part.threads
+    return 0
 
 
 def _summed(arrays: list[LogProbabilities], ranks: Ranks) -> list[LogProbabilities]:
