@@ -19,6 +19,7 @@ from finetune_trainer.runtime.artifacts import digest_file, digest_of_value
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.stores.model_files import fetch_model
 
+# Not the weights alone: with another tokenizer or chat template the same weights get other tokens.
 DIGESTED_FILES = (
     *(
         "config.json",
@@ -47,11 +48,11 @@ class BaseModel:
     pin: str | None = None
     """Identifies the content at the store; None for a folder on this machine."""
 
-    def require(self, expected: object, where: str) -> None:
-        """Raise ConfigInvalid if `where` was made with another base model; None as the digest means unknown."""
+    def require(self, expected: object, product: str) -> None:
+        """Raise ConfigInvalid if `product` was made with another base model; None as the digest means unknown."""
         if expected not in {None, self.digest}:
             raise ConfigInvalid(
-                f"model {self.uri} has the digest {self.digest}, but {where} was made with {expected}: "
+                f"model {self.uri} has the digest {self.digest}, but {product} was made with {expected}: "
                 "restore that model, or set model.revision to a new text to start from the beginning with this one"
             )
 
@@ -64,6 +65,7 @@ def open_base_model(
     `pin` comes from an earlier stage; None resolves the revision. Raise like `fetch_model`.
     """
     fetched = fetch_model(source.uri, environment, revision=source.revision, pin=pin)
+    # A workspace may hold several models, and several revisions of each.
     key = hashlib.sha256(f"{source.uri}@{source.revision}".encode()).hexdigest()[:16]
     digest = model_digest(fetched.folder, environment.workspace / "models" / f"{key}.json")
     return BaseModel(source.uri, fetched.folder, digest, fetched.pin)
@@ -95,7 +97,7 @@ def model_digest(folder: Path, record: Path) -> str:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    """Return the files of a model that determine what it computes, sorted; raise ConfigInvalid if one is missing."""
+    """Return the files of a model that determine what it computes, sorted; raise ConfigInvalid if a file is missing."""
     small = (path for pattern in DIGESTED_FILES for path in folder.glob(pattern) if path.is_file())
     weights = weight_files(folder)
     missing = [path for path in weights if not path.is_file()]
@@ -107,7 +109,10 @@ def _files_of(folder: Path) -> list[Path]:
 
 
 def _digest(path: Path, known: dict[str, Any] | None) -> str:
-    return str(known["sha256"]) if known and known["stat"] == _stat(path) else digest_file(path)
+    # To read every file at each start would cost 140 GB of reading for a model of 70 B parameters.
+    if known and known["stat"] == _stat(path):
+        return str(known["sha256"])
+    return digest_file(path)
 
 
 def _stat(path: Path) -> list[int]:
@@ -121,4 +126,5 @@ def _read_record(record: Path) -> dict[str, Any]:
         known = json.loads(record.read_bytes())
         return {name: entry for name, entry in known.items() if {"stat", "sha256"} <= entry.keys()}
     except (OSError, ValueError, AttributeError):
+        # The record only saves time: without it all files are read again.
         return {}

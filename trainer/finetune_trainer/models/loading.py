@@ -22,11 +22,13 @@ UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 def dtype_of(name: str, model_folder: Path) -> torch.dtype:
     """Return the dtype for BF16, FP16 or FP32; for Auto, the dtype in which the model is stored, else FP32."""
-    return DTYPES[name] if name in DTYPES else load_config(model_folder).dtype or torch.float32
+    if name in DTYPES:
+        return DTYPES[name]
+    return load_config(model_folder).dtype or torch.float32
 
 
 def load_config(folder: Path, uri: str = "") -> Any:
-    """Load a model's configuration; `uri` names it in errors. Raises ConfigInvalid if it is not one."""
+    """Load a model's configuration; `uri` names it in errors. Raises ConfigInvalid if it is invalid."""
     with _load_errors(folder, uri):
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
 
@@ -44,6 +46,7 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -
         model, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
+            # A model's folder is data. Its code would run in this process, and so would a pickle's.
             trust_remote_code=False,
             use_safetensors=True,
             local_files_only=True,
@@ -59,6 +62,7 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -
             f"model {uri or folder}: its weights do not match its config.json "
             f"(missing or of another shape: {wrong[0]}): use weights and config.json of the same model"
         )
+    # Training sets its own mode. Everything else needs the model without dropout.
     return model.eval()
 
 

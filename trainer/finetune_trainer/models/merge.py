@@ -24,7 +24,7 @@ from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 SHARD = "2GB"
-"""Maximum size of one file of the merged model. Memory holds one file and one layer."""
+"""Maximum size of a file of the merged model. Memory holds a single file and a single layer."""
 
 
 def with_adapter(model_folder: Path, adapter: Path, dtype: torch.dtype) -> Any:
@@ -54,8 +54,9 @@ def load_merged(model_folder: Path, trained: Path, dtype: torch.dtype) -> Any:
 
 
 def _published(model_folder: Path, trained: Path, dtype: torch.dtype) -> PublishedWeights:
-    kind = MergedWeights if is_adapter(trained) else FullWeights
-    return kind(model_folder, trained, dtype)
+    if is_adapter(trained):
+        return MergedWeights(model_folder, trained, dtype)
+    return FullWeights(model_folder, trained, dtype)
 
 
 def save_merged(model_folder: Path, trained: Path, dtype: torch.dtype, folder: Path) -> None:
@@ -70,6 +71,7 @@ def save_merged(model_folder: Path, trained: Path, dtype: torch.dtype, folder: P
             folder, max_shard_size=SHARD
         )
         return
+    # From shapes alone: no weight is read before its file is written.
     shards = split_torch_state_dict_into_shards(merged.meta, max_shard_size=SHARD)
     for file, names in shards.filename_to_tensors.items():
         save_file(
@@ -97,10 +99,11 @@ def _merge_whole(
 ) -> Any:
     """Merge the adapter into the whole model in fp32, then round once to `dtype`: takes memory for the model in fp32.
 
-    Raises ConfigInvalid if the merge would also change a layer that shares its weight with an adapted one.
+    Raises ConfigInvalid if the merge would also change a layer that shares its weight with an adapted layer.
     """
     model = with_adapter(model_folder, adapter, torch.float32)
     tied = tied_layers(model.get_base_model()) or ()
+    # PEFT would merge a shared weight twice, or for both layers, and so publish another model than the trained model.
     shared = [
         name for name in tied if hasattr(model.get_base_model().get_submodule(name), "lora_A")
     ]

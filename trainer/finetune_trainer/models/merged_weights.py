@@ -1,6 +1,7 @@
 """The weights of a base model with an adapter merged into it.
 
-PEFT itself merges each layer, in fp32; the result is rounded once. Memory holds one layer, whatever the model's size.
+PEFT itself merges each layer, in fp32; the result is rounded once. Memory holds a single layer, whatever the model's
+size.
 """
 
 import copy
@@ -30,7 +31,7 @@ WHOLE_MODEL_FEATURES = (
     ),
     "lora_bias",
 )
-"""Settings of an adapter that concern more than the weight of one layer."""
+"""Settings of an adapter that concern more than the weight of a single layer."""
 
 
 class NotSeparable(Exception):
@@ -39,7 +40,7 @@ class NotSeparable(Exception):
 
 @dataclass(frozen=True)
 class AdaptedLayer:
-    """One layer and its part of the adapter."""
+    """A layer and its part of the adapter."""
 
     name: str
     """Name of the layer in the model."""
@@ -50,20 +51,21 @@ class AdaptedLayer:
 class MergedWeights(PublishedWeights):
     """The base model with an adapter merged into it.
 
-    Embedding and output head may share one weight. If the adapter changes one of them, the merged model has two.
+    Embedding and output head may share a weight. If the adapter changes either of them, the merged model has two.
     Raises NotSeparable, or ConfigInvalid if the adapter does not match the model.
     """
 
     def __init__(self, model_folder: Path, adapter: Path, dtype: torch.dtype) -> None:
         super().__init__(model_folder, dtype)
         self._lora = _separable_config(adapter)
+        # Without memory for the weights: only names and shapes of the layers are needed.
         with torch.device("meta"):
             self._model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_folder))
         layers = _adapted_layers(adapter)
         embedding, head = tied_layers(self._model) or ("", "")
         self.is_untied = any(layer.name in {embedding, head} for layer in layers)
         if self.is_untied:
-            # A model may store a head of its own although its configuration ties it; transformers then uses that one.
+            # A model may store a head of its own although its configuration ties it; transformers then uses that head.
             self._sources.setdefault(f"{head}.weight", self._stored_name(embedding))
         self._layers = {self._stored_name(layer.name): layer for layer in layers}
         self.changed = frozenset(self._layers)
@@ -95,12 +97,14 @@ class MergedWeights(PublishedWeights):
             raise mismatch(self._folder, f"the model has no layer {layer}") from None
 
     def _merge(self, layer: AdaptedLayer, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weight with the adapter of one layer; PEFT computes it in a model of this layer only."""
-        model, module = torch.nn.Module(), copy.deepcopy(self._module(layer.name))
+        """Return the weight with the adapter of a layer; PEFT computes it in a model of this layer only."""
+        model = torch.nn.Module()
+        module = copy.deepcopy(self._module(layer.name))
         module.weight = torch.nn.Parameter(weight, requires_grad=False)
         # The adapter does not change the bias.
         module.bias = None
         model.layer = module
+        # PEFT's own code, so that every variant of LoRA is merged as PEFT computes it.
         try:
             inject_adapter_in_model(copy.deepcopy(self._lora), model)
             loaded = set_peft_model_state_dict(
@@ -125,7 +129,7 @@ def mismatch(model_folder: Path, reason: object) -> ConfigInvalid:
 
 
 def tied_layers(model: Any) -> tuple[str, str] | None:
-    """Return the names of embedding and output head if they share one weight."""
+    """Return the names of embedding and output head if they share a weight."""
     head = model.get_output_embeddings()
     if head is None or not model.config.get_text_config().tie_word_embeddings:
         return None
@@ -139,7 +143,9 @@ def _separable_config(adapter: Path) -> LoraConfig:
     for feature in WHOLE_MODEL_FEATURES:
         if getattr(config, feature, None):
             raise NotSeparable(f"the adapter uses {feature}")
-    config.target_modules, config.task_type = {"layer"}, None
+    # The model that gets the adapter has this layer only. What selects layers of the whole model would exclude it.
+    config.target_modules = {"layer"}
+    config.task_type = None
     config.layers_to_transform = config.layers_pattern = config.exclude_modules = None
     return config
 

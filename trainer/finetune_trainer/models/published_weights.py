@@ -23,7 +23,8 @@ class PublishedWeights(ABC):
     """Stored names of the tensors that training changed."""
 
     def __init__(self, model_folder: Path, dtype: torch.dtype) -> None:
-        self._folder, self._dtype = model_folder, dtype
+        self._folder = model_folder
+        self._dtype = dtype
         self._stored = StoredWeights(model_folder)
         self._main_dtype = _main_dtype(self._stored.meta.values())
         self._sources = {name: name for name in self._stored.meta}
@@ -46,18 +47,20 @@ class PublishedWeights(ABC):
         }
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one tensor of the trained model."""
-        weight = (
-            self._read_changed(name)
-            if name in self.changed
-            else self._stored.read(self._sources[name])
-        )
-        return weight.to(self._dtype_of(name)).contiguous()
+        """Return a tensor of the trained model."""
+        # safetensors saves contiguous tensors only.
+        return self._read_unrounded(name).to(self._dtype_of(name)).contiguous()
+
+    def _read_unrounded(self, name: str) -> torch.Tensor:
+        if name in self.changed:
+            return self._read_changed(name)
+        return self._stored.read(self._sources[name])
 
     def config(self) -> dict[str, Any]:
-        """Return the content of config.json: that of the base model with the new dtype, without code to execute."""
+        """Return the base model's config.json with the new dtype, without code to execute."""
         config: dict[str, Any] = json.loads((self._folder / "config.json").read_bytes())
         config.pop("auto_map", None)
+        # Nested configurations, as of a multimodal model's text model, have a dtype of their own.
         config["dtype"] = self._dtype_name
         for part in (config, *(value for value in config.values() if isinstance(value, dict))):
             part |= {key: self._dtype_name for key in ("dtype", "torch_dtype") if key in part}
@@ -72,7 +75,9 @@ class PublishedWeights(ABC):
     def _dtype_of(self, name: str) -> torch.dtype:
         """Return the published dtype of a tensor: `dtype`, unless the base model makes an exception of it."""
         stored = self._stored.meta[self._sources[name]].dtype
-        return self._dtype if name in self.changed or stored == self._main_dtype else stored
+        if name in self.changed or stored == self._main_dtype:
+            return self._dtype
+        return stored
 
 
 def _main_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:

@@ -25,11 +25,11 @@ class StartAdapter:
     pin: str | None = None
     """Identifies the content at the store; None for a folder on this machine."""
 
-    def require(self, expected: str | None, where: str) -> None:
-        """Raise ConfigInvalid if `where` has found another adapter; None means unknown."""
+    def require(self, expected: str | None, reader: str) -> None:
+        """Raise ConfigInvalid if `reader` has found another adapter; None means unknown."""
         if expected not in {None, self.digest}:
             raise ConfigInvalid(
-                f"train.startFrom {self.uri} has the digest {self.digest}, but {where} has found {expected}: "
+                f"train.startFrom {self.uri} has the digest {self.digest}, but {reader} has found {expected}: "
                 "restore that adapter, or set startFrom.revision to a new text to start from this one"
             )
 
@@ -45,6 +45,7 @@ def open_start_adapter(
     if source is None:
         return None
     fetched = fetch_adapter(source.uri, environment, revision=source.revision, pin=pin)
+    # Of both files: the configuration, such as the scaling, changes the model as much as the weights do.
     digest = digest_of_value({name: digest_file(fetched.folder / name) for name in ADAPTER_FILES})
     return StartAdapter(
         source.uri, fetched.folder, _read_config(source.uri, fetched.folder), digest, fetched.pin

@@ -1,4 +1,4 @@
-"""The tensors in a model's safetensors files, read one at a time."""
+"""The tensors in a model's safetensors files, each read by itself."""
 
 import json
 from pathlib import Path
@@ -67,7 +67,7 @@ class StoredWeights:
             ) from error
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a copy of one tensor."""
+        """Return a copy of a tensor."""
         # Opened for each tensor: closing the file releases its pages, which otherwise count as memory of the process.
         with safe_open(self._files[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name).clone()

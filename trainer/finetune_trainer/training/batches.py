@@ -26,7 +26,7 @@ LENGTH_MULTIPLE = 8
 class Batch:
     """A micro-batch of rows: B rows of L tokens, N of which are targets of the loss.
 
-    A flat batch has one row: the documents of all rows, one after the other, without padding.
+    A flat batch has a single row: the documents of all rows in their order, without padding.
     """
 
     tokens: torch.Tensor
@@ -42,7 +42,7 @@ class Batch:
     is_padding: torch.Tensor
     """[B, L] bool: the tokens after a row's last document."""
     documents: "Documents | None" = None
-    """Where the documents of a flat batch lie."""
+    """The places of the documents in a flat batch; None if the batch is not flat."""
 
     def without_targets(self) -> "Batch":
         """Return the batch with nothing to learn from and nothing to count."""
@@ -51,7 +51,7 @@ class Batch:
         )
 
     def doubled(self) -> "Batch":
-        """Return the batch with each row twice; only the first of each is learned from and counted."""
+        """Return the batch with each row twice; only the first copy is learned from and counted."""
         twice = {
             name: getattr(self, name).repeat(2, 1) for name in ("tokens", "positions", "is_padding")
         }
@@ -64,18 +64,22 @@ class Batch:
 
     @property
     def targets_per_row(self) -> list[int]:
-        """Numbers of targets of the rows, each of which has one document."""
-        rows = len(self.documents.boundaries) - 1 if self.documents else len(self.tokens)
-        if self.documents:
-            row_of = (
-                torch.bucketize(self.target_positions, self.documents.boundaries, right=True) - 1
-            )
-        else:
+        """Numbers of targets of the rows, if each row has a single document."""
+        if self.documents is None:
+            rows = len(self.tokens)
             row_of = self.target_positions // self.tokens.shape[1]
+        else:
+            # A flat batch has no rows any more, but each document was a row.
+            boundaries = self.documents.boundaries
+            rows = len(boundaries) - 1
+            row_of = torch.bucketize(self.target_positions, boundaries, right=True) - 1
         return [int(count) for count in torch.bincount(row_of, minlength=rows)]
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
+        documents = self.documents
+        if documents is not None:
+            documents = documents.to(device)
         return Batch(
             self.tokens.to(device),
             self.positions.to(device),
@@ -83,13 +87,13 @@ class Batch:
             self.targets.to(device),
             self.size,
             self.is_padding.to(device),
-            self.documents.to(device) if self.documents else None,
+            documents,
         )
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Where the N documents of a flat batch lie."""
+    """The places of the N documents in a flat batch."""
 
     boundaries: torch.Tensor
     """[N + 1] int32: the index of each document's first token, and the number of tokens."""
@@ -100,6 +104,7 @@ class Documents:
     def at(cls, positions: NDArray[Any]) -> "Documents":
         """Return the documents of tokens with these positions, 0 at the first token of every document."""
         starts = np.flatnonzero(positions.reshape(-1) == 0)
+        # The attention kernel takes boundaries in int32 only.
         boundaries = np.append(starts, positions.size).astype(np.int32)
         return cls(torch.from_numpy(boundaries), int(np.diff(boundaries).max()))
 
@@ -109,19 +114,21 @@ class Documents:
 
 
 def load_batch(rows: PackedRows, indices: Indices, *, flat: bool = False) -> Batch:
-    """Read the rows with these indices; raise DataInvalid if one of them is corrupt.
+    """Read the rows with these indices; raise DataInvalid if a row is corrupt.
 
-    Rows of one document are cut to the longest of these documents, so that little is computed for padding.
+    Rows with a single document each are cut to the longest document, so that little is computed for padding.
     """
     read = rows.read(indices)
     if flat:
         read = read.flattened()
     elif not rows.packed:
         read = read.cut(cut_length(int(read.lengths.max()), rows.context_length))
-    tokens, positions, loss_mask = read.tokens.astype(np.int64), read.positions, read.loss_mask
+    # PyTorch's cross-entropy takes targets in int64 only.
+    tokens = read.tokens.astype(np.int64)
+    positions = read.positions
     predicts = np.zeros(tokens.shape, dtype=bool)
     # A document's last token must not predict the first token of the next document (position 0).
-    predicts[:, :-1] = (loss_mask[:, 1:] != 0) & (positions[:, 1:] != 0)
+    predicts[:, :-1] = (read.loss_mask[:, 1:] != 0) & (positions[:, 1:] != 0)
     target_positions = np.flatnonzero(predicts)
     return Batch(
         tokens=torch.from_numpy(tokens),
@@ -142,20 +149,24 @@ def cut_length(longest: int, context_length: int) -> int:
 def batches(
     rows: PackedRows, indices: Indices, batch_size: int, *, flat: bool = False, ranks: Ranks = ALONE
 ) -> Iterator[Batch]:
-    """Yield the rows with these indices in micro-batches of `batch_size`; the last one may be smaller.
+    """Yield the rows with these indices in micro-batches of `batch_size`; the last micro-batch may be smaller.
 
-    Several processes take turns. Each gets the same number: what is missing is the first one without its targets.
+    Several processes take turns, and each gets the same number of micro-batches. If there are too few for a process,
+    it gets the first micro-batch without its targets.
     """
     for part, counts in ranks.micro_batches(indices, batch_size):
         batch = load_batch(rows, part, flat=flat)
-        yield batch if counts else batch.without_targets()
+        if not counts:
+            # The process computes it nevertheless, so that no other process waits for a sum that never comes.
+            batch = batch.without_targets()
+        yield batch
 
 
 @dataclass(frozen=True)
 class StepSampler:
     """The rows of every optimizer step; with an objective on pairs, a row here is a pair.
 
-    Epochs follow one another without a gap: a step may take rows of two epochs, and no row is dropped. Training
+    Epochs follow each other without a gap: a step may take rows of two epochs, and no row is dropped. Training
     sees exactly `epochs` times the number of rows. Only the very last step may have fewer rows than the others.
     """
 
@@ -173,11 +184,10 @@ class StepSampler:
             recipe.micro_batch_size * recipe.gradient_accumulation_steps * recipe.processes
         )
         epochs = recipe.effective_epochs()
-        samples = (
-            (recipe.max_steps or 0) * rows_per_step
-            if epochs is None
-            else max(1, round(epochs * rows))
-        )
+        samples = (recipe.max_steps or 0) * rows_per_step
+        if epochs is not None:
+            # A fraction of an epoch may round to no row, but a run has a step at least.
+            samples = max(1, round(epochs * rows))
         return cls(rows, seed, rows_per_step, samples)
 
     @property
@@ -189,6 +199,7 @@ class StepSampler:
         """Return the row indices of a step; `step` counts from 0."""
         first = step * self.rows_per_step
         samples = np.arange(first, min(first + self.rows_per_step, self.samples))
+        # No generator is kept: a resumed process finds the rows of any step without replaying the steps before it.
         epochs, offsets = np.divmod(samples, self.rows)
         return np.array(
             [

@@ -17,7 +17,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def prepare_device(*, strict: bool = False, number: int = 0) -> torch.device:
-    """Enable deterministic algorithms and return the CUDA device with this number if there is one, else the CPU.
+    """Enable deterministic algorithms and return the CUDA device with this number, or the CPU without a GPU.
 
     An operation without a deterministic GPU kernel logs a warning and runs anyway; with `strict` it is an error.
     """
@@ -26,12 +26,10 @@ def prepare_device(*, strict: bool = False, number: int = 0) -> torch.device:
     # Strict for training: PyTorch takes the deterministic backward of flash and memory-efficient attention only with
     # warn_only=False (pytorch#182551). Not for evaluation: it has no backward and must run any architecture.
     torch.use_deterministic_algorithms(True, warn_only=not strict)
-    torch.utils.deterministic.fill_uninitialized_memory = (
-        False  # a debugging aid that writes to every new tensor
-    )
-    torch.backends.cudnn.benchmark = (
-        False  # benchmarking chooses kernels by measured time, which varies
-    )
+    # This is a debugging aid, which writes to every new tensor. Deterministic mode enables it by default.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    # Benchmarking chooses kernels by measured time, which varies between processes.
+    torch.backends.cudnn.benchmark = False
     if not torch.cuda.is_available():
         return torch.device("cpu")
     torch.cuda.set_device(number)
@@ -41,7 +39,8 @@ def prepare_device(*, strict: bool = False, number: int = 0) -> torch.device:
 def numeric_environment(device: torch.device) -> dict[str, str]:
     """Return everything outside the config that can change the last bits of a floating-point result."""
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "device": _device_name(device),
+        # Kernels with wider vectors add in another order.
         "vectors": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
@@ -50,9 +49,17 @@ def numeric_environment(device: torch.device) -> dict[str, str]:
     }
 
 
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        name: str = torch.cuda.get_device_name(device)
+        return name
+    return processor()
+
+
 def numeric_fingerprint(device: torch.device) -> int:
-    """Return a number of 48 bits that differs where the numeric environment does."""
+    """Return a number of 48 bits that differs if the numeric environment differs."""
     text = json.dumps(numeric_environment(device), sort_keys=True)
+    # `Ranks.gather` is exact only for numbers below 2^53.
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
 
 
@@ -62,12 +69,16 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    # /proc/cpuinfo exists on Linux only, and has no model name on ARM.
+    return platform.machine()
 
 
 def share_processors(processes: int) -> None:
     """Set the thread count of each of several processes of this machine."""
+    # By default each process takes a thread for every processor, and the processes would slow each other down.
     if processes > 1:
         set_thread_count(max(1, usable_processors() // processes))
 
@@ -79,7 +90,7 @@ def restore_thread_count(recorded: str | None) -> None:
 
 
 def set_thread_count(count: int) -> None:
-    """Set the thread count, unless OMP_NUM_THREADS is set: the user has chosen one."""
+    """Set the thread count, unless the user has chosen it with OMP_NUM_THREADS."""
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(count)
 
@@ -90,4 +101,5 @@ def seed_generators(seed: int, step: int, rank: int = 0) -> None:
     What a step draws is therefore a function of the seed, the step and the rank. No checkpoint holds a generator.
     """
     digest = hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()
+    # PyTorch takes seeds of at most 64 bits.
     torch.manual_seed(int.from_bytes(digest[:8]))

@@ -35,7 +35,7 @@ NOTICE_OF_ANOTHER = "the machine of another process has a notice of its end"
 
 @dataclass
 class TrainingRun:
-    """Everything that one run of the training loop works with."""
+    """Everything that a run of the training loop works with."""
 
     config: TrainConfig
     objective: Objective
@@ -68,24 +68,30 @@ class TrainingRun:
 
     def reserve_snapshot(self) -> None:
         """Reserve the memory of a snapshot on a GPU's machine, so that the first checkpoint does not wait for it."""
-        if self.model.device.type == "cuda" and self.ranks.is_first:
-            layout = self.layout()
+        if self.model.device.type != "cuda" or not self.ranks.is_first:
+            return
+        layout = self.layout()
+        copies = [layout.weights, layout.optimizer]
+        if self.validator.has_examples:
             # The best weights so far are kept beside each snapshot.
-            best = [layout.weights] if self.validator.has_examples else []
-            reserve_copies(layout.weights, layout.optimizer, *best)
+            copies.append(layout.weights)
+        reserve_copies(*copies)
 
     def copy_weights(self) -> Tensors | None:
         """Return a copy of the weights, or None if this is not the first process; all of them must call this."""
+        # Without sharding the first process has all weights. With sharding all processes take part in gathering them.
         if not self.ranks.is_first and not self.ranks.is_sharded:
             return None
         return copy_to_cpu(self.model.weights, keep=self.ranks.is_first) or None
 
     def trained_weights(self) -> Tensors | None:
-        """Return the weights with the lowest validation loss, or without validation the last ones.
+        """Return the weights with the lowest validation loss, or the last weights without a validation.
 
         All processes must call this, and only the first gets them. All have the same state, so all do the same.
         """
-        return self.copy_weights() if self.state.best_loss is None else self.best
+        if self.state.best_loss is None:
+            return self.copy_weights()
+        return self.best
 
     def layout(self) -> Layout:
         """Return the tensor layout that a checkpoint of this run must have."""
@@ -95,40 +101,46 @@ class TrainingRun:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore the state at a step boundary."""
+        # The learning rate is not restored: each step sets it anew from its number.
         self.model.load(snapshot.weights)
         self.optimizer.restore(snapshot.optimizer)
         self.state = snapshot.state
-        self.best = (
-            dict(snapshot.best) if snapshot.best is not None and self.ranks.is_first else None
-        )
+        self.best = None
+        if snapshot.best is not None and self.ranks.is_first:
+            self.best = dict(snapshot.best)
 
     def should_save(self, checkpoints: "Checkpoints") -> bool:
         """Return whether a checkpoint is due: by the decision of the first process, if all take part in saving."""
         is_due = checkpoints.should_save(self.state.step)
-        return self.ranks.any(is_due) if self.ranks.is_sharded else is_due
+        if not self.ranks.is_sharded:
+            return is_due
+        # The decision depends on the clock of the first process, and all must gather at the same boundary.
+        return self.ranks.any(is_due)
 
     def save_boundary(self, checkpoints: "Checkpoints", error: Interrupted) -> int | None:
         """Make the last step boundary durable and return the newest durable step, or None before the first step.
 
-        A sharded boundary cannot be saved if it is another process that was lost. It is gathered from all before it is
-        written, which may take longer than the others stay.
+        A sharded boundary cannot be saved if another process was lost. It is gathered from all before it is written,
+        which may take longer than the others stay.
         """
         if not self.ranks.is_sharded:
             return checkpoints.save_blocking(self.state.step, self.snapshot)
         if isinstance(error, PeerLost):
+            # The lost process had a part of the state, so there is nothing whole to save.
             self.ranks.leave()
             return checkpoints.finish_write()
         if not self.ranks.any(checkpoints.lacks(self.state.step)):
             self.ranks.leave()
             return checkpoints.save_blocking(self.state.step, None)
-        # Before the state is gathered: memory has room for one whole copy. The others wait in the gathering.
+        # Before the state is gathered: memory has room for a single whole copy. The others wait in the gathering.
         checkpoints.finish_write()
         snapshot = self.snapshot()
+        # The others may end now. Writing must not be cut short because they are gone.
         self.ranks.leave()
         return checkpoints.save_blocking(self.state.step, lambda: snapshot)
 
     def take_notice(self) -> bool:
-        """Return whether the first process must learn of a notice of this one's machine: only that one saves."""
+        """Return whether this process must pass a notice of its machine's end to the first process, which saves."""
         return not self.ranks.is_first and self.progress.early_save.take()
 
     def is_finished(self) -> bool:
@@ -136,7 +148,7 @@ class TrainingRun:
         return self.state.step >= self.sampler.steps or self.state.stopped_early
 
     def raise_if_stop_requested(self) -> None:
-        """Raise Interrupted if one of the processes has received a stop signal. All of them must call this together."""
+        """Raise Interrupted if any process has received a stop signal. All processes must call this together."""
         if self.ranks.any(self.stop.requested):
             raise Interrupted
 
@@ -158,6 +170,7 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
     run.model.model.train()
     try:
         while True:
+            # Before the validation, which may take long: a kill in it costs no step if a checkpoint was due.
             if run.should_save(checkpoints):
                 save(run, checkpoints)
             run.metrics.send(checkpoints.saved_step)
@@ -181,9 +194,9 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
 
 
 def interrupted(run: TrainingRun, checkpoints: Checkpoints, error: Interrupted) -> Interrupted:
-    """Save the last step boundary. Return the error with that step and the newest durable one.
+    """Save the last step boundary. Return the error with that step and the newest durable step.
 
-    The unfinished step is discarded: weights and optimizer state are still those of the boundary.
+    The unfinished step is discarded: weights and optimizer state are still as they were at the boundary.
     """
     saved = run.save_boundary(checkpoints, error)
     run.metrics.send(saved)
@@ -196,23 +209,32 @@ def save(run: TrainingRun, checkpoints: Checkpoints) -> None:
 
 
 def train_step(run: TrainingRun) -> dict[str, float]:
-    """Run one optimizer step and return its metrics.
+    """Run an optimizer step and return its metrics.
 
-    The loss is the mean over all targets or pairs of the step, not a mean of the micro-batches' means. Gradient
+    The loss is the mean over all targets or pairs of the step, not the mean of the micro-batches' means. Gradient
     accumulation therefore changes only the memory use.
     """
     step = run.state.step
     examples = run.sampler.rows_for_step(step)
+    # All are read before the first is computed: their weights are needed for the mean over the step.
     micro_batches = list(run.objective.batches(examples, flat=run.model.is_flat, ranks=run.ranks))
-    own = sum(batch.weight for batch in micro_batches), sum(batch.size for batch in micro_batches)
-    weight, tokens, notices = (int(total) for total in run.ranks.sum(*own, run.take_notice()))
+    own_weight = sum(batch.weight for batch in micro_batches)
+    own_tokens = sum(batch.size for batch in micro_batches)
+    # The notice travels with the counts, so it costs no message of its own.
+    totals = run.ranks.sum(own_weight, own_tokens, run.take_notice())
+    weight, tokens, notices = (int(total) for total in totals)
     if notices and run.ranks.is_first:
         run.progress.announce(NOTICE_OF_ANOTHER)
     sums, norm = compute_gradients(run, micro_batches, weight)
     if not is_finite(sums[0], norm):
+        # Nothing has changed yet: the optimizer runs only after the check, so the repetition starts from the boundary.
         (loss_sum, *_), norm_again = compute_gradients(run, micro_batches, weight)
-        values = (sums[0], norm), (loss_sum, norm_again)
-        raise non_finite(f"step {step + 1}", "the loss sum is {} and the gradient norm {}", *values)
+        raise non_finite(
+            f"step {step + 1}",
+            "the loss sum is {} and the gradient norm {}",
+            (sums[0], norm),
+            (loss_sum, norm_again),
+        )
     rate = learning_rate(run.config.recipe.optimizer, step, run.sampler.steps)
     run.optimizer.step(rate)
     run.state.record_step(sums[0], weight, tokens)
@@ -224,13 +246,15 @@ def compute_gradients(
 ) -> tuple[Sequence[float], float]:
     """Leave the clipped gradient of the step in the parameters; return the sums and the norm before clipping.
 
-    A second call computes the same again: the weights are those of the boundary, and so is what is drawn.
+    A second call computes the same again: it begins with the same weights and draws the same numbers.
     """
+    # With the rank, so that no two processes drop out the same elements.
     seed_generators(run.config.seed, run.state.step, run.ranks.rank)
     own = accumulate_gradients(
         run.objective, run.model, micro_batches, weight, run.raise_if_stop_requested
     )
     sums = run.ranks.sum(*own)
+    # Before clipping: the norm of the whole gradient is needed, and then every process clips by the same bits.
     run.ranks.sum_gradients(run.model.trainable.values())
     return sums, clip_gradients(run.model.trainable, run.config.recipe.optimizer.max_grad_norm)
 
@@ -243,10 +267,12 @@ def accumulate_gradients(
     raise_if_stop_requested: Callable[[], None],
 ) -> list[float]:
     """Accumulate the gradient of the loss, a mean over `weight`; return the sums of loss and metrics."""
+    # On the device: reading each micro-batch's sums would make the CPU wait for the GPU.
     sums = torch.zeros(1 + len(objective.metrics), device=model.device)
     for parameter in model.trainable.values():
         parameter.grad = None
     for batch in micro_batches:
+        # All processes stop at the same micro-batch, so that none waits for the sum of another.
         raise_if_stop_requested()
         batch_sums = objective.sums(model, batch)
         (batch_sums[0] / max(1, weight)).backward()
@@ -256,6 +282,7 @@ def accumulate_gradients(
 
 def clip_gradients(parameters: dict[str, torch.nn.Parameter], max_norm: float) -> float:
     """Clip the total gradient norm to `max_norm`, or not at all if it is 0; return the norm before clipping."""
+    # An infinite limit clips nothing, and the norm is computed nevertheless.
     norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(
         list(parameters.values()), max_norm or math.inf
     )
@@ -277,9 +304,12 @@ def validate(run: TrainingRun) -> None:
     )
     if run.state.record_validation(loss, run.config.recipe.early_stopping):
         run.best = run.copy_weights()
-    stopped = "stopping early" if run.state.stopped_early else ""
-    curve = run.metrics.loss_curve()
-    run.progress.update(step=run.state.step, validation_loss=loss, note=stopped, loss_curve=curve)
+    run.progress.update(
+        step=run.state.step,
+        validation_loss=loss,
+        note="stopping early" if run.state.stopped_early else "",
+        loss_curve=run.metrics.loss_curve(),
+    )
 
 
 def generate_samples(run: TrainingRun) -> None:
@@ -288,9 +318,11 @@ def generate_samples(run: TrainingRun) -> None:
         return
     run.progress.update(step=run.state.step, note="generating samples")
     try:
-        together = run.ranks.is_sharded
-        stop = run.raise_if_stop_requested if together else run.raise_if_stop_requested_here
-        texts = run.samples.texts(run.model, stop)
+        raise_if_stop_requested = run.raise_if_stop_requested_here
+        if run.ranks.is_sharded:
+            # Every process runs the passes of a sharded model, so all must stop at the same token.
+            raise_if_stop_requested = run.raise_if_stop_requested
+        texts = run.samples.texts(run.model, raise_if_stop_requested)
     except Interrupted:
         raise
     except Exception as error:  # noqa: BLE001  generation of an architecture that only its own code knows
@@ -308,9 +340,11 @@ class ThroughputMeter:
     """Measures the steps of this process and reports throughput and remaining time as progress."""
 
     def __init__(self, run: TrainingRun, checkpoints: Checkpoints) -> None:
-        self._run, self._checkpoints = run, checkpoints
+        self._run = run
+        self._checkpoints = checkpoints
         self._started = self._seconds = 0.0
-        self._start_step, self._start_tokens = run.state.step, run.state.tokens
+        self._start_step = run.state.step
+        self._start_tokens = run.state.tokens
         self._reported_saved_step: int | None = None
         self.tokens_per_second = 0.0
         """Mean of the steps of this process."""
@@ -333,13 +367,16 @@ class ThroughputMeter:
         state = self._run.state
         step_seconds = self._seconds / (state.step - self._start_step)
         self.tokens_per_second = (state.tokens - self._start_tokens) / self._seconds
+        last_loss, last_weight = state.recent_losses[-1]
         # Only on change: a report with a saved step is written at once, not rate-limited like the others.
         saved = self._checkpoints.saved_step
-        changed = {} if saved == self._reported_saved_step else {"saved_step": saved}
+        changed = {}
+        if saved != self._reported_saved_step:
+            changed["saved_step"] = saved
         self._reported_saved_step = saved
         self._run.progress.update(
             step=state.step,
-            loss=state.recent_losses[-1][0] / max(1, state.recent_losses[-1][1]),
+            loss=last_loss / max(1, last_weight),
             tokens_per_second=self.tokens_per_second,
             step_seconds=step_seconds,
             eta_seconds=step_seconds * (self._run.sampler.steps - state.step),

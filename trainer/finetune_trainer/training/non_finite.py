@@ -18,6 +18,7 @@ def non_finite(
     `description` is a format string with a place for each value. Training is deterministic. If both computations are
     not finite, a retry would fail in the same way: Diverged. Else hardware is the likely cause.
     """
+    # The same bits in must give the same bits out. If they do not, the machine is to blame and not the recipe.
     if is_finite(*second):
         return StageError(
             f"{when}: {description.format(*first)}; repeated from the same state, {description.format(*second)}: "

@@ -16,6 +16,7 @@ from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.distributed.sharding import sharded_like
 
+# Both numbers come from bitsandbytes: a checkpoint's layout must be known before the library makes a state.
 BLOCK = 256
 """Numbers that share a scale in the 8-bit state of bitsandbytes."""
 LEAST_8_BIT = 4096
@@ -43,7 +44,7 @@ class NamedOptimizer(ABC):
 
     @abstractmethod
     def _state_of(self, parameter: torch.nn.Parameter) -> Tensors:
-        """Return the tensors of a parameter's state, not copied; a number is a tensor of one."""
+        """Return the tensors of a parameter's state, not copied; a number is a scalar tensor."""
 
     @abstractmethod
     def _layout_of(self, parameter: torch.nn.Parameter) -> Tensors:
@@ -110,6 +111,7 @@ class AdamW(NamedOptimizer):
 
     @override
     def _restore(self, parameter: torch.nn.Parameter, state: Tensors) -> None:
+        # Copies: the tensors of a snapshot must not change with the training.
         self.optimizer.state[parameter] = {
             "step": state["step"].to(parameter.device, copy=True),
             **{key: sharded_like(state[key], parameter).clone() for key in state if key != "step"},
@@ -146,19 +148,25 @@ class AdamW8Bit(NamedOptimizer):
         moment = torch.empty_like(
             parameter, dtype=torch.uint8 if is_8_bit else torch.float32, device="meta"
         )
-        scales = torch.empty(-(-parameter.numel() // BLOCK), dtype=torch.float32, device="meta")
         layout = {
             "step": torch.empty((), dtype=torch.float32, device="meta"),
             "state1": moment,
             "state2": moment,
         }
-        return {**layout, "absmax1": scales, "absmax2": scales} if is_8_bit else layout
+        if is_8_bit:
+            # The last block of a parameter may be shorter, and has a scale nevertheless.
+            blocks = -(-parameter.numel() // BLOCK)
+            scales = torch.empty(blocks, dtype=torch.float32, device="meta")
+            layout["absmax1"] = scales
+            layout["absmax2"] = scales
+        return layout
 
     @override
     def _restore(self, parameter: torch.nn.Parameter, state: Tensors) -> None:
         group, number, index = next(
             each for each in self._places() if each[0]["params"][each[2]] is parameter
         )
+        # bitsandbytes makes a state of its own layout, which is filled: it keeps other tensors in it than are saved.
         self._library.init_state(group, parameter, number, index)
         restored = self.optimizer.state[parameter]
         for key, tensor in state.items():

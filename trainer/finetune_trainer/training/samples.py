@@ -17,7 +17,7 @@ from finetune_trainer.training.model.model import TrainedModel
 
 
 class SampleGenerator:
-    """Generates a text for each prompt, greedily and one after the other."""
+    """Generates a text for each prompt, greedily and in their order."""
 
     def __init__(self, settings: Samples, base: Path, *, conversations: bool) -> None:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(base, local_files_only=True)
@@ -53,12 +53,16 @@ class SampleGenerator:
             end_tokens(self._tokenizer, conversations=self._conversations),
         )
         padding = self._tokenizer.pad_token_id
+        # transformers wants a padding token, and would log a line for each prompt without it.
+        if padding is None and ends:
+            padding = ends[0]
         config = GenerationConfig(
             max_new_tokens=int(min(self._settings.max_new_tokens, model.positions - len(tokens))),
+            # Greedy: the same weights give the same text, also in a resumed process.
             do_sample=False,
             num_beams=1,
             eos_token_id=ends or None,
-            pad_token_id=ends[0] if padding is None and ends else padding,
+            pad_token_id=padding,
         )
         given = torch.tensor([tokens], device=model.device)
         generated = model.model.generate(
@@ -71,7 +75,7 @@ class SampleGenerator:
 
     @cached_property
     def _prompts(self) -> dict[str, list[int]]:
-        """The tokens of each prompt: encoded at the first use, where an error of a chat template ends no training."""
+        """The tokens of each prompt: encoded at the first use, when an error of a chat template ends no training."""
         return {prompt: self._encoded(prompt) for prompt in self._settings.prompts}
 
     def _encoded(self, prompt: str) -> list[int]:
@@ -83,15 +87,16 @@ class SampleGenerator:
             )
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
         tokens = list(self._tokenizer(prompt)["input_ids"])
-        return (
-            tokens[:-1]
-            if len(tokens) > 1 and tokens[-1] == self._tokenizer.eos_token_id
-            else tokens
-        )
+        if len(tokens) > 1 and tokens[-1] == self._tokenizer.eos_token_id:
+            return tokens[:-1]
+        return tokens
 
 
 def _check(prompt: str, tokens: list[int], model: TrainedModel) -> None:
-    """Raise ValueError for what the model has no embedding of: on a GPU it would end the process, not the samples."""
+    """Raise ValueError if the model has no embedding of a token or position.
+
+    On a GPU that would end the process, not the samples.
+    """
     if len(tokens) >= model.positions:
         has = f"has {len(tokens)} tokens, and the model {model.positions} positions"
         raise ValueError(f"the prompt {prompt[:40]!r} {has}: shorten it in train.samples.prompts")

@@ -11,6 +11,7 @@ def learning_rate(recipe: Optimizer, step: int, steps: int) -> float:
     The warm-up is linear, and its first step is already above zero. A decaying schedule reaches its end only after the
     last step, so no step has a rate of zero.
     """
+    # Rounded up, so that a fraction above 0 has a warm-up in a short run, too.
     warmup = math.ceil(recipe.warmup_fraction * steps)
     if step < warmup:
         return recipe.learning_rate * (step + 1) / (warmup + 1)

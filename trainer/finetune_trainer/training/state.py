@@ -4,6 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from finetune_trainer.contract import EarlyStopping
 
+# In the state and not in memory only: a resumed process must report the same mean.
 LOSS_WINDOW = 20
 """Number of optimizer steps over which the reported loss is averaged."""
 
@@ -38,9 +39,9 @@ class State(BaseModel):
     @property
     def loss(self) -> float:
         """Mean loss per target, or per pair, over the last steps."""
-        return sum(loss for loss, _ in self.recent_losses) / max(
-            1, sum(weight for _, weight in self.recent_losses)
-        )
+        loss_sum = sum(loss for loss, _ in self.recent_losses)
+        weight = sum(weight for _, weight in self.recent_losses)
+        return loss_sum / max(1, weight)
 
     def record_step(self, loss_sum: float, weight: int, tokens: int) -> None:
         """Count a finished step: its loss sum, its number of targets or pairs, and its tokens without padding."""
@@ -57,11 +58,15 @@ class State(BaseModel):
             self.best_step = self.step
             self.best_loss = loss
         if rule:
-            improved = (
-                self.early_stopping_best is None or loss < self.early_stopping_best - rule.min_delta
-            )
-            self.early_stopping_best, self.stale_validations = (
-                (loss, 0) if improved else (self.early_stopping_best, self.stale_validations + 1)
-            )
-            self.stopped_early = self.stale_validations >= rule.patience
+            self._record_improvement(loss, rule)
         return is_best
+
+    def _record_improvement(self, loss: float, rule: EarlyStopping) -> None:
+        # Compared with the last improvement, not with the best loss: small steps that add up to `minDelta` count.
+        best = self.early_stopping_best
+        if best is None or loss < best - rule.min_delta:
+            self.early_stopping_best = loss
+            self.stale_validations = 0
+        else:
+            self.stale_validations += 1
+        self.stopped_early = self.stale_validations >= rule.patience

@@ -39,6 +39,7 @@ class Validator:
         sums = [0.0] * (1 + len(self._objective.metrics))
         weight = 0
         everything = np.arange(len(self._objective))
+        # Without dropout, so that the loss depends on the weights alone.
         model.model.eval()
         try:
             with torch.no_grad():

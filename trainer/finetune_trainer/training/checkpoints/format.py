@@ -1,4 +1,4 @@
-"""The files of one checkpoint: the complete state of a run at a step boundary, without pickled code.
+"""The files of a checkpoint: the complete state of a run at a step boundary, without pickled code.
 
     adapter_model.safetensors   the adapter, in PEFT's format: a checkpoint can be served as it is
     adapter_config.json         (method Full: model.safetensors and config.json, the model in transformers' format)
@@ -7,7 +7,7 @@
     state.json                  the counters
     manifest.json               sizes and SHA-256 of the files, and the run and step of the checkpoint
 
-Every checkpoint holds the best weights, so none depends on another one.
+Every checkpoint holds the best weights, so none depends on another checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -64,7 +64,10 @@ def write_files(folder: Path, snapshot: Snapshot, weights_format: WeightsFormat)
 def read_files(folder: Path, layout: Layout) -> Snapshot:
     """Read a snapshot into memory; raise CorruptArtifact, naming file and problem, unless it fits the layout."""
     snapshot = open_files(folder, layout)
-    best = None if snapshot.best is None else dict(snapshot.best)
+    best = snapshot.best
+    if best is not None:
+        best = dict(best)
+    # Each dict reads, and so checks, all tensors of its file: a damaged tensor is known before training begins.
     return replace(
         snapshot,
         weights=dict(snapshot.weights),
@@ -74,7 +77,7 @@ def read_files(folder: Path, layout: Layout) -> Snapshot:
 
 
 def open_files(folder: Path, layout: Layout) -> Snapshot:
-    """Return a snapshot whose tensors are read one after the other, when they are used.
+    """Return a snapshot that reads each of its tensors only when the tensor is used.
 
     Raise CorruptArtifact if a file has other tensors than the layout. Reading a tensor may raise it, too.
     """
@@ -82,18 +85,22 @@ def open_files(folder: Path, layout: Layout) -> Snapshot:
     optimizer = TensorFile(folder / OPTIMIZER)
     if not optimizer:
         raise CorruptArtifact(f"{folder.name}/{OPTIMIZER} has no optimizer state")
-    # A parameter that never had a gradient has no optimizer state; any other one must have all its tensors.
+    # A parameter that never had a gradient has no optimizer state. Any other must have all its tensors.
     with_state = {name.rpartition(".")[0] for name in optimizer}
     expected = {
         name: like
         for name, like in layout.optimizer.items()
         if name.rpartition(".")[0] in with_state
     }
+    # The state decides whether the file must exist: a lost file of best weights must not go unnoticed.
+    best = None
+    if state.best_step is not None:
+        best = TensorFile(folder / BEST).expect(layout.weights)
     return Snapshot(
         state=state,
         weights=TensorFile(folder / layout.format.file).expect(layout.weights),
         optimizer=optimizer.expect(expected),
-        best=None if state.best_step is None else TensorFile(folder / BEST).expect(layout.weights),
+        best=best,
     )
 
 
@@ -102,6 +109,7 @@ def _state(path: Path, steps: int) -> State:
         state = State.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise CorruptArtifact(f"{path.parent.name}/{path.name} cannot be read: {error}") from None
+    # Step 0 is never saved: a run without a finished step starts from the beginning.
     if not 0 < state.step <= steps:
         raise CorruptArtifact(
             f"{path.parent.name}/{path.name} is at step {state.step}, this run has steps 1 to {steps}"
@@ -116,7 +124,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
         """Open the file; raise CorruptArtifact if it cannot be read."""
         self._path = path
         self._layout = Tensors()
-        # pread and not mmap: where the volume fails, a read of mapped memory kills the process.
+        # pread and not mmap: if the volume fails, a read of mapped memory kills the process.
         self._file: Any = self._read(lambda: safe_open(path, framework="pt", backend="pread"))
         self._names = tuple(self._file.keys())
 
@@ -124,8 +132,9 @@ class TensorFile(Mapping[str, torch.Tensor]):
         """Set the names, shapes and dtypes that the tensors must have; raise CorruptArtifact if the names differ."""
         differing = sorted({*self._names} ^ {*layout})
         if differing:
-            has = "has an unexpected" if differing[0] in self._names else "lacks the"
-            raise CorruptArtifact(f"{self._where} {has} tensor {differing[0]}")
+            name = differing[0]
+            problem = "has an unexpected" if name in self._names else "lacks the"
+            raise CorruptArtifact(f"{self._where} {problem} tensor {name}")
         self._layout = layout
         return self
 

@@ -1,4 +1,4 @@
-"""The checkpoint manager: decides when a checkpoint is due, writes it, prunes old ones and loads the latest."""
+"""The checkpoint manager: decides when a checkpoint is due, writes it, prunes old checkpoints and loads the latest."""
 
 import re
 import shutil
@@ -18,8 +18,10 @@ from finetune_trainer.runtime.fence import UNFENCED, Fence
 from finetune_trainer.training.checkpoints.format import Layout, Snapshot, read_files, write_files
 from finetune_trainer.training.methods.trainable import WeightsFormat
 
+# Eight digits or more: `folder_of` writes more only from step 100,000,000 on.
 STEP_FOLDER = re.compile(r"step-[0-9]{8,}")
 
+# RecursionError: a damaged JSON file may be nested too deeply for the parser.
 READ_ERRORS = (CorruptArtifact, OSError, ValueError, RecursionError)
 """Exceptions that reading a checkpoint folder with arbitrary damage can raise."""
 
@@ -30,7 +32,7 @@ def log_line(text: str) -> None:
 
 
 class CheckpointManager:
-    """Saves checkpoints asynchronously, in one background thread, one at a time.
+    """Saves checkpoints asynchronously: a single background thread writes them in their order.
 
     Training waits while a snapshot is copied, but not while it is written. A folder gets its name step-… only when
     it is complete and durable, and after `sync_metrics`, so that no checkpoint lacks the metrics of its steps, unless
@@ -57,6 +59,7 @@ class CheckpointManager:
         self._early_save = early_save or EarlySave()
         self._fence = fence
         self._metadata = {**metadata, "model": base.digest}
+        # A single thread: checkpoints become durable in the order of their steps.
         self._executor = ThreadPoolExecutor(1, "checkpoint")
         self._pending_write: Future[None] | None = None
         self._write_error: OSError | None = None
@@ -69,6 +72,7 @@ class CheckpointManager:
         """When writing the last snapshot began; at first, when this process began."""
         self.saved_step: int | None = None
         """The newest step whose checkpoint is durable, so that it survives a kill."""
+        # Before anything is removed: a newer attempt may have the folder, and be writing these checkpoints.
         fence.check()
         _prepare_folder(folder)
 
@@ -96,6 +100,7 @@ class CheckpointManager:
                 self._corrupt.add(folder.name)
                 log_line(f"checkpoint {folder.name} is corrupt and was skipped: {error}")
                 continue
+            # What was read is durable, so it need not be written again at this boundary.
             self._last_step = self.saved_step = snapshot.state.step
             return snapshot
         if folders:
@@ -128,9 +133,9 @@ class CheckpointManager:
             raise CorruptArtifact(f"{folder.name} holds step {step}, not the step in its name")
 
     def should_save(self, step: int) -> bool:
-        """Return whether a checkpoint is due, or an early one requested.
+        """Return whether a checkpoint is due, or an early checkpoint was requested.
 
-        While one is being written, the next waits for a later boundary.
+        While a checkpoint is being written, the next waits for a later boundary.
         """
         if step == self._last_step or self._is_writing():
             return False
@@ -166,11 +171,9 @@ class CheckpointManager:
             self.save(snapshot())
             self._wait_for_write()
         if self._write_error:
-            restart = (
-                f"resume from step {self.saved_step}"
-                if self.saved_step
-                else "start from the beginning"
-            )
+            restart = "start from the beginning"
+            if self.saved_step:
+                restart = f"resume from step {self.saved_step}"
             raise ServiceUnavailable(
                 f"stop requested at step {step}, but its checkpoint cannot be written ({self._write_error}): "
                 f"free space in {self._folder} or enlarge spec.workspace.size; training will {restart}"
@@ -192,7 +195,9 @@ class CheckpointManager:
 
     def _wait_for_write(self) -> None:
         """Wait for the write in progress, if any, and raise its error unless it is an OSError, which is logged."""
-        pending, self._pending_write = self._pending_write, None
+        pending = self._pending_write
+        # Forget the write first: its error must be raised once, not again when the context is left.
+        self._pending_write = None
         if pending is not None:
             pending.result()
 
@@ -205,6 +210,7 @@ class CheckpointManager:
             with artifacts.atomic_folder(folder, fence=self._fence) as temporary:
                 write_files(temporary, snapshot, self._format)
                 artifacts.seal(temporary, {**self._metadata, "step": step})
+                # Writing may have taken long: the name may belong to a newer attempt by now.
                 self._fence.check()
                 # Only a corrupt checkpoint can have this name.
                 _remove(folder)
@@ -214,13 +220,15 @@ class CheckpointManager:
                 f"checkpoint {folder.name} cannot be written: {error}; training continues without it"
             )
             return
+        # From here on the checkpoint survives a kill, so older checkpoints may go.
         self.saved_step = step
         self._corrupt.discard(folder.name)
         self._prune(step)
 
     def _prune(self, newest: int) -> None:
-        """Keep the `keep` newest checkpoints up to `newest`, and remove corrupt ones that are older than `newest`."""
+        """Keep the `keep` newest checkpoints up to `newest`, and remove older corrupt checkpoints."""
         older = [folder for folder in self._latest_first() if _step_of(folder) <= newest]
+        # A corrupt checkpoint must not count as a kept checkpoint in place of an intact checkpoint.
         intact = [folder for folder in older if folder.name not in self._corrupt]
         for folder in set(older) - set(intact[: self._rule.keep]):
             self._fence.check()

@@ -20,9 +20,10 @@ class CheckpointReader:
     def load_latest(self, layout: Layout) -> Snapshot | None:
         """Return the checkpoint that the first process has loaded, or None; the processes wait for each other.
 
-        Its tensors are read one by one: all processes of a pod share its memory. Raise CorruptArtifact if this process
-        cannot read it.
+        Its tensors are read one at a time: all processes of a pod share its memory. Raise CorruptArtifact if this
+        process cannot read it.
         """
+        # The first process adds the step that it has verified, or 0. The others add nothing, and so wait for it.
         (step,) = self._ranks.sum(0)
         if not step:
             return None

@@ -1,4 +1,4 @@
-"""The processes of one pod that train together: the first starts the others, and all meet.
+"""The processes of a pod that train together: the first starts the others, and all meet.
 
 Each is the program of the stage itself, with a local rank in its environment. The kernel kills the others when the
 first ends, however it ends. When another ends by its own fault, the first ends with that fault.
@@ -56,18 +56,18 @@ from finetune_trainer.training.distributed.ranks import (
 JOIN_SECONDS = 1800.0
 """Limit of the time until all processes have met: the nodes of an attempt pull their images one after the other."""
 CONNECT_TIMEOUT = timedelta(seconds=10)
-"""Limit of one trial to connect to the first process."""
+"""Limit of a single trial to connect to the first process."""
 HANG_SECONDS = 60.0
-"""Time after the loss of another process in which this one must notice it: in a pass on a GPU it never does."""
+"""Time after the loss of another process in which this process must notice it: in a pass on a GPU it never does."""
 END_SECONDS = 5.0
-"""Time in which the others end by themselves after the first has: they notice its closed connections."""
+"""Time in which the others end by themselves after the first process has: they notice its closed connections."""
 POLL_SECONDS = 0.05
 WATCH_SECONDS = 1.0
 """Between two looks whether another process has ended, in a thread beside the training."""
 FOLDER = ".ranks"
 """In the stage's folder: what the other processes of this pod write, until the stage ends."""
 HOST = "127.0.0.1"
-"""Where the processes of a single pod meet. Nothing outside it can connect."""
+"""The address at which the processes of a single pod meet. Nothing outside the pod can connect."""
 FAILURES = (ConfigInvalid, DataInvalid, SourceNotFound, CredentialsRejected, ServiceUnavailable)
 """What a process reports by its exit code; every other code is a bug."""
 
@@ -75,12 +75,15 @@ Process = subprocess.Popen[bytes]
 
 
 def ranks_here(recipe: TrainRecipe, environment: Environment) -> int:
-    """Return the number of processes that are started in this place: those of one node, or of all in a local run."""
-    return (recipe.processes_per_node or 1) if environment.master_address else recipe.processes
+    """Return the number of processes that start here: the processes of this node, or all in a local run."""
+    if environment.master_address:
+        return recipe.processes_per_node or 1
+    return recipe.processes
 
 
 def listen_on_all_addresses(port: int) -> socket.socket:
-    """Return a socket that takes connections by IPv4 and, where the machine has it, by IPv6."""
+    """Return a socket that takes connections by IPv4 and, if the machine has it, by IPv6."""
+    # A cluster may give its pods addresses of either kind only.
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
@@ -88,24 +91,27 @@ def listen_on_all_addresses(port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesses"]:
-    """Start the other processes of this pod. At the end of the context wait for them, then kill those that are left.
+    """Start the other processes of this pod. At the end of the context wait for them, then kill the rest.
 
-    Raise the failure of another process, if it is the reason that this one cannot continue.
+    Raise the failure of another process, if it is the reason that this process cannot continue.
     """
     processes = RankProcesses(recipe, context)
     try:
         if processes.is_sharded:
+            # A daemon: it must not keep a process alive that has ended its work.
             threading.Thread(target=end_in_hang, args=(processes, context), daemon=True).start()
         yield processes
         processes.wait(END_SECONDS)
     except Interrupted as error:
         processes.wait(END_SECONDS)
-        # Exit code 75 of this process only says that a peer is gone. The peer's own failure is the cause.
-        failure = processes.failure() if isinstance(error, PeerLost) else None
-        if failure:
-            raise failure from None
+        if isinstance(error, PeerLost):
+            # Exit code 75 of this process only says that a peer is gone. The peer's own failure is the cause.
+            failure = processes.failure()
+            if failure:
+                raise failure from None
         raise
-    except RuntimeError as error:  # in the passes of a sharded model
+    except RuntimeError as error:
+        # The passes of a sharded model wait in PyTorch, which knows no PeerLost.
         if not is_loss_of_peer(error) and not processes.has_lost_one():
             raise
         processes.wait(END_SECONDS)
@@ -115,19 +121,22 @@ def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesse
 
 
 def end_in_hang(processes: "RankProcesses", context: Context) -> None:
-    """End this process with the failure of another one of this pod, HANG_SECONDS after that has ended.
+    """End this process with the failure of another process of this pod, HANG_SECONDS after the other has ended.
 
-    Return as soon as this process waits for the others no more: what it saves then may take longer. The passes of a
-    sharded model gather weights from all processes. With NCCL the GPU waits for a lost one, and the main thread for
-    the GPU, without hearing anything.
+    Return as soon as this process waits for the others no more: saving may then take longer. The passes of a sharded
+    model gather weights from all processes. With NCCL the GPU waits for a lost process, and the main thread for the
+    GPU, without hearing anything.
     """
     while not processes.has_lost_one():
         if processes.left.wait(WATCH_SECONDS):
             return
     if processes.left.wait(HANG_SECONDS):
         return
-    failure, now = processes.failure(), context.progress.now
+    failure = processes.failure()
+    now = context.progress.now
+    code: int = ExitCode.INTERRUPTED
     if failure:
+        code = failure.exit_code
         message = TerminationMessage(failure=Failure(message=str(failure)), progress=now)
     else:
         message = TerminationMessage(
@@ -140,17 +149,20 @@ def end_in_hang(processes: "RankProcesses", context: Context) -> None:
     context.stop.claim_exit()
     try:
         write_termination_message(context.environment, message)
-    finally:  # whatever happens: nothing else can end this process now
-        os._exit(failure.exit_code if failure else ExitCode.INTERRUPTED)
+    finally:
+        # Whatever happens: nothing else can end this process now. An exception would only end this thread.
+        os._exit(code)
 
 
 class RankProcesses:
-    """The other processes of this pod that train with this one; none in a process that another one has started."""
+    """The other processes of this pod that train with this process; none if another process has started this one."""
 
     def __init__(self, recipe: TrainRecipe, context: Context) -> None:
         environment = context.environment
-        self._stop, self._environment = context.stop, environment
-        self.local_rank, self.local_size = environment.local_rank, ranks_here(recipe, environment)
+        self._stop = context.stop
+        self._environment = environment
+        self.local_rank = environment.local_rank
+        self.local_size = ranks_here(recipe, environment)
         self.rank = environment.node_rank * self.local_size + environment.local_rank
         self.size = recipe.processes
         self.is_sharded = recipe.parallelism == "FSDP" and self.size > 1
@@ -159,7 +171,10 @@ class RankProcesses:
         """By local rank."""
         self.left = threading.Event()
         """Set when this process waits for the others no more, however its training has ended."""
-        self._own_store = self._listen() if self.size > 1 and self.rank == 0 else None
+        self._own_store: TCPStore | None = None
+        if self.size > 1 and self.rank == 0:
+            # Before the others start: they get the port of this store.
+            self._own_store = self._listen()
         if not self.local_rank and self.local_size > 1:
             # The folder may be left from an attempt that was killed.
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -186,15 +201,17 @@ class RankProcesses:
             if time.monotonic() > deadline:
                 break
         if thread.is_alive() or failures:
+            cause = failures[0] if failures else "check the log of the other pods"
             raise ServiceUnavailable(
                 f"the {self.size} processes of train.nodes and train.processesPerNode have not met within "
-                f"{JOIN_SECONDS:.0f} s: {failures[0] if failures else 'check the log of the other pods'}"
+                f"{JOIN_SECONDS:.0f} s: {cause}"
             )
         group = ShardedRankGroup if self.is_sharded else RankGroup
         return group(self.rank, self.size, self._stop, self.has_lost_one, self.left)
 
     def has_lost_one(self) -> bool:
         """Return whether another process of this pod has ended before the training has."""
+        # Exit code 0 is no loss: at the end of training, another process may be done before this process.
         return any(
             process.poll() not in {None, ExitCode.DONE} for process in self._processes.values()
         )
@@ -209,6 +226,7 @@ class RankProcesses:
 
     def close(self) -> None:
         """Kill the others and remove their files."""
+        # First, because the thread of `end_in_hang` would take the killed processes for lost processes.
         self.left.set()
         for process in self._processes.values():
             process.kill()
@@ -227,12 +245,13 @@ class RankProcesses:
         if code is None or code in {ExitCode.DONE, ExitCode.INTERRUPTED}:
             return None
         if code < 0:
-            cause = (
-                "the container may be out of memory: raise train.pod.resources.limits.memory, or lower "
-                "train.processesPerNode"
-                if -code == SIGKILL
-                else "the lines before this one may say why"
-            )
+            cause = "the lines before this one may say why"
+            # The kernel sends SIGKILL if memory is short.
+            if -code == SIGKILL:
+                cause = (
+                    "the container may be out of memory: raise train.pod.resources.limits.memory, or lower "
+                    "train.processesPerNode"
+                )
             return ServiceUnavailable(
                 f"process {number} of {self.size} was killed by {Signals(-code).name}: {cause}"
             )
@@ -249,17 +268,20 @@ class RankProcesses:
             )
         except (OSError, ValidationError):
             return "it has left no message; the lines before this one may say why"
-        return message.failure.message if message.failure else "it has left no failure"
+        if message.failure is None:
+            return "it has left no failure"
+        return message.failure.message
 
     def _listen(self) -> TCPStore:
         """Open the store by which all processes find each other: at a free port of HOST if all are in this pod."""
-        is_only_pod = not self._environment.master_address
-        server = (
-            socket.create_server((HOST, 0))
-            if is_only_pod
-            else listen_on_all_addresses(RENDEZVOUS_PORT)
-        )
+        if self._environment.master_address:
+            # The other pods know the port from the contract.
+            server = listen_on_all_addresses(RENDEZVOUS_PORT)
+        else:
+            # Any free port: several local runs may share this machine.
+            server = socket.create_server((HOST, 0))
         port = server.getsockname()[1]
+        # The store takes over a socket that listens already, so no other program can take the port in between.
         options = {
             "is_master": True,
             "wait_for_workers": False,
@@ -282,6 +304,7 @@ class RankProcesses:
     def _meet(self, failures: list[BaseException]) -> None:
         try:
             store = self._own_store or self._connect()
+            # Gloo beside NCCL: counts and flags are summed on the CPU, without waiting for the GPU's work.
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             if not self._environment.master_address:
                 # The machine's own name may have no address.
@@ -296,10 +319,8 @@ class RankProcesses:
 
     def _connect(self) -> TCPStore:
         """Connect to the store of the first process. Its pod may have no address yet."""
-        host, port = (
-            self._environment.master_address or HOST,
-            self._environment.master_port or RENDEZVOUS_PORT,
-        )
+        host = self._environment.master_address or HOST
+        port = self._environment.master_port or RENDEZVOUS_PORT
         deadline = time.monotonic() + JOIN_SECONDS
         while True:
             try:
@@ -309,6 +330,6 @@ class RankProcesses:
                     raise
                 time.sleep(1)
             else:
-                # NCCL asks it for the first process's id in the first sum, for which that one may not be ready.
+                # In the first sum NCCL asks the store for the first process's id. That process may not be ready yet.
                 store.set_timeout(TIMEOUT)
                 return store

@@ -25,7 +25,7 @@ BUCKET_BYTES = 256 << 20
 POLL_SECONDS = 1e-4
 """Between two looks whether a sum has arrived. A process that waits in PyTorch instead would hear no signal."""
 ABANDON_SECONDS = 10.0
-"""Time after a request to stop in which the others must answer: those on a lost node never do."""
+"""Time after a request to stop in which the others must answer: processes on a lost node never do."""
 ABANDON_SHARDED_SECONDS = 60.0
 """The same for sharded models. The first process may be copying all weights, and nothing is saved without it."""
 PEER_ERROR = re.compile(
@@ -41,7 +41,7 @@ class PeerLost(Interrupted):
 
 
 class Ranks:
-    """The processes that train together: here one, which trains alone."""
+    """The processes that train together: here a single process, which trains alone."""
 
     rank: int = 0
     """Number of this process."""
@@ -57,40 +57,42 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, *values: float) -> tuple[float, ...]:
-        """Return the sums of all processes' values; raise PeerLost if one has ended."""
+        """Return the sums of all processes' values; raise PeerLost if a process has ended."""
         return values
 
     def any(self, flag: bool) -> bool:  # noqa: FBT001  the only argument
-        """Return whether the flag is set in any process; raise PeerLost if one has ended."""
+        """Return whether the flag is set in any process; raise PeerLost if a process has ended."""
         return flag
 
     def gather(self, value: int) -> tuple[int, ...]:
-        """Return all processes' values, each below 2^53; raise PeerLost if one has ended."""
-        return tuple(
-            map(int, self.sum(*(value if rank == self.rank else 0 for rank in range(self.size))))
-        )
+        """Return all processes' values, each below 2^53; raise PeerLost if a process has ended."""
+        # Each process adds its value at its own place, and zeros elsewhere. Sums are in fp64, hence the limit.
+        own = [0] * self.size
+        own[self.rank] = value
+        return tuple(int(total) for total in self.sum(*own))
 
     def micro_batches(self, indices: Indices, size: int) -> Iterator[tuple[Indices, bool]]:
         """Yield the indices of each micro-batch of this process, and whether they count.
 
-        The processes take turns. Each gets the same number, for they compute and stop together: a process for which
-        there are too few gets those of the first once more, and they do not count.
+        The processes take turns. Each gets the same number of micro-batches, for they compute and stop together: if
+        there are too few for a process, it gets the first micro-batch once more, which does not count.
         """
         starts = range(0, len(indices), size)
         rounds = -(-len(starts) // self.size)
         for number in range(self.rank, rounds * self.size, self.size):
-            start = starts[number] if number < len(starts) else 0
-            yield indices[start : start + size], number < len(starts)
+            counts = number < len(starts)
+            start = number * size if counts else 0
+            yield indices[start : start + size], counts
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Replace each gradient by the sum of all processes' gradients; raise PeerLost if one has ended."""
+        """Replace each gradient by the sum of all processes' gradients; raise PeerLost if a process has ended."""
 
     def has_lost_peer(self, _error: RuntimeError) -> bool:
         """Return whether a pass of the model failed because another process has ended."""
         return False
 
     def leave(self) -> None:
-        """Note that this process waits for the others no more, so that the loss of one does not end it."""
+        """Note that this process waits for the others no more, so that the loss of another does not end it."""
 
 
 ALONE = Ranks()
@@ -112,12 +114,15 @@ class RankGroup(Ranks):
 
         `has_lost_a_peer` says whether a process of this pod has ended. `left` is set by `leave`.
         """
-        self.rank, self.size = rank, size
-        self._stop, self._has_lost_a_peer, self._left = stop, has_lost_a_peer, left
+        self.rank = rank
+        self.size = size
+        self._stop = stop
+        self._has_lost_a_peer = has_lost_a_peer
+        self._left = left
 
     @override
     def sum(self, *values: float) -> tuple[float, ...]:
-        # On the CPU: the GPU need not finish its work for it.
+        # On the CPU: the GPU need not finish its work for it. In fp64, where counts below 2^53 are exact.
         total = torch.tensor(values, dtype=torch.float64)
         self._sum(total)
         return tuple(total.tolist())
@@ -129,18 +134,18 @@ class RankGroup(Ranks):
     @override
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         parameters = list(parameters)
-        # A parameter without a gradient here may have one elsewhere, such as an expert that no token here chose.
+        # A parameter without a gradient here may have a gradient elsewhere, such as an expert that no token here chose.
         counts = self.sum(*(float(each.grad is not None) for each in parameters))
         used = [each for each, count in zip(parameters, counts, strict=True) if count]
         for bucket in _buckets(used):
             gradients = [
                 torch.zeros_like(each) if each.grad is None else each.grad for each in bucket
             ]
+            # In a single tensor: each sum has a delay, whatever its size, and an adapter has hundreds of gradients.
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             self._sum(flat)
-            for parameter, total in zip(
-                bucket, flat.split([each.numel() for each in bucket]), strict=True
-            ):
+            totals = flat.split([each.numel() for each in bucket])
+            for parameter, total in zip(bucket, totals, strict=True):
                 parameter.grad = total.view_as(parameter)
 
     @override
@@ -157,6 +162,7 @@ class RankGroup(Ranks):
     def _sum(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by the sum of all processes' tensors."""
         abandon_at: float | None = None
+        # Polled: a process that waits in PyTorch runs no signal handler, and would miss SIGTERM.
         try:
             work: Any = torch.distributed.all_reduce(tensor, async_op=True)
             while not work.is_completed():
@@ -169,7 +175,8 @@ class RankGroup(Ranks):
         except RuntimeError as error:
             if not self._is_of_lost_peer(error):
                 raise
-            reason = next(iter(str(error).splitlines()), "")
+            # The first line only: the others are PyTorch's stack in C++.
+            reason = str(error).partition("\n")[0]
             log_line(f"train: process {self.rank} of {self.size} has lost another one: {reason}")
             raise PeerLost from error
 
@@ -197,19 +204,20 @@ def is_loss_of_peer(error: RuntimeError) -> bool:
     """Return whether PyTorch raised an error because another process has ended."""
     if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
         return True
-    # One error of CUDA is "the launch timed out", which PEER_ERROR would match.
+    # An error of CUDA is "the launch timed out", which PEER_ERROR would match.
     is_of_gpu = str(error).startswith("CUDA error")
     return not is_of_gpu and PEER_ERROR.search(str(error)) is not None
 
 
 def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
-    """Yield the parameters in order, in lists of at most BUCKET_BYTES, or of one that is larger."""
+    """Yield the parameters in order, in lists of at most BUCKET_BYTES, or of a single larger parameter."""
     bucket: list[torch.nn.Parameter] = []
     size = 0
     for parameter in parameters:
         if bucket and size + parameter.nbytes > BUCKET_BYTES:
             yield bucket
-            bucket, size = [], 0
+            bucket = []
+            size = 0
         bucket.append(parameter)
         size += parameter.nbytes
     if bucket:

@@ -1,6 +1,6 @@
 """Shard a model over all processes with PyTorch's fully_shard (FSDP2), and gather its tensors for a checkpoint.
 
-Each process keeps one part of every weight, of its gradient and of its optimizer state. The weights of a layer are
+Each process keeps a part of every weight, of its gradient and of its optimizer state. The weights of a layer are
 gathered while it computes. A checkpoint has whole tensors, like the checkpoint of a single process.
 """
 
@@ -35,7 +35,9 @@ def shard(trainable: Trainable, ranks: Ranks, device: torch.device) -> Trainable
         raise ConfigInvalid(
             "train.parallelism FSDP: this architecture cannot be sharded by layers: set it to DDP"
         )
+    # By address, as long as the memory is shared: sharding replaces the parameters, and the saved names may differ.
     names = {parameter.data_ptr(): name for name, parameter in module.named_parameters()}
+    # The layers first and the module last: it takes only the parameters that no layer has taken.
     mesh = init_device_mesh(device.type, (ranks.size,))
     for each in (*layers, module):
         fully_shard(each, mesh=mesh)
@@ -67,8 +69,10 @@ def drop_gathered(module: torch.nn.Module) -> None:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all of a tensor; one that is sharded is gathered, for which all processes must call this together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """Return all of a tensor. A sharded tensor is gathered, for which all processes must call this together."""
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    return tensor
 
 
 def sharded_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -83,11 +87,12 @@ def sharded_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def copy_to_cpu(tensors: Tensors, *, keep: bool = True) -> Tensors:
     """Return copies of the whole tensors in CPU memory, which training does not write to.
 
-    A process that does not keep them takes part in the gathering of those that are sharded, and returns none.
+    A process that does not keep them takes part in gathering the sharded tensors, and returns none.
     """
     pin = any(tensor.is_cuda for tensor in tensors.values()) and fits_pinned(tensors)
     copies: Tensors = {}
     for name, tensor in tensors.items():
+        # One after the other, so that no device holds more than a single whole tensor.
         gathered = whole(tensor.detach())
         if keep:
             copies[name] = _start_copy(gathered, pin=pin and gathered.is_cuda)
@@ -100,8 +105,8 @@ def copy_to_cpu(tensors: Tensors, *, keep: bool = True) -> Tensors:
 def reserve_copies(*groups: Tensors) -> None:
     """Allocate the pinned memory of copies of all these tensors, and release it to PyTorch, which keeps it for them.
 
-    On an H200, the first checkpoint of 0.5 GB, which allocated it, paused training for 303 ms, and each of the next
-    ones for 32 ms at most. `groups` are what each call of `copy_to_cpu` gets; the values are ignored.
+    On an H200, the first checkpoint of 0.5 GB, which allocated it, paused training for 303 ms, and each later
+    checkpoint for 32 ms at most. `groups` are the arguments of the calls of `copy_to_cpu`; the values are ignored.
     """
     pinned = [tensor for tensors in groups if fits_pinned(tensors) for tensor in tensors.values()]
     # All of them, before the first is released: PyTorch would hand out the same memory again.

@@ -18,6 +18,7 @@ from finetune_trainer.training.methods.trainable import Trainable, WeightsFormat
 ADAPTER_CONFIG = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 LINEAR_LAYERS = (torch.nn.Linear, Conv1D)
+# An adapted router would send tokens to experts that have not seen them.
 ROUTER_NAMES = frozenset({"router", "gate", "shared_expert_gate"})
 """Names of the layers that choose the experts of a token, in all MoE models of transformers."""
 EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
@@ -59,12 +60,13 @@ def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> Pef
     if lora.variant == "DoRA":
         _compute_magnitudes_in_fp32(model)
     # PEFT filled in the local path, which would make the adapter's bytes depend on the machine.
-    config.base_model_name_or_path, config.revision = source.uri, source.revision
+    config.base_model_name_or_path = source.uri
+    config.revision = source.revision
     return model
 
 
 def _check_modules_to_save(base: Any, lora: Lora) -> None:
-    """Raise ConfigInvalid if a name in modulesToSave matches no layer, which PEFT would ignore, or a quantized one."""
+    """Raise ConfigInvalid if a name in modulesToSave matches a quantized layer, or no layer, which PEFT ignores."""
     layers = {name.rpartition(".")[2]: module for name, module in base.named_modules() if name}
     for name in lora.modules_to_save:
         if name not in layers:
@@ -80,12 +82,14 @@ def _check_modules_to_save(base: Any, lora: Lora) -> None:
 
 
 def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
-    """Return PEFT's `target_modules` for these names and patterns; raise ConfigInvalid if one matches no layer."""
+    """Return PEFT's `target_modules` for these names and patterns; raise ConfigInvalid if a name matches no layer."""
     if names == (ALL_LINEAR,):
         return _all_linear(base)
     modules = [name for name, _ in base.named_modules() if name]
     # PEFT redirects the names of single experts' layers to the tensor that holds them all.
-    selected = EXPERT_NAMES.intersection(names) if has_fused_experts(base) else set()
+    selected: set[str] = set()
+    if has_fused_experts(base):
+        selected.update(EXPERT_NAMES.intersection(names))
     for name in (name for name in names if name not in selected):
         matching = [
             m
@@ -93,29 +97,34 @@ def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
             if fnmatch.fnmatchcase(m, name) or fnmatch.fnmatchcase(m, f"*.{name}")
         ]
         if not matching:
-            hint = (
-                f"; {ALL_LINEAR} cannot be combined with other names" if name == ALL_LINEAR else ""
-            )
+            hint = ""
+            if name == ALL_LINEAR:
+                hint = f"; {ALL_LINEAR} cannot be combined with other names"
             raise ConfigInvalid(
                 f"train.lora.targetModules: {name} matches no layer of the model{hint}; {linear_layer_names(base)}"
             )
-        selected |= set(matching) if "*" in name else {name}
+        # In a list PEFT matches names and the ends of names, but no patterns.
+        selected.update(matching if "*" in name else [name])
+    # Sorted: the order of a set of strings differs between processes, and the adapter's file holds the names.
     return sorted(selected)
 
 
 def has_fused_experts(base: torch.nn.Module) -> bool:
-    """Return whether the model holds the weights of all experts of a layer in one tensor, which is no layer."""
+    """Return whether the model holds the weights of all experts of a layer in a single tensor, which is no layer."""
     return any(name.endswith(".gate_up_proj") for name, _ in base.named_parameters())
 
 
 def _all_linear(base: torch.nn.Module) -> str | list[str]:
     """Return PEFT's all-linear for a dense model; for a MoE model the names of the layers that it should select.
 
-    An adapted router would send tokens to other experts than those that the base model learned to use.
+    An adapted router would send tokens to experts that the base model did not learn to use for them.
     """
     linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR_LAYERS)]
     is_fused = has_fused_experts(base)
-    excluded = ROUTER_NAMES | (EXPERT_NAMES if is_fused else set())
+    excluded = ROUTER_NAMES
+    if is_fused:
+        # PEFT refuses DoRA and dropout on a tensor that holds all experts. Whoever wants them adapted names them.
+        excluded |= EXPERT_NAMES
     head = base.get_output_embeddings()
     selected = [
         name
@@ -123,7 +132,9 @@ def _all_linear(base: torch.nn.Module) -> str | list[str]:
         if excluded.isdisjoint(name.split(".")) and base.get_submodule(name) is not head
     ]
     is_dense = not is_fused and len(selected) == len(linear) - isinstance(head, LINEAR_LAYERS)
-    return ALL_LINEAR if is_dense else sorted(selected)
+    if is_dense:
+        return ALL_LINEAR
+    return sorted(selected)
 
 
 def _compute_magnitudes_in_fp32(model: PeftModel) -> None:
@@ -135,9 +146,9 @@ def _compute_magnitudes_in_fp32(model: PeftModel) -> None:
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer) and module.lora_magnitude_vector:
             weight = dequantize_module_weight(module.get_base_layer()).detach().float()
-            magnitude = torch.linalg.norm(
-                weight, dim=1 if isinstance(module.get_base_layer(), torch.nn.Linear) else 0
-            )
+            # Conv1D stores its weight [inputs, outputs], and Linear [outputs, inputs].
+            inputs = 1 if isinstance(module.get_base_layer(), torch.nn.Linear) else 0
+            magnitude = torch.linalg.norm(weight, dim=inputs)
             if not magnitude.all():
                 raise ConfigInvalid(
                     f"train.lora: {int((magnitude == 0).sum())} rows of {name} are zero, and DoRA divides by their "

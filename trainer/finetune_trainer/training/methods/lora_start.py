@@ -1,4 +1,4 @@
-"""Start the training of a LoRA adapter: from a new one, or from the weights of an existing one."""
+"""Start the training of a LoRA adapter: from a new adapter, or from the weights of an existing adapter."""
 
 from typing import Any, Literal
 
@@ -42,6 +42,7 @@ def started_adapter(base: Any, config: TrainConfig, start: StartAdapter | None) 
     lora = config.recipe.lora or lora_of(start)
     _check_compile(config, lora)
     trainable = trainable_adapter(base, lora, config.model, config.seed)
+    # The optimizer begins anew: an adapter's folder holds no state of it.
     _load(trainable.weights, start)
     return trainable
 
@@ -69,7 +70,8 @@ def lora_of(start: StartAdapter) -> Lora:
 
 
 def _modules_to_save(config: dict[str, Any]) -> tuple[str, ...]:
-    """Return the layers that are trained whole, without those that PEFT has added because they share a weight."""
+    """Return the layers that are trained whole, without layers that PEFT has added because of a shared weight."""
+    # PEFT adds them by their whole names.
     names = config.get("modules_to_save") or ()
     chosen = tuple(name for name in names if "." not in name)
     return chosen or tuple(name.rpartition(".")[2] for name in names)

@@ -27,7 +27,7 @@ def load_trainable(
 ) -> Trainable:
     """Load the base model to the device and prepare it for the recipe's method; raise ConfigInvalid if that fails.
 
-    An adapter starts with the weights of `start`, if there is one.
+    An adapter starts with the weights of `start`, if that is given.
     """
     return METHODS[config.recipe.method](source, config, device, start)
 

@@ -36,7 +36,7 @@ class Trainable:
     """A loaded model, prepared by a method of training."""
 
     module: Any
-    """A model of transformers, or PEFT's around one."""
+    """A model of transformers, or PEFT's model around it."""
     weights: Tensors
     """What is saved: tensors by their names in the file, which share memory with the parameters that are trained."""
     format: WeightsFormat
@@ -47,5 +47,6 @@ def save_tensors(tensors: Tensors, path: Path) -> None:
     try:
         save_file(tensors, os.fspath(path), metadata={"format": "pt"})
     except SafetensorError as error:
+        # A full disk is an error of this kind, too. Callers handle it as any other failed write.
         raise OSError(f"{path.name}: {error}") from error
     path.chmod(FILE_MODE)

@@ -1,4 +1,4 @@
-"""Attention within documents that lie one after the other, by a kernel that needs no mask.
+"""Attention within documents that follow each other without padding, by a kernel that needs no mask.
 
 With a mask, a row of L tokens takes L² scores, whatever the documents in it, and no flash kernel can run. The kernel
 here takes the boundaries of the documents instead (`torch.nn.attention.varlen`), and there is no padding.
@@ -22,10 +22,13 @@ TOLERANCE = 0.1
 """Largest root mean square of the logits' differences, as a share of their standard deviation.
 
 Another kernel rounds otherwise. In bf16 that adds up over the layers, to 1-3 % after 32 of them, while single logits
-differ by 12 %. A document that attends to another one, or a missing scale, changes the mean by much more.
+differ by 12 %. A document that attends to another, or a missing scale, changes the mean by much more.
 """
 GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-"""Options for fewer heads of keys than of queries. PyTorch before 2.12 has none: its kernel takes them as they are."""
+"""Options for fewer heads of keys than heads of queries.
+
+PyTorch before 2.12 has no option for it: its kernel takes them as they are.
+"""
 
 
 class Unsupported(Exception):
@@ -57,6 +60,12 @@ def attend_within_documents(
     query, key, value = (
         tensor.squeeze(0).transpose(0, 1).to(value.dtype) for tensor in (query, key, value)
     )
+    grouped = {}
+    if query.shape[1] != key.shape[1]:
+        grouped = GROUPED
+    # A window of -1 is unlimited. The token itself counts in `sliding_window`, but not in `window_size`. The 0 is the
+    # number of later tokens that a token sees: attention is causal.
+    window = -1 if sliding_window is None else sliding_window - 1
     # PyTorch types the result as a tuple, which it is only if more than the output is asked for.
     attended: Any = varlen_attn(
         query,
@@ -67,8 +76,8 @@ def attend_within_documents(
         max_length_q,
         max_length_q,
         scale=scaling,
-        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        **(GROUPED if query.shape[1] != key.shape[1] else {}),
+        window_size=(window, 0),
+        **grouped,
     )
     return attended.unsqueeze(0), None
 
@@ -105,11 +114,8 @@ def _problem_with(model: TrainedModel) -> str:
         model.use_flat_attention(NAME)
         # Raises Unsupported if attention has dropout, which is off otherwise.
         probe(model, training=True)
-        return (
-            ""
-            if differ_by_rounding(with_mask, probe(model))
-            else "its logits differ from those with a mask"
-        )
+        if differ_by_rounding(with_mask, probe(model)):
+            return ""
     except (
         Unsupported,
         RuntimeError,
@@ -119,10 +125,11 @@ def _problem_with(model: TrainedModel) -> str:
         NotImplementedError,
     ) as error:
         return str(error) or type(error).__name__
+    return "its logits differ from those with a mask"
 
 
 def differ_by_rounding(logits: torch.Tensor, others: torch.Tensor) -> bool:
-    """Return whether other logits differ by rounding only. Those of a broken model do: training reports that."""
+    """Return whether other logits differ by rounding only. A broken model passes: training reports it."""
     if not logits.isfinite().all():
         return True
     return bool((logits - others).square().mean().sqrt() <= TOLERANCE * logits.std())

@@ -1,7 +1,7 @@
 """Dropout of LoRA's inputs on a CPU.
 
-PyTorch draws a number of 32 bits for each element, in one thread: a seventh of a step's time on two cores. A number of
-16 bits of a faster generator is enough to decide whether an element stays.
+PyTorch draws a number of 32 bits for each element, in a single thread: a seventh of a step's time on two cores. A
+number of 16 bits of a faster generator is enough to decide whether an element stays.
 """
 
 import numpy as np
@@ -33,6 +33,7 @@ class Dropout(torch.nn.Dropout):  # type: ignore[misc]  # the class has no types
 def _factors(like: torch.Tensor, probability: float) -> torch.Tensor:
     """Return 0 with the probability, rounded to 1/LEVELS, else the factor that keeps the mean."""
     dropped = min(round(probability * LEVELS), LEVELS - 1)
+    # Seeded anew for each draw, from PyTorch's generator on the CPU: seeding that at a step determines all masks of it.
     generator = SFC64(int(torch.randint(1 << 62, ())))
     drawn = generator.random_raw(-(-like.numel() // NUMBERS_PER_DRAW)).view(np.uint16)[
         : like.numel()
@@ -43,6 +44,7 @@ def _factors(like: torch.Tensor, probability: float) -> torch.Tensor:
 
 def speed_up_dropout(model: torch.nn.Module) -> None:
     """Replace the dropout of PEFT's LoRA layers."""
+    # Only LoRA's own dropout: the base model's stays PyTorch's, as its architecture has it.
     for layer in (each for each in model.modules() if isinstance(each, LoraLayer)):
         for name, dropout in layer.lora_dropout.items():
             if isinstance(dropout, torch.nn.Dropout):

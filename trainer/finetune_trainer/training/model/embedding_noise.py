@@ -34,5 +34,6 @@ def document_lengths(positions: torch.Tensor, is_padding: torch.Tensor) -> torch
     `positions` is [B, L], 0 at the first token of every document.
     """
     documents = (positions == 0).flatten().cumsum(0)
+    # A row of padding only has no token to count, and a length of 0 would divide by zero.
     tokens = documents[~is_padding.flatten()].bincount(minlength=int(documents[-1]) + 1)
     return tokens.clamp(min=1)[documents].view(positions.shape).float()

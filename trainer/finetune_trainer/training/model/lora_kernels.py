@@ -1,8 +1,8 @@
 """A linear layer with LoRA, with fewer passes over large tensors than PEFT's.
 
 PEFT computes `layer(x) + up(down(x)) * scaling`: it writes three tensors of the output's size, and one for their
-gradient. Here the small tensor between the two matrices is scaled, and the product is added where the output is. So
-is the adapter's part of the input's gradient, if the layer is a plain one without dropout.
+gradient. Here the small tensor between the two matrices is scaled, and the product is added to the output in place. So
+is the adapter's part of the input's gradient, if the layer is a plain linear layer without dropout.
 """
 
 from typing import Any
@@ -16,9 +16,10 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class AdaptedLinear(torch.autograd.Function):  # type: ignore[misc]  # the class has no types
-    """`x @ weight.T + bias + scaling * dropped @ down.T @ up.T`, where weight and bias are frozen.
+    """`x @ weight.T + bias + scaling * dropped @ down.T @ up.T` with a frozen weight and bias.
 
-    x and dropped are [..., N], weight [M, N], bias [M] or None, down [R, N], up [M, R]. Without dropout, both are one.
+    x and dropped are [..., N], weight [M, N], bias [M] or None, down [R, N], up [M, R]. Without dropout, x and dropped
+    are the same tensor.
     """
 
     @staticmethod
@@ -33,7 +34,9 @@ class AdaptedLinear(torch.autograd.Function):  # type: ignore[misc]  # the class
         scaling: float,
     ) -> torch.Tensor:
         hidden = _hidden(dropped, down, scaling)
-        ctx.scaling, ctx.is_dropped = scaling, dropped is not x
+        ctx.scaling = scaling
+        ctx.is_dropped = dropped is not x
+        # Not x: no gradient needs it, because the weight is frozen.
         ctx.save_for_backward(dropped, hidden, weight, down, up)
         output = linear(x, weight, bias)
         output.view(-1, output.shape[-1]).addmm_(hidden, up.t())
@@ -42,8 +45,10 @@ class AdaptedLinear(torch.autograd.Function):  # type: ignore[misc]  # the class
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Gradients:  # noqa: D102  PyTorch's name
         dropped, hidden, weight, down, up = ctx.saved_tensors
-        rows, grad_hidden = grad.flatten(0, -2), _grad_hidden(grad, up, ctx.scaling)
+        rows = grad.flatten(0, -2)
+        grad_hidden = _grad_hidden(grad, up, ctx.scaling)
         grad_x = grad_dropped = None
+        # The first layer of a model needs no gradient of its input.
         if ctx.needs_input_grad[0]:
             grad_x = (rows @ weight).view_as(dropped)
             if ctx.is_dropped:
@@ -83,7 +88,9 @@ class LowRankUpdate(torch.autograd.Function):  # type: ignore[misc]  # the class
     def backward(ctx: Any, grad: torch.Tensor) -> Gradients:  # noqa: D102  PyTorch's name
         x, hidden, down, up = ctx.saved_tensors
         grad_hidden = _grad_hidden(grad, up, ctx.scaling)
-        grad_x = (grad_hidden @ down).view_as(x) if ctx.needs_input_grad[1] else None
+        grad_x = None
+        if ctx.needs_input_grad[1]:
+            grad_x = (grad_hidden @ down).view_as(x)
         return (
             grad,
             grad_x,
@@ -104,7 +111,7 @@ def _grad_hidden(grad: torch.Tensor, up: torch.Tensor, scaling: float) -> torch.
 
 
 class AddsInPlace:
-    """Replaces the forward pass of one of PEFT's layers, unless it does more than to add one adapter."""
+    """Replaces the forward pass of one of PEFT's layers, unless it does more than to add a single adapter."""
 
     def forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the layer's output. A compiled layer is PEFT's: the compiler merges the passes itself."""
@@ -121,7 +128,9 @@ class AddsInPlace:
             return whole
         down, up, scaling = (each[names[0]] for each in (self.lora_A, self.lora_B, self.scaling))
         dropped = self.lora_dropout[names[0]](x)
-        forward = _adapted_linear if is_frozen_linear(self.base_layer) else _updated_output
+        forward = _updated_output
+        if is_frozen_linear(self.base_layer):
+            forward = _adapted_linear
         return forward(self.base_layer, x, dropped, down.weight, up.weight, scaling)
 
 
@@ -141,9 +150,12 @@ def _adapted_linear(  # noqa: PLR0917  the order of _updated_output
     scaling: float,
 ) -> torch.Tensor:
     kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    # A custom autograd function is not autocast, so the casts are made here.
+    dtype = x.dtype
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
     inputs = x.to(dtype)
-    # The same tensor without dropout, also where it is cast: the function asks whether it is.
+    # The same tensor without dropout, also after a cast: the function asks whether it is the same.
     dropped = inputs if dropped is x else dropped.to(dtype)
     parameters = (
         None if each is None else each.to(dtype) for each in (layer.weight, layer.bias, down, up)
@@ -163,9 +175,8 @@ def _updated_output(  # noqa: PLR0917  the order of _adapted_linear
 ) -> torch.Tensor:
     output = layer(x)
     inputs, *weights = (each.to(output.dtype) for each in (dropped, down, up))
-    with torch.autocast(
-        x.device.type, enabled=False
-    ):  # all have the output's dtype, also to be added to it
+    # All have the output's dtype already, so that the product can be added to it in place.
+    with torch.autocast(x.device.type, enabled=False):
         updated: torch.Tensor = LowRankUpdate.apply(output, inputs, *weights, scaling)
     return updated
 
@@ -173,6 +184,7 @@ def _updated_output(  # noqa: PLR0917  the order of _adapted_linear
 def speed_up_lora(model: torch.nn.Module) -> None:
     """Replace the forward pass of PEFT's linear layers."""
     layers = [lora.Linear, lora.Linear4bit] if is_bnb_4bit_available() else [lora.Linear]
+    # The class is replaced and not the layer: names of parameters, and so of tensors in files, stay as PEFT has them.
     classes = {layer: type(layer.__name__, (AddsInPlace, layer), {}) for layer in layers}
     for layer in model.modules():
         if type(layer) in classes:

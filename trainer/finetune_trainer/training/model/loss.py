@@ -55,6 +55,7 @@ def captured_head_input(head: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
 
     def capture(_module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         captured.append(inputs[0])
+        # A single position, because a forward pass needs some logits to return.
         return (inputs[0][:, :1],)
 
     hook = head.register_forward_pre_hook(capture)
@@ -71,7 +72,7 @@ def chunked_cross_entropy(
     size: int,
     reduction: Reduction = "sum",
 ) -> torch.Tensor:
-    """Return the cross-entropy of N targets in fp32, their sum or each [N]; `inputs` [N, D] are those of the head.
+    """Return the cross-entropy of N targets in fp32, their sum or each [N]; `inputs` [N, D] are the head's inputs.
 
     Only the logits of `size` targets exist at a time: the backward pass computes them again.
     """
@@ -79,11 +80,9 @@ def chunked_cross_entropy(
         checkpoint(_cross_entropy, head, chunk, wanted, reduction, use_reentrant=False)
         for chunk, wanted in zip(inputs.split(size), targets.split(size), strict=True)
     ]
-    return (
-        torch.cat(losses)
-        if reduction == "none"
-        else sum(losses, torch.zeros((), device=inputs.device))
-    )
+    if reduction == "none":
+        return torch.cat(losses)
+    return sum(losses, torch.zeros((), device=inputs.device))
 
 
 def _cross_entropy(
@@ -92,4 +91,5 @@ def _cross_entropy(
     targets: torch.Tensor,
     reduction: Reduction,
 ) -> torch.Tensor:
+    # In fp32: in bf16 the logarithm of a sum over a large vocabulary would lose most of its digits.
     return cross_entropy(head(inputs).float(), targets, reduction=reduction)

@@ -39,17 +39,24 @@ class TrainedModel:
     """A model in training: its loss, and the weights that training changes."""
 
     def __init__(self, trainable: Trainable, device: torch.device, recipe: TrainRecipe) -> None:
-        self.model, self.weights, self.device = trainable.module, trainable.weights, device
+        self.model = trainable.module
+        self.weights = trainable.weights
+        self.device = device
         self.format = trainable.format
         self.is_flat = False
         """Whether batches are flat, because attention takes the boundaries of documents instead of a mask."""
         self.masked_attention = str(self.base.config._attn_implementation)  # noqa: SLF001  there is no public name
         """Name in the registry of transformers of the attention that takes a mask, as the model was loaded."""
         self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self._autocast, self._noise = recipe.dtype == "BF16", recipe.neftune_noise_alpha
-        self._is_compiled, self._rows = recipe.compile, recipe.micro_batch_size
-        self.largest_loss = chunk_size(self.vocabulary) if has_plain_head(self) else math.inf
+        self._autocast = recipe.dtype == "BF16"
+        self._noise = recipe.neftune_noise_alpha
+        self._is_compiled = recipe.compile
+        self._rows = recipe.micro_batch_size
+        self.largest_loss = math.inf
         """Number of targets whose logits are computed at once."""
+        # In chunks the head runs by itself, so what the model does to logits after it would be left out.
+        if has_plain_head(self):
+            self.largest_loss = chunk_size(self.vocabulary)
         speed_up_dropout(self.model)
         speed_up_lora(self.model)
         if self._autocast:
@@ -123,8 +130,10 @@ class TrainedModel:
 
     @property
     def base(self) -> Any:
-        """The model of transformers, without PEFT's around it."""
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        """The model of transformers, without PEFT's model around it."""
+        if isinstance(self.model, PeftModel):
+            return self.model.get_base_model()
+        return self.model
 
     @property
     def vocabulary(self) -> int:
@@ -154,11 +163,13 @@ class TrainedModel:
         self, tokens: torch.Tensor, positions: torch.Tensor, documents: Documents | None = None
     ) -> torch.Tensor:
         """Return the model's logits of tokens [B, L], whose positions are 0 at the first token of every document."""
-        lengths = (
-            {"cu_seq_lens_q": documents.boundaries, "max_length_q": documents.longest}
-            if documents
-            else {}
-        )
+        lengths: dict[str, Any] = {}
+        if documents is not None:
+            lengths = {
+                "cu_seq_lens_q": documents.boundaries,
+                "max_length_q": documents.longest,
+            }
+        # No cache: it is for generation, and would keep the keys and values of every layer.
         with self.autocast():
             output = self.model(
                 input_ids=tokens, position_ids=positions, use_cache=False, **lengths
@@ -167,12 +178,15 @@ class TrainedModel:
         return logits
 
     def autocast(self) -> torch.autocast:
-        """Return the context of every forward pass. What is trained is stored in fp32 and computed in bf16, too."""
+        """Return the context of every forward pass. The trained weights stay in fp32, but are computed in bf16, too."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)
 
     def eager(self) -> AbstractContextManager[None]:
         """Return the context in which compiled layers run as they are: with a cache, each would be compiled anew."""
-        return torch.compiler.set_stance("force_eager") if self._is_compiled else nullcontext()
+        if not self._is_compiled:
+            return nullcontext()
+        stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+        return stance
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Copy weights with the same names and shapes into the parameters."""
@@ -184,7 +198,7 @@ class TrainedModel:
 def _keep_input_dtype(model: torch.nn.Module) -> None:
     """Set PEFT's layers to take their input as it is: autocast would round a copy in fp32 to the same bf16 again.
 
-    Not those of DoRA, which computes in fp32.
+    DoRA's layers keep the cast, because DoRA computes in fp32.
     """
     for module in model.modules():
         if isinstance(module, LoraLayer) and not module.lora_magnitude_vector:
@@ -201,6 +215,7 @@ def has_plain_head(model: TrainedModel) -> bool:
         logits = probe(model)
     finally:
         hook.remove()
+    # Exactly equal: any operation after the head would change some bits.
     return bool(torch.equal(outputs[0].float().view(logits.shape), logits))
 
 
@@ -226,17 +241,21 @@ def probe(model: TrainedModel, *, training: bool = False) -> torch.Tensor:
     tokens = torch.arange(2 * PROBE_LENGTH, device=model.device).repeat(2, 1)
     tokens[1, :PROBE_LENGTH] = tokens[0, :PROBE_LENGTH].flip(0)
     positions = (torch.arange(2 * PROBE_LENGTH) % PROBE_LENGTH).repeat(2, 1)
-    documents = Documents.at(positions.numpy()).to(model.device) if model.is_flat else None
-    shape = (1, -1) if model.is_flat else tokens.shape
+    documents = None
+    shape: tuple[int, ...] = tokens.shape
+    if model.is_flat:
+        documents = Documents.at(positions.numpy()).to(model.device)
+        shape = (1, -1)
     model.model.train(training)
     gpus = [model.device] if model.device.type == "cuda" else []
+    # The generators are restored: a probe must not change what training draws.
     with torch.random.fork_rng(gpus), torch.no_grad(), model.eager():
         logits = model.logits(tokens.view(shape), positions.to(model.device).view(shape), documents)
     return logits.float().view(*tokens.shape, -1)
 
 
 def are_close(logits: torch.Tensor, others: torch.Tensor) -> bool:
-    """Return whether other logits differ by rounding only. Those of a broken model do: training reports that."""
+    """Return whether other logits differ by rounding only. A broken model passes: training reports it."""
     if not logits.isfinite().all():
         return True
     return bool((logits - others).abs().max() <= ISOLATION_TOLERANCE * logits.std())

@@ -20,7 +20,7 @@ LOSS = "loss"
 
 
 class MicroBatch(Protocol):
-    """The examples of one forward pass."""
+    """The examples of a single forward pass."""
 
     @property
     def weight(self) -> int:
@@ -46,7 +46,7 @@ class Start:
 
 
 class Objective(ABC):
-    """What is minimised, over the examples of one split."""
+    """The loss that training minimises, over the examples of a single split."""
 
     metrics: ClassVar[tuple[str, ...]] = ()
     """Names of the metrics besides the loss, each a mean over the weight of a step."""
@@ -69,7 +69,7 @@ class Objective(ABC):
     def batches(self, examples: Indices, *, flat: bool, ranks: Ranks) -> Iterator[Any]:
         """Yield the share of this process in these examples, in micro-batches of the recipe's size.
 
-        The last one may be smaller. All processes get the same number: what is missing for that weighs nothing.
+        The last micro-batch may be smaller. All processes get the same number: an additional micro-batch has no weight.
         """
 
     @abstractmethod
@@ -78,6 +78,7 @@ class Objective(ABC):
 
     def means(self, sums: Sequence[float], weight: int) -> dict[str, float]:
         """Return loss and metrics by name, from their sums over examples of this weight."""
+        # A mean of the micro-batches' means would weigh their targets unequally.
         return {
             name: value / max(1, weight)
             for name, value in zip((LOSS, *self.metrics), sums, strict=True)

@@ -2,7 +2,7 @@
 
 The reward of a completion is beta times how much more likely it is under the model than under the reference, as the
 difference of their log-probabilities. The loss is minus the log-sigmoid of the chosen completion's reward minus the
-rejected one's. The reference is the model before training. Its log-probabilities are computed once.
+rejected completion's. The reference is the model before training. Its log-probabilities are computed once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,6 +60,7 @@ class PreferenceOptimization(Objective):
         "rewards/margins": "reward_margin",
         "rewards/accuracies": "reward_accuracy",
     }
+    # The chosen and the rejected completion.
     rows_per_example: ClassVar[int] = 2
     _reference: LogProbabilities
 
@@ -77,11 +78,15 @@ class PreferenceOptimization(Objective):
             batch = PairBatch(
                 load_batch(self.rows, rows, flat=flat), torch.from_numpy(self._reference[rows])
             )
-            yield batch if counts else batch.without_targets()
+            if not counts:
+                # The process computes it nevertheless, so that no other process waits for a sum that never comes.
+                batch = batch.without_targets()
+            yield batch
 
     @override
     def sums(self, model: TrainedModel, batch: PairBatch) -> torch.Tensor:
         settings = self._recipe.preference
+        # Not all rows: a batch of a process without examples has rows, but no reference.
         log_probs = log_probabilities(model, batch.rows)[: len(batch.reference)]
         rewards = settings.beta * (log_probs - batch.reference.to(log_probs.device))
         margins = rewards[::2] - rewards[1::2]

@@ -1,8 +1,8 @@
 """Log-probabilities of the rows under the model before training, computed once and kept in the stage's folder.
 
-They are in parts of PART_ROWS rows, one file each. A part is written when it is whole, with a checksum. So a process
-that was killed loses one part at most, and each later process reads what it finds and computes the rest. Which rows
-share a forward pass depends only on their numbers: the values are the same wherever a process was killed.
+They are in parts of PART_ROWS rows, with a file for each part. A part is written when it is whole, with a checksum. So
+a killed process loses a single part at most, and each later process reads the parts that exist and computes the rest.
+Which rows share a forward pass depends only on their numbers. So the values are the same wherever a process was killed.
 """
 
 import hashlib
@@ -55,16 +55,14 @@ class Part(BaseModel):
 def reference_of(
     start: Start, rows: PackedRows, batch_rows: int, compute: Compute
 ) -> LogProbabilities:
-    """Return the log-probability of every row, in forward passes of `batch_rows`; compute those of missing parts.
+    """Return the log-probability of every row, in forward passes of `batch_rows`; compute missing parts.
 
-    Several processes take turns with the parts, and the first keeps all. Of a sharded model, all compute every part.
+    Several processes take turns with the parts, and the first keeps all. With a sharded model, all compute every part.
     Raises Diverged if a value is not finite, and Replaced behind the fence.
     """
-    ranks, values = start.ranks, [np.empty(0, dtype=np.float32)]
-    numbers = [
-        np.arange(first, min(first + PART_ROWS, len(rows)))
-        for first in range(0, len(rows), PART_ROWS)
-    ]
+    ranks = start.ranks
+    values = [np.empty(0, dtype=np.float32)]
+    numbers = _numbers_of_parts(len(rows))
     paths = [
         start.folder / FOLDER / f"{rows.split}-{number:05}.json" for number in range(len(numbers))
     ]
@@ -73,11 +71,13 @@ def reference_of(
         _read(path, start.inputs, len(indices))
         for path, indices in zip(paths, numbers, strict=True)
     ]
-    restore_thread_count(str(int(*ranks.sum(next((part.threads for part in parts if part), 0)))))
+    # Missing parts are computed with the thread count of existing parts: another count adds in another order.
+    (threads,) = ranks.sum(_threads_of(parts))
+    restore_thread_count(str(int(threads)))
     is_in_file = ranks.sum(*(part is not None for part in parts))
 
     def own(number: int, *, is_mine: bool) -> LogProbabilities:
-        """Return what this process adds to the sum: a part that it has found or computed, or zeros."""
+        """Return this process's summand: a part that it has read or computed, or zeros."""
         zeros = np.zeros(len(numbers[number]), dtype=np.float32)
         part = parts[number]
         if part is not None:
@@ -87,21 +87,36 @@ def reference_of(
         progress = f"{numbers[number][0]} of {len(rows)} {rows.split} rows"
         start.progress.update(note=f"computing log-probabilities of the reference: {progress}")
         computed = _finite(start.model, rows, numbers[number], batch_rows, compute)
-        return zeros if ranks.is_sharded and not ranks.is_first else computed
+        if ranks.is_sharded and not ranks.is_first:
+            # All have computed the same values, and the sum must have them once.
+            return zeros
+        return computed
 
+    # A pass of a sharded model needs all processes, so they cannot work on different parts.
     turns = 1 if ranks.is_sharded else ranks.size
     for first in range(0, len(numbers), turns):
         group = range(first, min(first + turns, len(numbers)))
         owned = [own(number, is_mine=number % turns == ranks.rank % turns) for number in group]
         for number, summed in zip(group, _summed(owned, ranks), strict=True):
             values.append(summed)
+            # The first process alone writes, as it does with checkpoints, and behind the fence.
             if ranks.is_first and not is_in_file[number]:
-                write_durably(
-                    paths[number],
-                    _part(start.inputs, summed).model_dump_json().encode(),
-                    start.fence.check,
-                )
+                content = _part(start.inputs, summed).model_dump_json().encode()
+                write_durably(paths[number], content, start.fence.check)
     return np.concatenate(values)
+
+
+def _numbers_of_parts(rows: int) -> list[Indices]:
+    """Return the numbers of the rows of each part."""
+    return [np.arange(first, min(first + PART_ROWS, rows)) for first in range(0, rows, PART_ROWS)]
+
+
+def _threads_of(parts: list[Part | None]) -> int:
+    """Return the thread count of the first part; 0 if there is none."""
+    for part in parts:
+        if part is not None:
+            return part.threads
+    return 0
 
 
 def _summed(arrays: list[LogProbabilities], ranks: Ranks) -> list[LogProbabilities]:
@@ -124,7 +139,7 @@ def _digest(values: LogProbabilities) -> str:
 
 
 def _read(path: Path, inputs: str, count: int) -> Part | None:
-    """Return a part, or None if there is none for these inputs; log one that is not as it was written."""
+    """Return a part, or None if there is none for these inputs; log a part that is damaged."""
     try:
         part = Part.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -149,7 +164,7 @@ def _read(path: Path, inputs: str, count: int) -> Part | None:
 def _finite(
     model: TrainedModel, rows: PackedRows, indices: Indices, batch_rows: int, compute: Compute
 ) -> LogProbabilities:
-    """Return the values of these rows; raise as a step of training does if one is not finite."""
+    """Return the values of these rows; raise as a step of training does if a value is not finite."""
     values = _computed(model, rows, indices, batch_rows, compute)
     total = float(values.sum())
     if not is_finite(total):
@@ -163,6 +178,7 @@ def _finite(
 def _computed(
     model: TrainedModel, rows: PackedRows, indices: Indices, batch_rows: int, compute: Compute
 ) -> LogProbabilities:
+    # Dropout is off: the reference is the model itself, not a random part of it.
     model.model.eval()
     values = []
     with torch.no_grad():

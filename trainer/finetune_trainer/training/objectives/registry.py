@@ -1,4 +1,4 @@
-"""The objectives of training: what is minimised, and over which examples.
+"""The objectives of training: their losses, and the examples that these sum over.
 
 A new objective is a class and a line in OBJECTIVES, besides its name in the contract and the shapes of its records in
 `data.records`.
@@ -41,7 +41,7 @@ OBJECTIVES: dict[Name, type[Objective]] = {
 
 
 def objective_of(recipe: TrainRecipe, rows: PackedRows) -> Objective:
-    """Return the recipe's objective on these rows; raise ConfigInvalid if they were prepared for another one."""
+    """Return the recipe's objective on these rows; raise ConfigInvalid if they were prepared for another objective."""
     objective = OBJECTIVES[recipe.objective](rows, recipe)
     if rows.pairs != (objective.rows_per_example > 1):
         kind = "pairs" if rows.pairs else "no pairs"
