@@ -1,4 +1,4 @@
-"""The batch size if the recipe names none: as many requests per forward pass as the memory allows."""
+"""The batch size, unless the recipe names it: as many requests per forward pass as the memory allows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -8,9 +8,11 @@ from lm_eval.models.utils import normalize_gen_kwargs
 
 MAX_ON_GPU = 64
 MAX_ON_CPU = 32
+# lm-eval computes the log probabilities in FP32, whatever the model's dtype.
 LOGIT_BYTES = 4
+# The softmax of the logits takes another quarter, and activations take the rest.
 MEMORY_SHARE = 4
-"""The logits may take a quarter of the free memory: their softmax takes another, and activations the rest."""
+"""The logits may take the free memory divided by this."""
 
 BatchSize = Callable[[Any, str, Sequence[Any]], int]
 """Called with the lm-eval model, the kind of its requests and the requests; returns requests per forward pass."""
@@ -19,8 +21,8 @@ BatchSize = Callable[[Any, str, Sequence[Any]], int]
 def largest_batch_size(lm: Any, kind: str, requests: Sequence[Any]) -> int:
     """Return the batch size for requests of one kind, according to the longest of them.
 
-    On a GPU it is what lm-eval's `auto` finds by trying. On a CPU trying would end in the kernel's out-of-memory
-    killer, so it is computed from the size of the logits.
+    On a GPU, lm-eval's `auto` finds it by trying. On a CPU trying would end in the kernel's out-of-memory killer, so
+    it is computed from the size of the logits.
     """
     longest = longest_request(lm, kind, requests)
     if lm.device.type == "cuda":
@@ -32,15 +34,14 @@ def largest_batch_size(lm: Any, kind: str, requests: Sequence[Any]) -> int:
 
 def longest_request(lm: Any, kind: str, requests: Sequence[Any]) -> int:
     """Return the number of tokens of the longest request, including those to be generated."""
+    # Each text once: requests of a question share most of their text.
     texts = {
         "".join(text for text in request.args if isinstance(text, str)) for request in requests
     }
     longest = max(len(tokens) for tokens in lm.tokenizer(sorted(texts)).input_ids)
     if kind == "generate_until":
-        longest += max(
-            normalize_gen_kwargs(request.args[1], lm.max_gen_toks)["max_gen_toks"]
-            for request in requests
-        )
+        arguments = [normalize_gen_kwargs(request.args[1], lm.max_gen_toks) for request in requests]
+        longest += max(argument["max_gen_toks"] for argument in arguments)
     return int(min(max(longest, 1), lm.max_length))
 
 
@@ -51,25 +52,25 @@ def fitting_batch_size(memory: int, request_bytes: int) -> int:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can still use: what its cgroups and the machine have left."""
+    """Return the bytes that this process can still use, by the limits of its cgroups and of the machine."""
     return max(0, min([_machine_memory(root), *_cgroup_memory(root)]))
 
 
 def _machine_memory(root: Path) -> int:
     lines = (root / "proc/meminfo").read_text().splitlines()
-    available = (line for line in lines if line.startswith("MemAvailable:"))
-    return 1024 * int(next(available).split()[1])
+    [available] = [line for line in lines if line.startswith("MemAvailable:")]
+    # The kernel counts in kibibytes.
+    return 1024 * int(available.split()[1])
 
 
 def _cgroup_memory(root: Path) -> Iterator[int]:
-    """Yield what is left of the limit of each cgroup v2 of this process; nothing if there is none."""
+    """Yield the free bytes below the limit of each cgroup v2 of this process; nothing without a limit."""
     for folder in _cgroups(root):
         try:
             limit = (folder / "memory.max").read_text().strip()
             if limit != "max":
-                yield (
-                    int(limit) - int((folder / "memory.current").read_text()) + _reclaimable(folder)
-                )
+                used = int((folder / "memory.current").read_text())
+                yield int(limit) - used + _reclaimable(folder)
         except (OSError, ValueError):
             # The root cgroup has no limit, and a cgroup may lack the memory controller.
             continue
@@ -85,9 +86,9 @@ def _cgroups(root: Path) -> Iterator[Path]:
     for line in lines:
         if line.startswith("0::"):
             folder = mount / line.removeprefix("0::").strip("/")
-            yield from (
-                path for path in (folder, *folder.parents) if path == mount or mount in path.parents
-            )
+            for path in (folder, *folder.parents):
+                if path == mount or mount in path.parents:
+                    yield path
 
 
 def _reclaimable(folder: Path) -> int:

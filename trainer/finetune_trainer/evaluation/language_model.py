@@ -37,7 +37,7 @@ class EvaluatedModel:
         return with_adapter(self.base.folder, self.adapter, self.dtype)
 
     def load_tokenizer(self, *, apply_chat_template: bool) -> Any:
-        """Load the tokenizer, with the template of training if it is to be applied."""
+        """Load the tokenizer; with `apply_chat_template`, it has the template of training."""
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             self.base.folder, local_files_only=True
         )
@@ -50,12 +50,15 @@ class EvaluatedModel:
 
         That includes the versions of the libraries. The system instruction and the examples are in the requests.
         """
+        adapter = digest_of(self.adapter) if self.adapter else None
+        template = tokenizer.chat_template if apply_chat_template else None
         inputs = {
             "base": self.base.digest,
-            "adapter": digest_of(self.adapter) if self.adapter else None,
+            "adapter": adapter,
+            # Merging rounds the weights, so its responses may differ.
             "merged": self.is_merged,
             "dtype": str(self.dtype),
-            "chat_template": tokenizer.chat_template if apply_chat_template else None,
+            "chat_template": template,
             "end_tokens": list(ends),
             "libraries": [lm_eval.__version__, transformers.__version__],
         }
@@ -74,11 +77,15 @@ def load_lm(
     """Load a model to the device as an lm-eval model whose answers end at the tokens `ends`."""
     weights = model.load()
     set_end_tokens(weights, ends)
+    # None leaves the decision to lm-eval.
+    add_bos_token = None
+    if apply_chat_template and needs_no_bos(tokenizer):
+        add_bos_token = False
     return HFLM(
         pretrained=weights.to(device),
         tokenizer=tokenizer,
         batch_size=batch_size,
         max_batch_size=MAX_ON_GPU,
         backend="causal",
-        add_bos_token=False if apply_chat_template and needs_no_bos(tokenizer) else None,
+        add_bos_token=add_bos_token,
     )

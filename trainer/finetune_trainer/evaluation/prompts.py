@@ -24,10 +24,13 @@ class PromptFormat:
 
         Raise ConfigInvalid for turns without a chat template, as lm-eval's command line does.
         """
-        template = (
-            conversations if recipe.apply_chat_template is None else recipe.apply_chat_template
-        )
-        multiturn = template if recipe.fewshot_as_multiturn is None else recipe.fewshot_as_multiturn
+        template = recipe.apply_chat_template
+        # A model that was trained on turns is asked in turns.
+        if template is None:
+            template = conversations
+        multiturn = recipe.fewshot_as_multiturn
+        if multiturn is None:
+            multiturn = template
         if multiturn and not template:
             raise ConfigInvalid(
                 "evaluate.fewshotAsMultiturn is true, but no chat template is applied; "
@@ -44,7 +47,7 @@ def set_chat_template(tokenizer: Any) -> None:
 def needs_no_bos(tokenizer: Any) -> bool:
     """Return whether BOS must be kept out of prompts: the tokenizer writes it, but neither template nor training does.
 
-    lm-eval itself leaves BOS out only where the template has written it already.
+    lm-eval itself leaves BOS out only if the template has written it already.
     """
     if not writes_bos(tokenizer):
         return False
@@ -53,6 +56,7 @@ def needs_no_bos(tokenizer: Any) -> bool:
 
 
 def set_end_tokens(model: Any, ends: Sequence[int]) -> None:
-    """Make generation stop at these tokens, besides those that the model's configuration names."""
+    """Make generation stop at these tokens, besides the tokens in the model's configuration."""
     config = model.generation_config
+    # Transformers takes None, and not an empty list, for no end tokens.
     config.eos_token_id = all_end_tokens(config.eos_token_id, ends) or None

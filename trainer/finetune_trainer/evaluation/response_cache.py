@@ -23,15 +23,23 @@ class ResponseCache:
     """The responses of one model, written to disk immediately; without a file they are kept in memory only."""
 
     def __init__(self, file: Path | None = None) -> None:
-        self._responses: dict[str, Any] = dict(_read_entries(file)) if file else {}
-        self._file = file.open("ab", buffering=0) if file else None
-        if self._file and self._file.tell():
-            # End a line that a kill may have left incomplete.
+        self._responses: dict[str, Any] = {}
+        self._file = None
+        if file is None:
+            return
+        self._responses.update(_read_entries(file))
+        # Unbuffered, so that a response is on disk as soon as it is known.
+        self._file = file.open("ab", buffering=0)
+        # End a line that a kill may have left incomplete.
+        if self._file.tell():
             self._file.write(b"\n")
 
     def get(self, kind: str, arguments: Sequence[Any]) -> Any | None:
         """Return the cached response, or None if there is none or if the request samples at random."""
-        return None if _is_sampled(arguments) else self._responses.get(_key(kind, arguments))
+        # The same request would get another response.
+        if _is_sampled(arguments):
+            return None
+        return self._responses.get(_key(kind, arguments))
 
     def put(self, kind: str, arguments: Sequence[Any], response: Any) -> None:
         """Store a response; write its line in one call, so that a kill damages at most the last line."""
@@ -50,7 +58,7 @@ def _is_sampled(arguments: Sequence[Any]) -> bool:
 
 
 def _read_entries(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield keys and responses; skip incomplete lines. JSON turned tuples into lists, so turn them back."""
+    """Yield keys and responses; skip incomplete lines. JSON has turned tuples into lists; turn them back."""
     if not file.exists():
         return
     for line in file.read_bytes().splitlines():
@@ -58,7 +66,9 @@ def _read_entries(file: Path) -> Iterator[tuple[str, Any]]:
             key, response = json.loads(line)
         except (ValueError, TypeError):
             continue
-        yield key, tuple(response) if isinstance(response, list) else response
+        if isinstance(response, list):
+            response = tuple(response)
+        yield key, response
 
 
 class CachingLM:
@@ -83,7 +93,7 @@ class CachingLM:
         return getattr(self._model, name)
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Return for each (context, continuation) its natural log probability, and whether it is the greedy one."""
+        """Return the natural log probability of each (context, continuation), and whether it is the greedy choice."""
         return self._run("loglikelihood", requests, lambda missing: [missing])
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
@@ -105,11 +115,8 @@ class CachingLM:
         self, kind: str, requests: Sequence[Any], split: Callable[[list[Any]], Iterable[list[Any]]]
     ) -> list[Any]:
         responses = [self._cache.get(kind, request.args) for request in requests]
-        missing = [
-            request
-            for request, response in zip(requests, responses, strict=True)
-            if response is None
-        ]
+        pairs = zip(requests, responses, strict=True)
+        missing = [request for request, response in pairs if response is None]
         self._total += len(requests)
         self._cached += len(requests) - len(missing)
         self._done += len(requests) - len(missing)
@@ -117,21 +124,22 @@ class CachingLM:
         if missing and self._batch_size:
             # All requests count, not only the missing ones, so that a resumed run chooses the same batch size.
             self._model.batch_size_per_gpu = self._batch_size(self._model, kind, requests)
-        computed = [
-            response
-            for part in split(missing)
-            if part
-            for response in getattr(self._model, kind)(part, disable_tqdm=True)
-        ]
+        answer = getattr(self._model, kind)
+        computed: list[Any] = []
+        for part in split(missing):
+            if part:
+                computed += answer(part, disable_tqdm=True)
+        # The new responses fill the gaps in their order.
         remaining = iter(computed)
         return [next(remaining) if response is None else response for response in responses]
 
     def _parts_of_full_batches(self, requests: list[Any]) -> Iterator[list[Any]]:
-        """Yield the texts in parts that end where a batch of windows ends, so that lm-eval forms the same batches.
+        """Yield the texts in parts that end with a full batch of windows, so that lm-eval forms the same batches.
 
         lm-eval cuts a text that is longer than the model's context into several windows.
         """
-        part, windows = [], 0
+        part = []
+        windows = 0
         for request in requests:
             part.append(request)
             windows += self._count_windows(request.args[0])

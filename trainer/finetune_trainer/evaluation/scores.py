@@ -18,7 +18,8 @@ Numbers = Mapping[str, Any]
 
 def extract_scores(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, Score]]:
     """Return the scores of the configured tasks; raise ConfigInvalid if a task has none."""
-    scores = {task: _scores(output["results"].get(task, {}), {}, {}) for task in tasks}
+    results = output["results"]
+    scores = {task: _scores(results.get(task, {}), {}, {}) for task in tasks}
     without_score = [task for task, metrics in scores.items() if not metrics]
     if without_score:
         raise ConfigInvalid(
@@ -30,15 +31,14 @@ def extract_scores(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, 
 def compare_scores(
     output: Output, base: Output, loaded: Loaded, tasks: Iterable[str]
 ) -> dict[str, dict[str, Score]]:
-    """Return the scores of a model, with those of the base model on the same questions. Raise as `extract_scores`."""
+    """Return the scores of a model and of the base model on the same questions. Raise as `extract_scores`."""
     differences = paired_differences(output, base, loaded)
-    scores = extract_scores(output, tasks)
-    return {
-        task: _scores(
-            output["results"][task], base["results"].get(task, {}), differences.get(task, {})
-        )
-        for task in scores
-    }
+    compared = {}
+    for task in extract_scores(output, tasks):
+        results = output["results"][task]
+        base_results = base["results"].get(task, {})
+        compared[task] = _scores(results, base_results, differences.get(task, {}))
+    return compared
 
 
 def _scores(results: Numbers, base: Numbers, differences: Numbers) -> dict[str, Score]:
@@ -47,31 +47,32 @@ def _scores(results: Numbers, base: Numbers, differences: Numbers) -> dict[str, 
         metric, comma, filter_name = key.partition(",")
         if comma and not metric.endswith("_stderr") and _number(results[key]) is not None:
             filters.setdefault(metric, []).append(filter_name)
-    return {
-        metric if len(names) == 1 else f"{metric},{name}": Score(
-            value=_number(results[f"{metric},{name}"]),
-            stderr=_number(results.get(f"{metric}_stderr,{name}")),
-            base=_number(base.get(f"{metric},{name}")),
-            difference_stderr=_number(differences.get(f"{metric}_stderr,{name}")),
-        )
-        for metric, names in filters.items()
-        for name in names
-    }
+    scores = {}
+    for metric, names in filters.items():
+        for name in names:
+            # A gate names a metric; it needs the filter only if the task has several.
+            key = metric if len(names) == 1 else f"{metric},{name}"
+            scores[key] = Score(
+                value=_number(results[f"{metric},{name}"]),
+                stderr=_number(results.get(f"{metric}_stderr,{name}")),
+                base=_number(base.get(f"{metric},{name}")),
+                difference_stderr=_number(differences.get(f"{metric}_stderr,{name}")),
+            )
+    return scores
 
 
 def numbers_of(scores: Mapping[str, Mapping[str, Score]]) -> dict[str, float]:
     """Return scores as numbers by name: task/metric, and the same with _stderr and _base."""
-    numbers = {
-        f"{task}/{metric.replace(',', '.')}{suffix}": getattr(score, field)
-        for task, metrics in scores.items()
-        for metric, score in metrics.items()
-        for suffix, field in {"": "value", "_stderr": "stderr", "_base": "base"}.items()
-    }
-    return {
-        name: number
-        for name, number in numbers.items()
-        if number is not None and math.isfinite(number)
-    }
+    numbers = {}
+    for task, metrics in scores.items():
+        for metric, score in metrics.items():
+            # Some trackers refuse a comma in a name.
+            name = f"{task}/{metric.replace(',', '.')}"
+            fields = {"": score.value, "_stderr": score.stderr, "_base": score.base}
+            for suffix, number in fields.items():
+                if number is not None and math.isfinite(number):
+                    numbers[f"{name}{suffix}"] = number
+    return numbers
 
 
 def _number(value: Any) -> float | None:
@@ -83,7 +84,9 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError):
         return None
-    return float(f"{number:.6g}") if math.isfinite(number) else None
+    if not math.isfinite(number):
+        return None
+    return float(f"{number:.6g}")
 
 
 def paired_differences(output: Output, base: Output, loaded: Loaded) -> dict[str, Numbers]:
@@ -105,10 +108,8 @@ def paired_differences(output: Output, base: Output, loaded: Loaded) -> dict[str
 def _task_differences(
     task: Any, samples: Iterable[Numbers], base_samples: Iterable[Numbers]
 ) -> dict[str, Any]:
-    values, base_values = (
-        _values_by_question(task, samples),
-        _values_by_question(task, base_samples),
-    )
+    values = _values_by_question(task, samples)
+    base_values = _values_by_question(task, base_samples)
     numbers: dict[str, Any] = {}
     for (metric, filter_name), by_question in values.items():
         of_base = base_values.get((metric, filter_name), {})
@@ -117,9 +118,10 @@ def _task_differences(
             continue
         differences = [value - of_base[question] for question, value in by_question.items()]
         numbers[f"{metric},{filter_name}"] = mean(differences)
-        numbers[f"{metric}_stderr,{filter_name}"] = (
-            mean_stderr(differences) if len(differences) > 1 else "N/A"
-        )
+        # A single question has no standard error; this is lm-eval's own placeholder.
+        numbers[f"{metric}_stderr,{filter_name}"] = "N/A"
+        if len(differences) > 1:
+            numbers[f"{metric}_stderr,{filter_name}"] = mean_stderr(differences)
         numbers["sample_len"] = len(differences)
     return numbers
 
@@ -129,6 +131,7 @@ def _group_differences(
 ) -> Numbers:
     """Aggregate the differences of a group's tasks with the group's own weights, as lm-eval does with the scores."""
     members = [task.task_name for task in group.get_all_tasks()]
+    # A metric without differences in some task has no group mean, either.
     partial = {
         key
         for name in members
@@ -151,10 +154,8 @@ def _values_by_question(
     values: dict[tuple[str, str], dict[int, float]] = {}
     for sample in samples:
         for metric in sample["metrics"]:
-            if (
-                aggregation.get(metric, mean) is mean
-            ):  # lm-eval, too, takes the mean of a metric that names nothing
-                values.setdefault((metric, sample["filter"]), {})[sample["doc_id"]] = float(
-                    sample[metric]
-                )
+            # lm-eval, too, takes the mean of a metric that names no aggregation.
+            if aggregation.get(metric, mean) is mean:
+                by_question = values.setdefault((metric, sample["filter"]), {})
+                by_question[sample["doc_id"]] = float(sample[metric])
     return values

@@ -50,41 +50,40 @@ def load_tasks(
     for recipe in tasks:
         name = recipe.name
         with _with_field(f"evaluate.tasks[{name}]"):
-            loaded = (
-                _from_file(manager, name, recipe.file, environment)
-                if recipe.file
-                else _built_in(manager, name)
-            )
+            loaded = _load_task(manager, name, recipe.file, environment)
             for member, task in loaded["tasks"].items():
                 if member in result["tasks"]:
-                    raise ConfigInvalid(
-                        f"{member} is already part of another task; name it only once"
-                    )
+                    problem = f"{member} is already part of another task; name it only once"
+                    raise ConfigInvalid(problem)
                 _set_up(task, recipe)
                 if recipe.limit is not None:
-                    questions[member] = Questions(
-                        sample(recipe.limit, len(task.eval_docs), seed, member)
-                    )
+                    chosen = sample(recipe.limit, len(task.eval_docs), seed, member)
+                    questions[member] = Questions(chosen)
         for kind, members in loaded.items():
             result[kind].update(members)
     return result, questions
 
 
 def prepare_tasks(loaded: Loaded, seed: int, end_texts: list[str]) -> None:
-    """Make the tasks ready for one more model: the same few-shot examples again, and answers end at these texts.
+    """Make the tasks ready for the next model: the same few-shot examples again, and answers end at these texts.
 
-    Drawing examples advances a task's generator, so without this the next model would see others.
+    Drawing examples advances a task's generator, so without this the next model would see other examples.
     """
     for task in loaded["tasks"].values():
         task.set_fewshot_seed(seed=seed)
         if end_texts and task.get_config("output_type") == "generate_until":
             until = (task.get_config("generation_kwargs") or {}).get("until") or []
-            until = [until] if isinstance(until, str) else until
-            task.set_config(
-                "generation_kwargs",
-                {"until": list(dict.fromkeys([*until, *end_texts]))},
-                update=True,
-            )
+            # lm-eval takes a single text, too.
+            if isinstance(until, str):
+                until = [until]
+            all_ends = list(dict.fromkeys([*until, *end_texts]))
+            task.set_config("generation_kwargs", {"until": all_ends}, update=True)
+
+
+def _load_task(manager: Any, name: str, uri: str | None, environment: Environment) -> Loaded:
+    if uri is None:
+        return _built_in(manager, name)
+    return _from_file(manager, name, uri, environment)
 
 
 def _from_file(manager: Any, name: str, uri: str, environment: Environment) -> Loaded:
@@ -107,11 +106,9 @@ def _built_in(manager: Any, name: str) -> Loaded:
         )
     if name not in manager.all_tasks:
         matches = difflib.get_close_matches(name, manager.all_tasks, 3)
-        hint = (
-            f"did you mean {' or '.join(matches)}?"
-            if matches
-            else "set `file:` to use a custom task"
-        )
+        hint = "set `file:` to use a custom task"
+        if matches:
+            hint = f"did you mean {' or '.join(matches)}?"
         raise ConfigInvalid(f"lm-eval has no task of this name; {hint}")
     loaded: Loaded = manager.load([name])
     return loaded
@@ -141,7 +138,8 @@ def _with_field(field: str) -> Iterator[None]:
         yield
     except (ConfigInvalid, DataInvalid, SourceNotFound) as error:
         raise type(error)(f"{field}: {error}") from error
-    except StopIteration as error:  # raised by `datasets` for an empty file
+    # `datasets` raises it for an empty file.
+    except StopIteration as error:
         raise DataInvalid(f"{field}: its data is empty") from error
     except DatasetGenerationError as error:
         raise DataInvalid(
