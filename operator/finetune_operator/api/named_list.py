@@ -19,6 +19,7 @@ class NamedList:
         return core_schema.no_info_before_validator_function(
             _by_name,
             handler(source),
+            # For JSON only: Python code copies the mapping as it is.
             serialization=core_schema.wrap_serializer_function_ser_schema(
                 _as_list, when_used="json"
             ),

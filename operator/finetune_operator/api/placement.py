@@ -204,8 +204,8 @@ class Fallback(ContractModel):
     """When a stage leaves a node class for another of the same capacity, and with Auto then for on-demand nodes."""
 
     after_interruptions: int | None = Field(default=None, ge=1, le=10)
-    """Interruptions in a row on the same node class, each within an hour of its start. Absent: three. With a deadline
-    there is no limit, because the time to spare limits them."""
+    """Interruptions in a row on the same node class, each within an hour of its start. Absent: three. With a deadline,
+    the time to spare is the only limit."""
     after_pending_seconds: int | None = Field(default=None, ge=1, le=604_800)
     """Time for which a pod has got no node. Absent: ten minutes, or with a deadline most of the time to spare. The time
     doubles when all classes were full. An attempt waits at most 20 minutes if only some of its pods have nodes. Then it

@@ -336,9 +336,9 @@ class PipelineStatus(ExtensibleModel):
     stage: str = ""
     """Stage that is running, or at which the pipeline stopped."""
     progress: str = ""
-    """Progress of the stage that is running, in percent."""
+    """Progress of the stage that the field stage names, in percent."""
     attempt: int = 0
-    """Number of the newest attempt of the stage that is running, or at which the pipeline stopped."""
+    """Number of the newest attempt of the stage that the field stage names."""
     # The operator reads none of the conditions back. It keeps only their transition times.
     conditions: Annotated[tuple[Condition, ...], ListMap("type")] = ()
     """Conditions: Ready, Reconciling, Stalled, Finished, and a condition for each stage."""

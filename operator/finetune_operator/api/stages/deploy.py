@@ -36,6 +36,7 @@ class Deploy(GatedSpec, DeployRecipe):
     def config(self, context: ConfigContext) -> DeployConfig:
         push = context.specs.get(Push.name)
         if not isinstance(push, Push) or not push.has("Merged"):
+            # The check is for the type checker: no such spec gets here.
             raise TypeError("deploy without a merged model: validation rejects this spec")
         target = next(target for target in push.targets if target.format == "Merged")
         result = context.statuses[Push.name].result

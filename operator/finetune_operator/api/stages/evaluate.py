@@ -64,6 +64,7 @@ class Evaluate(StageSpec, EvaluateRecipe):
         # Scores should be the scores of the model that push publishes. Method Full has only whole weights.
         default_weights = "Merged" if merges or not has_adapter else "Adapter"
         weights = self.weights or default_weights
+        # Such a gate needs the scores of the base model, whatever the spec says.
         against_base = any(gate.against == "Base" for gate in self.gates)
         resolved = {"weights": weights, "compare_with_base": self.compare_with_base or against_base}
         return EvaluateConfig(
@@ -74,6 +75,7 @@ class Evaluate(StageSpec, EvaluateRecipe):
             model=context.model,
             model_pin=context.statuses["prepare"].model_pin,
             recipe=recipe_from(self, EvaluateRecipe).model_copy(update=resolved),
+            # A merged model is evaluated in the type in which push stores it.
             dtype=push.dtype if weights == "Merged" and isinstance(push, Push) else "Auto",
             tracking=context.tracking,
         )

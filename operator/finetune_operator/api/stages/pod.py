@@ -233,7 +233,7 @@ class PodDefaults(WithRules):
     """Annotations of the Job and of its pods."""
 
     service_account_name: ObjectName | None = None
-    """ServiceAccount of the pod, for example for access to a cloud. The cluster's token is not mounted."""
+    """ServiceAccount of the pod, such as for access to a cloud. The account's token for the cluster is not mounted."""
 
     priority_class_name: ObjectName | None = None
     """PriorityClass of the pod, which orders scheduling and preemption."""

@@ -100,6 +100,7 @@ class Train(StageSpec, TrainRecipe):
         ),
     )
 
+    # Auto by default: train resumes from a checkpoint after an interruption.
     placement: TrainPlacement = TrainPlacement()
     """Capacity on which the stage's pod runs."""
 
