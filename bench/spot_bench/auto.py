@@ -13,18 +13,20 @@ from typing_extensions import override
 
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
 from finetune_operator.core.auto import (
-    Cause,
-    Decision,
-    Experience,
-    Limits,
-    NodeGroup,
-    Offer,
     decide,
     offers_in_turns,
     pays_to_return,
     pending_limit,
     reason_to_give_up,
     return_time,
+)
+from finetune_operator.core.decision import (
+    Cause,
+    Decision,
+    Experience,
+    Limits,
+    NodeGroup,
+    Offer,
 )
 from spot_bench.simulation import Capacity, Run
 

@@ -18,16 +18,18 @@ from finetune_operator.api.status import (
 from finetune_operator.core.auto import (
     LONGEST_INCOMPLETE,
     LONGEST_PENDING,
-    Cause,
-    Decision,
-    Experience,
-    Limits,
     are_full,
     decide,
     offers_in_turns,
     pays_to_return,
     pending_limit,
     return_time,
+)
+from finetune_operator.core.decision import (
+    Cause,
+    Decision,
+    Experience,
+    Limits,
 )
 from finetune_operator.core.experience import experience_of, limits_of, nodes_of, saves, wait_of
 from finetune_operator.core.observation import ObservedJob

@@ -3,16 +3,15 @@
 from datetime import date, timedelta
 
 from finetune_operator.api.placement import ON_DEMAND, SPOT, PlacementDefaults
-from finetune_operator.core.auto import (
-    IN_ROW,
-    PENDING,
+from finetune_operator.core.auto import IN_ROW, PENDING
+from finetune_operator.core.costs import amount_text, price_text
+from finetune_operator.core.decision import (
     Cause,
     Decision,
     Estimate,
     Experience,
     Limits,
 )
-from finetune_operator.core.costs import amount_text, price_text
 from finetune_operator.core.durations import format_duration
 
 

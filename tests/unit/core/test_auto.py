@@ -11,11 +11,6 @@ from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
 from finetune_operator.core.auto import (
     MIN_PENDING,
     PENDING,
-    Cause,
-    Experience,
-    Limits,
-    NodeGroup,
-    Offer,
     decide,
     estimate,
     offers_in_turns,
@@ -23,6 +18,13 @@ from finetune_operator.core.auto import (
     pending_limit,
     reason_to_give_up,
     return_time,
+)
+from finetune_operator.core.decision import (
+    Cause,
+    Experience,
+    Limits,
+    NodeGroup,
+    Offer,
 )
 
 HOUR = timedelta(hours=1)
