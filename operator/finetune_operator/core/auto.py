@@ -79,10 +79,9 @@ def decide(
         return _without_on_demand(spot, on_demand, spot_offer, estimates, experience)
     if cause or spot_offer is None:
         return Decision(ON_DEMAND, on_demand_choice, cause or Cause.NO_CAPACITY, *estimates)
-    known = estimates.spot and estimates.on_demand
-    return Decision(
-        SPOT, spot_offer, Cause.LOWER_COST if known else Cause.PRICE_UNKNOWN, *estimates
-    )
+    if estimates.spot is None or estimates.on_demand is None:
+        return Decision(SPOT, spot_offer, Cause.PRICE_UNKNOWN, *estimates)
+    return Decision(SPOT, spot_offer, Cause.LOWER_COST, *estimates)
 
 
 def are_full(offers: Sequence[Offer], experience: Experience) -> bool:
@@ -160,7 +159,9 @@ def _next(offers: Sequence[Offer], experience: Experience, limits: Limits) -> Of
     left = [offer for offer in offers if offer.nodes not in experience.given_up]
     turns = offers_in_turns(offers, experience, limits)
     if not turns:
-        return _cheapest(left, experience) if left else None
+        if not left:
+            return None
+        return _cheapest(left, experience)
     untried = [offer for offer in turns if offer in left]
     if untried:
         return _cheapest(untried, experience)
@@ -184,7 +185,9 @@ def offers_in_turns(
         offer for offer in offers if offer not in similar and offer.nodes not in experience.given_up
     ]
     has_time = experience.spare >= PENDING * (1 + len(dearer))
-    return turns if has_time and len(turns) > 1 else []
+    if has_time and len(turns) > 1:
+        return turns
+    return []
 
 
 def _may_have_nodes(offer: Offer, experience: Experience) -> bool:
@@ -240,7 +243,9 @@ def estimate_on_demand(offer: Offer, experience: Experience) -> Estimate | None:
 
 def _work_hours(experience: Experience) -> float:
     # If nothing is left, an hour of work shows which offer costs less.
-    return experience.remaining / HOUR if experience.remaining else 1.0
+    if not experience.remaining:
+        return 1.0
+    return experience.remaining / HOUR
 
 
 def interruption_rate(offer: Offer, experience: Experience) -> float:
@@ -264,7 +269,9 @@ def pending_limit(experience: Experience, limits: Limits, *, in_turns: bool = Fa
     if spare is None or in_turns:
         return limits.pending or PENDING
     limit = max(timedelta(), min(MIN_PENDING, spare), PENDING_SHARE * spare)
-    return min(limits.pending, limit) if limits.pending else limit
+    if not limits.pending:
+        return limit
+    return min(limits.pending, limit)
 
 
 def reason_to_give_up(
