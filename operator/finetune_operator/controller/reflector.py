@@ -14,9 +14,10 @@ from typing import Any, Protocol
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.change import Change
-from finetune_operator.kubernetes.client import KubernetesClient, Object
+from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.store import NamespacedName, version_of
 from finetune_operator.kubernetes.translate.api_errors import ApiError
+from finetune_operator.kubernetes.translate.object import Object
 
 WATCH_SECONDS = 20
 """After which a watch is opened again. A silently dead connection hides changes for this long and a few seconds."""

@@ -56,7 +56,8 @@ from finetune_operator.kubernetes.translate.api_errors import (
 )
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.job import is_finished, observe_job
-from finetune_operator.kubernetes.translate.pod import Object, Pod
+from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_operator.kubernetes.trim import JOB_NAME
 from finetune_operator.kubernetes.workspaces import Workspaces
 
