@@ -5,7 +5,7 @@
 For each of eight families of traces (bench/spot_bench/traces.py: shapes and sources), jobs of 1 to 48 hours with a
 deadline of 1.1 to 3 times that (jobs.py) run minute by minute under each policy:
 
-- Auto: the functions of finetune_operator.core.auto, called as the operator calls them. It learns of spot capacity only
+- Auto: the functions of finetune_operator.core.capacity.policy, called as the operator calls them. It learns of spot capacity only
   by an attempt that waits or is taken;
 - Auto with a probe: the same, but it waits for a spot node beside a running attempt on on-demand nodes;
 - Uniform Progress and greedy (Wu et al., NSDI'24). They see for free at each minute whether there is spot capacity;

@@ -44,8 +44,8 @@ from support.stores.registry_server import serve_registry  # noqa: E402
 from support.stores.sealed_model import SealedModel  # noqa: E402
 
 from finetune_trainer.runtime.artifacts import MANIFEST, digest_file, seal  # noqa: E402
-from finetune_trainer.stores.objects import ObjectSource, ObjectTarget  # noqa: E402
-from finetune_trainer.stores.registry import RegistrySource, RegistryTarget  # noqa: E402
+from finetune_trainer.stores.objects.store import ObjectSource, ObjectTarget  # noqa: E402
+from finetune_trainer.stores.oci.store import RegistrySource, RegistryTarget  # noqa: E402
 from transfer_bench.clients import (  # noqa: E402
     Boto3Client,
     Client,

@@ -6,8 +6,8 @@ import pytest
 from support.stores.sealed_model import make_model
 
 from finetune_trainer.runtime.artifacts import MANIFEST, digest_file
-from finetune_trainer.stores.oci_image import MODEL_FOLDER
-from finetune_trainer.stores.registry import RegistryTarget
+from finetune_trainer.stores.oci.image import MODEL_FOLDER
+from finetune_trainer.stores.oci.store import RegistryTarget
 from testcluster.kube_namespace import KubeNamespace, pod
 from testcluster.provider import Provider
 

@@ -12,21 +12,21 @@ from decimal import Decimal
 from typing_extensions import override
 
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
-from finetune_operator.core.auto import (
-    decide,
-    offers_in_turns,
-    pays_to_return,
-    pending_limit,
-    reason_to_give_up,
-    return_time,
-)
-from finetune_operator.core.decision import (
+from finetune_operator.core.capacity.decision import (
     Cause,
     Decision,
     Experience,
     Limits,
     NodeGroup,
     Offer,
+)
+from finetune_operator.core.capacity.policy import (
+    decide,
+    offers_in_turns,
+    pays_to_return,
+    pending_limit,
+    reason_to_give_up,
+    return_time,
 )
 from spot_bench.simulation import Capacity, Run
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from finetune_trainer.contract import TrainConfig
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 
 VOCABULARY = 8192
 CONTEXT = 128

@@ -9,7 +9,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.training.batches import StepSampler
-from finetune_trainer.training.methods import load_trainable
+from finetune_trainer.training.methods.registry import load_trainable
 from train_bench.benchmark import BATCH, PAUSES_EVERY, PAUSES_RANK, Benchmark
 from train_bench.measuring import CLOCKS, Pause, timed
 

@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import TrainingArguments
 
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from train_bench.hf import InOrder, StepTimesCallback, stack_rows
 from train_bench.large_model import LargeModel
 

@@ -23,7 +23,9 @@ from finetune_trainer.runtime.artifacts import digest_file
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stages import train
 from finetune_trainer.stop_signal import StopSignal
-from finetune_trainer.training import document_attention, loop, loss, methods, model
+from finetune_trainer.training import loop
+from finetune_trainer.training.methods import registry
+from finetune_trainer.training.model import document_attention, loss, model
 from train_bench.measuring import Pause, StepTimes, make_rows, recorded, replaced, timed
 
 PROGRAM = Path(__file__).parents[1] / "gpu.py"
@@ -143,7 +145,7 @@ class LargeModel:
         problems: list[str] = []
         with (
             recorded(document_attention, "_problem_with", problems),
-            replaced(methods, "load_base", self.load),
+            replaced(registry, "load_base", self.load),
         ):
             train.run(config, Context(environment, stage, times, StopSignal()))
         seconds = [

@@ -20,7 +20,8 @@ from finetune_trainer.runtime.child_process import start_module
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stages import train as train_stage
 from finetune_trainer.stop_signal import StopSignal
-from finetune_trainer.training import loop, rank_processes
+from finetune_trainer.training import loop
+from finetune_trainer.training.distributed import processes
 from train_bench import ours
 from train_bench.benchmark import PAUSES_RANK, RANKS_EVERY, Benchmark
 from train_bench.measuring import StepTimes
@@ -49,7 +50,7 @@ def pauses(benchmark: Benchmark) -> list[float]:
     found: dict[str, float] = {}
     with (
         recorded_pauses(found),
-        mock.patch.object(rank_processes, "start_module", start_this_module),
+        mock.patch.object(processes, "start_module", start_this_module),
     ):
         ends = ours.train(benchmark, rank=PAUSES_RANK, every=RANKS_EVERY)
     Recorded(ends, found).write(benchmark.folder, 0)

@@ -11,16 +11,17 @@ from typing_extensions import override
 
 from finetune_trainer.contract import Environment, TrainConfig
 from finetune_trainer.data.documents import Document
-from finetune_trainer.data.packing_rows import PackedRows
-from finetune_trainer.data.packing_writer import PackedWriter
+from finetune_trainer.data.packing.rows import PackedRows
+from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.runtime.artifacts import digest_file
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stages import train
 from finetune_trainer.stop_signal import StopSignal
-from finetune_trainer.training import document_attention, methods
 from finetune_trainer.training.batches import Batch, load_batch
-from finetune_trainer.training.model import TrainedModel
+from finetune_trainer.training.methods import registry
+from finetune_trainer.training.model import document_attention
+from finetune_trainer.training.model.model import TrainedModel
 from train_bench import large_model
 from train_bench.measuring import StepTimes, make_pairs, make_rows
 
@@ -183,7 +184,7 @@ class SmallModels:
             "compared", dtype=dtype, lora={"rank": 16, "alpha": 32, "dropout": 0.0}
         )
         place = torch.device(device)
-        trainable = methods.load_trainable(
+        trainable = registry.load_trainable(
             BaseModel("model", self.folder / "model", ""), config, place
         )
         model = TrainedModel(trainable, place, config.recipe)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from finetune_cli.diagnostics import InvalidManifest, UsageError
-from finetune_cli.encoding import replace_unencodable
 from finetune_cli.exit_codes import FAILED, INTERRUPTED, INVALID, PIPE_CLOSED
+from finetune_cli.output.encoding import replace_unencodable
 from finetune_operator.errors import ClusterError
 
 COMMANDS = {

@@ -12,7 +12,7 @@ import yaml
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.stages.base import ConfigContext, StageSpec
 from finetune_operator.api.status import AttemptStatus, StageStatus
-from finetune_operator.core.capacity import CapacityChoice
+from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.job_template import JobTemplate, job_template
 from finetune_operator.core.metadata import job_name
 from finetune_operator.core.pipeline import Key, Pipeline

@@ -5,7 +5,7 @@ from typing import Any
 from support.pods import a_job, a_pod
 from support.scenario import a_pipeline
 
-from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.cache.cache import ResourceCache
 
 Object = dict[str, Any]
 PIPELINE_NAME = "finetune.dev/pipeline-name"

@@ -11,7 +11,7 @@ import torch
 from finetune_trainer.contract.environment import LOCAL_RANK
 from finetune_trainer.parent_death import die_with_parent
 from finetune_trainer.runtime.entrypoint import main
-from finetune_trainer.training import rank_processes
+from finetune_trainer.training.distributed import processes
 
 
 def fork_ranks(count: int) -> None:
@@ -21,7 +21,7 @@ def fork_ranks(count: int) -> None:
     def start_module(_module: str, _stage: str, *, variables: Mapping[str, str]) -> ForkedRank:
         return forked[int(variables[LOCAL_RANK])].start(variables)
 
-    rank_processes.start_module = start_module  # type: ignore[assignment]
+    processes.start_module = start_module  # type: ignore[assignment]
 
 
 class ForkedRank:

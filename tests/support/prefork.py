@@ -23,10 +23,10 @@ from support.forked_ranks import fork_ranks
 import finetune_trainer.stages.prepare  # so that no child imports them
 import finetune_trainer.stages.push
 import finetune_trainer.stages.train  # noqa: F401
-from finetune_trainer.data import batch_tokenizer
 from finetune_trainer.data.documents import Document
-from finetune_trainer.data.encoding import Encoder, TextExample
-from finetune_trainer.data.worker_pool import WorkerPool
+from finetune_trainer.data.tokenizing import batch_tokenizer
+from finetune_trainer.data.tokenizing.encoder import Encoder, TextExample
+from finetune_trainer.data.tokenizing.worker_pool import WorkerPool
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.entrypoint import main
 from finetune_trainer.stop_signal import stop

@@ -9,7 +9,7 @@ from support.stages import run_to_result
 
 from finetune_trainer.contract import Environment, PrepareConfig, PrepareResult
 from finetune_trainer.data.documents import Split
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

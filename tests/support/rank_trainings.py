@@ -23,7 +23,7 @@ from finetune_trainer.contract import Environment, ExitCode, TerminationMessage,
 
 STEPS = 24
 LOG = "log"
-PROCESSES = "finetune_trainer.training.rank_processes"
+PROCESSES = "finetune_trainer.training.distributed.processes"
 PAIRS = "d" * 16
 """Identity of a prepare stage whose rows are pairs."""
 PLAIN = {"lora": {"rank": 4, "alpha": 8}}

@@ -11,7 +11,7 @@ import numpy as np
 
 from finetune_trainer.contract import Environment, ExitCode, TrainConfig, TrainResult
 from finetune_trainer.data.documents import Document
-from finetune_trainer.data.packing_writer import PackedWriter
+from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context

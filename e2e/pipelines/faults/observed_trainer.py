@@ -56,9 +56,10 @@ def eat() -> None:
 
 def observe_training() -> None:
     """Record every step and every save of the training."""
-    from finetune_trainer.training import checkpoint_manager, loop  # noqa: PLC0415  imports torch
+    from finetune_trainer.training import loop
+    from finetune_trainer.training.checkpoints import manager  # noqa: PLC0415  imports torch
 
-    train_step, write_files = loop.train_step, checkpoint_manager.write_files
+    train_step, write_files = loop.train_step, manager.write_files
 
     def observed_step(run: Any) -> Any:
         hold(f"step-{POD}")
@@ -77,7 +78,7 @@ def observe_training() -> None:
             record("unsaved", snapshot.state.step)
             raise
 
-    loop.train_step, checkpoint_manager.write_files = observed_step, observed_write
+    loop.train_step, manager.write_files = observed_step, observed_write
 
 
 def observe_stage() -> None:

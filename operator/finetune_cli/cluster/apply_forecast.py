@@ -9,10 +9,10 @@ from rich.console import Console
 from finetune_cli.cluster.dry_run import dry_run
 from finetune_cli.cluster.pods import read_cache
 from finetune_cli.cluster.session import ClusterSession, Object, connect
-from finetune_cli.counts import count_lines
-from finetune_cli.forecast import KeptWork, PipelineForecast, forecast
-from finetune_cli.forecast_lines import print_forecast, print_forecast_json
-from finetune_cli.placement import placement_lines, read_placement
+from finetune_cli.forecast.counts import count_lines
+from finetune_cli.forecast.forecast import KeptWork, PipelineForecast, forecast
+from finetune_cli.forecast.placement import placement_lines, read_placement
+from finetune_cli.output.forecast_lines import print_forecast, print_forecast_json
 from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.assess import StageAssessment
 from finetune_operator.core.observation import Observation

@@ -21,13 +21,13 @@ from finetune_cli.cluster.session import (
     refresh,
     with_retries,
 )
-from finetune_cli.costs import cost_lines
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import exit_code, has_finished, ready_message
-from finetune_cli.fields import gate_lines
-from finetune_cli.listing import COLUMNS, aligned, row
-from finetune_cli.status_text import interruptions_line
-from finetune_cli.status_tree import live_table
+from finetune_cli.manifest.fields import gate_lines
+from finetune_cli.output.costs import cost_lines
+from finetune_cli.output.status_text import interruptions_line
+from finetune_cli.output.status_tree import live_table
+from finetune_cli.output.table import COLUMNS, aligned, row
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import AttemptStatus

@@ -17,8 +17,8 @@ from finetune_cli.cluster.session import (
 )
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED, has_finished, is_up_to_date
-from finetune_cli.metrics import TRAIN, print_rows, print_samples, rows_of_curve
-from finetune_cli.status_text import attempt_line, no_attempt, print_attempt, stage_summary
+from finetune_cli.output.metrics import TRAIN, print_rows, print_samples, rows_of_curve
+from finetune_cli.output.status_text import attempt_line, no_attempt, print_attempt, stage_summary
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
 from finetune_operator.core.metadata import STAGE_CONTAINER, workspace_name
 from finetune_operator.core.pipeline import Pipeline

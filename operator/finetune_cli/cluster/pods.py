@@ -5,7 +5,7 @@ from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE, SERVER, service_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import (
+from finetune_operator.kubernetes.cache.cache import (
     DEPLOYMENTS,
     JOBS,
     PIPELINES,
@@ -13,8 +13,8 @@ from finetune_operator.kubernetes.cache import (
     SERVICES,
     ResourceCache,
 )
+from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.translate.pod import Pod
-from finetune_operator.kubernetes.trim import JOB_NAME
 
 MANAGED_SELECTOR = f"{MANAGED_BY}={MANAGED_BY_VALUE}"
 

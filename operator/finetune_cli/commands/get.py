@@ -13,8 +13,8 @@ from finetune_cli.commands.list import print_runs
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.local.summary import run_argument, summary_lines
+from finetune_cli.output.status_tree import live_table
 from finetune_cli.runs import find_runs
-from finetune_cli.status_tree import live_table
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.local.job_folder import is_locked
 from finetune_operator.local.pipeline_file import PipelineFile, to_object

@@ -16,8 +16,8 @@ import yaml
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import INVALID
-from finetune_cli.fields import UriField, sources, targets
 from finetune_cli.manifest import yaml_reader
+from finetune_cli.manifest.fields import UriField, sources, targets
 from finetune_cli.manifest.manifest import read_text
 from finetune_cli.manifest.messages import DNS_SUBDOMAIN, PATTERNS
 from finetune_cli.manifest.value_check import resembles_repository

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from finetune_cli.arguments import add_cluster_arguments, run_on_cluster
 from finetune_cli.commands import Commands
-from finetune_cli.listing import COLUMNS, aligned, row
+from finetune_cli.output.table import COLUMNS, aligned, row
 from finetune_cli.runs import RUNS, find_runs
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.errors import ClusterError

@@ -9,8 +9,8 @@ from finetune_cli.arguments import add_run_arguments, find_workdir, run_on_clust
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
-from finetune_cli.metrics import TRAIN, print_rows, print_samples, rows_of_file
-from finetune_cli.status_text import no_attempt, print_attempt
+from finetune_cli.output.metrics import TRAIN, print_rows, print_samples, rows_of_file
+from finetune_cli.output.status_text import no_attempt, print_attempt
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.local.cluster import Folders

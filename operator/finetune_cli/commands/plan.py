@@ -19,13 +19,13 @@ from finetune_cli.arguments import (
     workdir_for,
 )
 from finetune_cli.commands import Commands
-from finetune_cli.counts import count_lines
-from finetune_cli.fields import without_effect
-from finetune_cli.forecast import FindKeptWork, KeptWork, PipelineForecast, forecast
-from finetune_cli.forecast_lines import print_forecast, print_forecast_json
+from finetune_cli.forecast.counts import count_lines
+from finetune_cli.forecast.forecast import FindKeptWork, KeptWork, PipelineForecast, forecast
+from finetune_cli.forecast.placement import placement_lines, read_placement
 from finetune_cli.local.run import LocalRun, with_spec
+from finetune_cli.manifest.fields import without_effect
 from finetune_cli.manifest.manifest import read
-from finetune_cli.placement import placement_lines, read_placement
+from finetune_cli.output.forecast_lines import print_forecast, print_forecast_json
 from finetune_operator.core.assess import StageAssessment
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.local.job_folder import read_model

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from finetune_cli.arguments import add_local_arguments, claims, manifest_path, workdir_for
 from finetune_cli.commands import Commands
-from finetune_cli.display import Display, display_for
 from finetune_cli.exit_codes import DONE, FAILED, INTERRUPTED, below_gate
 from finetune_cli.exit_codes import exit_code as finished_exit_code
 from finetune_cli.local.fault_injection import fault
@@ -20,7 +19,8 @@ from finetune_cli.local.run import LocalRun, is_until_reached
 from finetune_cli.local.serving import keep_serving
 from finetune_cli.local.summary import run_argument, summary_lines
 from finetune_cli.manifest.manifest import read
-from finetune_cli.status_tree import live_table
+from finetune_cli.output.display import Display, display_for
+from finetune_cli.output.status_tree import live_table
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.events import Event

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from finetune_cli.arguments import add_local_arguments, claims, workdir_for
+from finetune_cli.checks.sources import check_manifest
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import Diagnostic, sort_diagnostics
 from finetune_cli.exit_codes import INVALID
 from finetune_cli.local.run import LocalRun
 from finetune_cli.manifest.manifest import ReadResult, read_all
-from finetune_cli.source_check import check_manifest
 
 DESCRIPTION = """\
 Check manifests and print all errors, one a line: FILE:LINE: FIELD: the error and its fix. A file may hold several

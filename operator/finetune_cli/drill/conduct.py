@@ -10,7 +10,7 @@ from finetune_cli.diagnostics import UsageError
 from finetune_cli.drill.cost import cost_line
 from finetune_cli.drill.record import Drill, Look
 from finetune_cli.exit_codes import FAILED, INTERRUPTED
-from finetune_cli.listing import aligned
+from finetune_cli.output.table import aligned
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.errors import ClusterError
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from finetune_cli.checks.sources import check_manifest
 from finetune_cli.diagnostics import Diagnostic, InvalidManifest, UsageError, sort_diagnostics
 from finetune_cli.local.fault_injection import Fault, FaultInjector
 from finetune_cli.manifest.manifest import Manifest
 from finetune_cli.runs import MANIFEST
-from finetune_cli.source_check import check_manifest
 from finetune_operator.api.group import RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus, StageState

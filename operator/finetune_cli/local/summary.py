@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from finetune_cli.costs import cost_lines
 from finetune_cli.exit_codes import ready_message
-from finetune_cli.fields import gate_lines
+from finetune_cli.manifest.fields import gate_lines
+from finetune_cli.output.costs import cost_lines
+from finetune_cli.output.status_text import interruptions_line
 from finetune_cli.runs import RUNS, manifest_of
-from finetune_cli.status_text import interruptions_line
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL, link
 from finetune_operator.api.status import ModelStatus, PipelineStatus, StageState
 from finetune_trainer.contract import DeployResult

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from finetune_cli.fields import (
+from finetune_cli.manifest.fields import (
     GateMetric,
     Location,
     UriField,

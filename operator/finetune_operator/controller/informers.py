@@ -28,7 +28,7 @@ from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import (
+from finetune_operator.kubernetes.cache.cache import (
     CLAIMS,
     DEFAULTS,
     DEPLOYMENTS,
@@ -39,7 +39,7 @@ from finetune_operator.kubernetes.cache import (
     SERVICES,
     ResourceCache,
 )
-from finetune_operator.kubernetes.change import Change, Urgency
+from finetune_operator.kubernetes.cache.change import Change, Urgency
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME

@@ -23,7 +23,7 @@ from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.controller.reflector import BASE_RETRY_SECONDS, WATCH_SECONDS
 from finetune_operator.controller.signals import StopSignal
 from finetune_operator.core.metadata import MANAGED_BY_VALUE
-from finetune_operator.kubernetes.cache import PIPELINES
+from finetune_operator.kubernetes.cache.cache import PIPELINES
 from finetune_operator.kubernetes.client import PAGE, WATCH_GRACE_SECONDS
 from finetune_operator.kubernetes.translate.object import Object
 

@@ -18,7 +18,7 @@ from finetune_operator.controller.signals import StopSignal
 from finetune_operator.controller.worker import run_worker
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.settings import Settings
-from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.cache.cache import ResourceCache
 from finetune_operator.kubernetes.client import (
     KubernetesClient,
     TokenBucket,

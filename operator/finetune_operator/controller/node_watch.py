@@ -14,15 +14,15 @@ from finetune_operator.controller.reflector import (
 )
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.change import NO_CHANGE, Change
+from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change
+from finetune_operator.kubernetes.cache.store import NamespacedName
+from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.pods.saves import SaveSender
-from finetune_operator.kubernetes.store import NamespacedName
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.node import notices_of
 from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import Pod
-from finetune_operator.kubernetes.trim import JOB_NAME
 
 NODES = "nodes"
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.change import Change
+from finetune_operator.kubernetes.cache.change import Change
+from finetune_operator.kubernetes.cache.store import NamespacedName, version_of
 from finetune_operator.kubernetes.client import KubernetesClient
-from finetune_operator.kubernetes.store import NamespacedName, version_of
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.object import Object
 

@@ -29,7 +29,7 @@ from finetune_operator.core.actions import (
     writes_to_claim,
 )
 from finetune_operator.core.assess import PipelineAssessment, StageAssessment
-from finetune_operator.core.capacity import CapacityChoice
+from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.cleanup import ended_job_actions, stray_actions
 from finetune_operator.core.history import (
     mark_stopping,

@@ -31,7 +31,9 @@ from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.report import unreadable_status
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject, NewerObject
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.cache import JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.store import NamespacedName
+from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.event_recorder import EventRecorder, Regarding
 from finetune_operator.kubernetes.headless_service import create_headless_service
@@ -47,7 +49,6 @@ from finetune_operator.kubernetes.resources.claim import claim_name
 from finetune_operator.kubernetes.resources.job import build_job
 from finetune_operator.kubernetes.resources.owner_references import is_owned_by
 from finetune_operator.kubernetes.servers import Servers
-from finetune_operator.kubernetes.store import NamespacedName
 from finetune_operator.kubernetes.translate.api_errors import (
     AlreadyExists,
     ApiError,
@@ -58,7 +59,6 @@ from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.job import is_finished, observe_job
 from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import Pod
-from finetune_operator.kubernetes.trim import JOB_NAME
 from finetune_operator.kubernetes.workspaces import Workspaces
 
 SERVER_STAGES = frozenset(kind.name for kind in STAGES if kind.runs_server)

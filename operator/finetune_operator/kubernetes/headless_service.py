@@ -3,7 +3,7 @@
 from finetune_operator.core.metadata import headless_service_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import SERVICES, ResourceCache
+from finetune_operator.kubernetes.cache.cache import SERVICES, ResourceCache
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.resources.headless_service import build_headless_service
 from finetune_operator.kubernetes.resources.owner_references import foreign_service

@@ -13,7 +13,7 @@ from finetune_operator.core.observation import Blocker, JobState, ObservedJob, O
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import DEPLOYMENTS, SERVICES, ResourceCache
+from finetune_operator.kubernetes.cache.cache import DEPLOYMENTS, SERVICES, ResourceCache
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.pods.probe import NoProbe, ProbeResult, ServerProbe
 from finetune_operator.kubernetes.resources.owner_references import foreign_service, is_owned_by

@@ -6,8 +6,8 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker, ClaimChange, ClaimUser, ObservedWorkspace
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache import CLAIMS, ResourceCache
-from finetune_operator.kubernetes.children import owner_key
+from finetune_operator.kubernetes.cache.cache import CLAIMS, ResourceCache
+from finetune_operator.kubernetes.cache.children import owner_key
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.resources import claim
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked

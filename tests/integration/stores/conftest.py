@@ -15,9 +15,9 @@ from support.stores.registry_proxy import RegistryProxy, serve_proxy
 from support.stores.registry_server import RegistryServer, serve_registry
 from support.stores.sealed_model import SealedModel, make_model
 
-from finetune_trainer.stores import buckets
-from finetune_trainer.stores.buckets import locate_objects
-from finetune_trainer.stores.open_bucket import open_bucket
+from finetune_trainer.stores.objects import bucket as buckets
+from finetune_trainer.stores.objects.bucket import locate_objects
+from finetune_trainer.stores.objects.open_bucket import open_bucket
 
 STORES = ("s3", "az", "gs") if os.environ.get("STORES") == "all" else ("s3",)
 
@@ -80,4 +80,4 @@ def no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def short_outages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeat requests for two seconds instead of a minute."""
-    monkeypatch.setattr("finetune_trainer.stores.registry_client.RETRY_SECONDS", 2.0)
+    monkeypatch.setattr("finetune_trainer.stores.oci.client.RETRY_SECONDS", 2.0)

@@ -5,9 +5,9 @@ from support.stores.registry_server import RegistryServer
 from support.stores.sealed_model import SealedModel
 
 from finetune_trainer.exit_codes import ExitCode
-from finetune_trainer.stores.buckets import locate_objects
 from finetune_trainer.stores.check import Item, look_at, look_at_all
-from finetune_trainer.stores.registry import RegistryTarget
+from finetune_trainer.stores.objects.bucket import locate_objects
+from finetune_trainer.stores.oci.store import RegistryTarget
 
 
 def code_of(item: Item) -> ExitCode | None:

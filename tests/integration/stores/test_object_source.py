@@ -14,9 +14,9 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
 )
-from finetune_trainer.stores.buckets import locate_objects
 from finetune_trainer.stores.download import fetch
-from finetune_trainer.stores.objects import ObjectSource
+from finetune_trainer.stores.objects.bucket import locate_objects
+from finetune_trainer.stores.objects.store import ObjectSource
 
 ROWS = {
     "tickets-1.jsonl": b"one\n",
@@ -111,10 +111,10 @@ def test_object_that_changes_in_a_continued_part_is_refused(rows, put, tmp_path)
 SLOW_FETCH = """
 import sys, time
 from pathlib import Path
-from finetune_trainer.stores.buckets import locate_objects
-from finetune_trainer.stores.open_bucket import open_bucket
+from finetune_trainer.stores.objects.bucket import locate_objects
+from finetune_trainer.stores.objects.open_bucket import open_bucket
 from finetune_trainer.stores.download import fetch
-from finetune_trainer.stores.objects import ObjectSource
+from finetune_trainer.stores.objects.store import ObjectSource
 uri, cache = sys.argv[1:]
 class SlowBucket:
     def __init__(self, bucket):

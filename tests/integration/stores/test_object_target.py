@@ -19,9 +19,9 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
 )
-from finetune_trainer.stores.buckets import locate_objects
 from finetune_trainer.stores.download import fetch
-from finetune_trainer.stores.objects import ObjectSource, ObjectTarget
+from finetune_trainer.stores.objects.bucket import locate_objects
+from finetune_trainer.stores.objects.store import ObjectSource, ObjectTarget
 
 
 @pytest.fixture

@@ -27,11 +27,11 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
 )
 from finetune_trainer.stop_signal import stop
-from finetune_trainer.stores import registry as registry_module
 from finetune_trainer.stores.download import fetch
-from finetune_trainer.stores.oci_image import FILE_NAME, MANIFEST_TYPE, MOST_LAYERS
+from finetune_trainer.stores.oci import store as registry_module
+from finetune_trainer.stores.oci.image import FILE_NAME, MANIFEST_TYPE, MOST_LAYERS
+from finetune_trainer.stores.oci.store import RegistrySource, RegistryTarget
 from finetune_trainer.stores.port import Publication
-from finetune_trainer.stores.registry import RegistrySource, RegistryTarget
 from testcluster.images import oci
 from testcluster.linux_namespaces.certificates import Authority
 
@@ -335,7 +335,7 @@ def test_expired_token_is_renewed(
 def test_authority_of_the_registry_is_configurable(
     model: SealedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ):
-    monkeypatch.setattr("finetune_trainer.stores.registry_credentials.LOOPBACK", frozenset())
+    monkeypatch.setattr("finetune_trainer.stores.oci.credentials.LOOPBACK", frozenset())
     for other in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(other, raising=False)
     authority = Authority(tmp_path / "ca")

@@ -24,9 +24,9 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
 )
-from finetune_trainer.stores.oci_image import MANIFEST_TYPE
+from finetune_trainer.stores.oci.image import MANIFEST_TYPE
+from finetune_trainer.stores.oci.store import RegistrySource, RegistryTarget
 from finetune_trainer.stores.port import Listing, RemoteFile
-from finetune_trainer.stores.registry import RegistrySource, RegistryTarget
 from testcluster.images import oci
 
 REPOSITORY = "team/model"
@@ -36,7 +36,7 @@ PROCESS_SECONDS = 60
 DOWNLOAD = """
 import sys
 from pathlib import Path
-from finetune_trainer.stores.registry import RegistrySource
+from finetune_trainer.stores.oci.store import RegistrySource
 uri, name, path = sys.argv[1:]
 source = RegistrySource(uri)
 source.download(next(file for file in source.list_files(None).files if file.name == name), Path(path))
@@ -328,7 +328,7 @@ def test_image_that_holds_no_model_is_refused(registry: RegistryServer):
 
 
 def test_name_of_a_host_without_tls_is_explained(uri: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("finetune_trainer.stores.registry_credentials.LOOPBACK", frozenset())
+    monkeypatch.setattr("finetune_trainer.stores.oci.credentials.LOOPBACK", frozenset())
     with pytest.raises(ConfigInvalid, match=r"WRONG_VERSION_NUMBER.*FINETUNE_INSECURE_REGISTRIES"):
         RegistrySource(uri).list_files(None)
     monkeypatch.setenv("FINETUNE_INSECURE_REGISTRIES", f"other.test, {uri.split('/')[2]}")

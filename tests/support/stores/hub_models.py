@@ -8,7 +8,7 @@ from pathlib import Path
 from support.stores.hub_environment import sealed_model
 from support.stores.hub_state import Hub, Repository
 
-from finetune_trainer.stores.hub_target import HubTarget
+from finetune_trainer.stores.hub.target import HubTarget
 from finetune_trainer.stores.port import Publication
 
 URI = "hf://people/bot"

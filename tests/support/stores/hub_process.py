@@ -12,8 +12,8 @@ from support.stores.models import names_in
 from finetune_trainer.runtime.errors import StageError
 from finetune_trainer.stop_signal import stop
 from finetune_trainer.stores.download import fetch
-from finetune_trainer.stores.hub import HubSource
-from finetune_trainer.stores.hub_target import HubTarget
+from finetune_trainer.stores.hub.source import HubSource
+from finetune_trainer.stores.hub.target import HubTarget
 
 
 def push(uri: str, folder: str, digest: str) -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from support.stores.models import names_in
 
-from finetune_trainer.stores.buckets import locate_objects
-from finetune_trainer.stores.objects import ObjectTarget
-from finetune_trainer.stores.open_bucket import open_bucket
+from finetune_trainer.stores.objects.bucket import locate_objects
+from finetune_trainer.stores.objects.open_bucket import open_bucket
+from finetune_trainer.stores.objects.store import ObjectTarget
 
 
 class DyingBucket:

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from finetune_trainer.stop_signal import stop
 stop.install()
-from finetune_trainer.stores.registry import RegistryTarget
+from finetune_trainer.stores.oci.store import RegistryTarget
 uri, folder, digest, *names = sys.argv[1:]
 publication = RegistryTarget(uri).publish(Path(folder), digest, names)
 print(publication.uri, publication.sent_bytes)

@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from support.scenario import Scenario, a_pipeline
 
-from finetune_cli import display
-from finetune_cli.display import LineOutput, LiveTable
-from finetune_cli.status_tree import live_table
+from finetune_cli.output import display
+from finetune_cli.output.display import LineOutput, LiveTable
+from finetune_cli.output.status_tree import live_table
 from finetune_operator.core.events import Event
 
 ERROR = "out of patience"

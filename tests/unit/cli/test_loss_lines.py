@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 from support.scenario import Scenario
 
-from finetune_cli.loss_lines import sparkline
-from finetune_cli.status_tree import live_table
+from finetune_cli.output.loss_curve import sparkline
+from finetune_cli.output.status_tree import live_table
 from finetune_trainer.contract import LossCurve, ValidationPoint
 
 VALIDATIONS = (ValidationPoint(step=40, loss=2.25), ValidationPoint(step=80, loss=2.5))

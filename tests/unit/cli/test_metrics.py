@@ -7,7 +7,7 @@ import pytest
 from support.cli_session import TRAIN, interrupt_training
 from support.scenario import Scenario
 
-from finetune_cli.metrics import rows_of_curve
+from finetune_cli.output.metrics import rows_of_curve
 from finetune_operator.core.pipeline import Key
 from finetune_operator.local.pipeline_file import PipelineFile
 from finetune_trainer.contract import LossCurve, ValidationPoint

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from support.scenario import START, UID, Scenario, a_pipeline
 
-from finetune_cli.costs import attempt_cost, attempt_place, cost_lines
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.forecast import forecast
-from finetune_cli.placement import placement_lines, read_placement
+from finetune_cli.forecast.forecast import forecast
+from finetune_cli.forecast.placement import placement_lines, read_placement
+from finetune_cli.output.costs import attempt_cost, attempt_place, cost_lines
 from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.api.status import (
     AttemptStatus,

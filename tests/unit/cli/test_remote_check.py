@@ -211,7 +211,7 @@ def test_run_with_a_store_that_is_gone_starts_with_a_warning(hub, check, monkeyp
 
 def test_remote_stays_unknown_without_the_trainers_packages(hub, check, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "finetune_cli.remote_check.COMMAND", ("python", "-c", "import no_such_package")
+        "finetune_cli.checks.stores.COMMAND", ("python", "-c", "import no_such_package")
     )
     code, out = check()
     assert code == 0
@@ -228,7 +228,7 @@ def test_remote_stays_unknown_without_the_trainers_packages(hub, check, tmp_path
 
 def test_library_that_is_not_installed_leaves_a_source_unknown(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.cloud", None)
-    monkeypatch.delitem(sys.modules, "finetune_trainer.stores.google_bucket", raising=False)
+    monkeypatch.delitem(sys.modules, "finetune_trainer.stores.objects.google_bucket", raising=False)
     problem = look_at(Item("gs://bucket/base", "model"))
     assert problem is not None
     assert problem.exit_code is ExitCode.BUG

@@ -9,8 +9,8 @@ import yaml
 from support.scenario import ALL_STAGES, merged
 
 from finetune_cli.__main__ import main
-from finetune_cli.built_in_tasks import read_built_in_tasks
-from finetune_cli.task_file import task_metrics
+from finetune_cli.checks.built_in_tasks import read_built_in_tasks
+from finetune_cli.checks.task_file import task_metrics
 
 TASK = {
     "task": "exam",
@@ -125,7 +125,7 @@ def test_target_with_models_of_earlier_pushes_is_valid(check, folder):
 
 
 def test_source_without_permission_is_reported(check, monkeypatch):
-    monkeypatch.setattr("finetune_cli.source_check.os.access", lambda *_: False)
+    monkeypatch.setattr("finetune_cli.checks.sources.os.access", lambda *_: False)
     code, out = check()
     assert code == 2
     assert out.count("cannot be read by this user; change its permissions") == 3

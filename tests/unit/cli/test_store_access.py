@@ -2,7 +2,7 @@
 
 import pytest
 
-from finetune_cli.store_access import environment_of
+from finetune_cli.checks.store_access import environment_of
 
 SHELL = {
     "AWS_SECRET_ACCESS_KEY": "shell",

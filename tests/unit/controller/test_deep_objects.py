@@ -21,7 +21,7 @@ from support.scenario import a_pipeline
 from finetune_operator import __main__ as operator
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.client import open_client
-from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.cache.cache import ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.progress import NoProgress
 from finetune_operator.controller.workqueue import WorkQueue

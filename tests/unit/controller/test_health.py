@@ -11,7 +11,7 @@ from finetune_operator.controller.health import Health
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.report import unreadable_status
-from finetune_operator.kubernetes.cache import PIPELINES, PODS, SERVICES, ResourceCache
+from finetune_operator.kubernetes.cache.cache import PIPELINES, PODS, SERVICES, ResourceCache
 
 
 def get(

@@ -15,7 +15,7 @@ from finetune_operator.controller.signals import StopSignal
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.cache import JOBS, PIPELINES, PODS, ResourceCache
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 NAME = "demo-train-a1"

@@ -25,7 +25,7 @@ from finetune_operator.controller.metrics import (
 )
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import Conflict
-from finetune_operator.kubernetes.cache import ResourceCache
+from finetune_operator.kubernetes.cache.cache import ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress

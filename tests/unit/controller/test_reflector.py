@@ -13,8 +13,8 @@ from finetune_operator.controller.informers import UNFINISHED_JOBS
 from finetune_operator.controller.reflector import Reflector, Resource
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.cache import EVENTS, JOBS, PIPELINES, PODS, ResourceCache
-from finetune_operator.kubernetes.change import Urgency
+from finetune_operator.kubernetes.cache.cache import EVENTS, JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.change import Urgency
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 PATHS = {

@@ -8,7 +8,14 @@ from decimal import Decimal
 import pytest
 
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
-from finetune_operator.core.auto import (
+from finetune_operator.core.capacity.decision import (
+    Cause,
+    Experience,
+    Limits,
+    NodeGroup,
+    Offer,
+)
+from finetune_operator.core.capacity.policy import (
     MIN_PENDING,
     PENDING,
     decide,
@@ -18,13 +25,6 @@ from finetune_operator.core.auto import (
     pending_limit,
     reason_to_give_up,
     return_time,
-)
-from finetune_operator.core.decision import (
-    Cause,
-    Experience,
-    Limits,
-    NodeGroup,
-    Offer,
 )
 
 HOUR = timedelta(hours=1)

@@ -23,7 +23,7 @@ from support.scenario import START, Scenario, a_pipeline, a_result
 from finetune_operator.api.amounts import AMOUNT
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import PlacementDefaults
-from finetune_operator.core.placement import pod_placement
+from finetune_operator.core.capacity.nodes import pod_placement
 
 
 def test_cheaper_spot_is_chosen_with_its_numbers():

@@ -1,6 +1,6 @@
 """Deadlines: whatever spot nodes do, `Auto` keeps each deadline that on-demand nodes alone would have kept.
 
-The simulator of bench/ runs the functions of core/auto.py; here the whole reconcile loop decides, minute by minute.
+The simulator of bench/ runs the functions of core/capacity/policy.py; here the whole reconcile loop decides, minute by minute.
 """
 
 import random

@@ -9,8 +9,8 @@ from support.placements import FULL, H100, choice, end_stopped, placed, settings
 from support.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.core.capacity.nodes import offers
 from finetune_operator.core.observation import Blocker
-from finetune_operator.core.placement import offers
 
 SHARED = {"workspace": {"accessMode": "ReadWriteMany"}}
 MINUTE = timedelta(minutes=1)

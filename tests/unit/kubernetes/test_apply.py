@@ -23,7 +23,7 @@ from finetune_operator.core.metadata import service_name
 from finetune_operator.core.observation import ClaimChange
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import Conflict
-from finetune_operator.kubernetes.cache import PIPELINES, ResourceCache
+from finetune_operator.kubernetes.cache.cache import PIPELINES, ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe

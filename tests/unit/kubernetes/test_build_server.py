@@ -12,8 +12,8 @@ from support.scenario import Scenario, a_pipeline
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.kubernetes.cache import DEPLOYMENTS, PODS, ResourceCache
-from finetune_operator.kubernetes.change import NO_CHANGE
+from finetune_operator.kubernetes.cache.cache import DEPLOYMENTS, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.change import NO_CHANGE
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.resources.server import (
     build_deployment,

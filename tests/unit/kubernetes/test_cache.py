@@ -5,8 +5,8 @@ from support.cluster_objects import cache_of, job_of, pipeline_object, pod_of, r
 from support.pods import job_condition, running, terminated, unschedulable, waiting
 
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import CLAIMS, EVENTS, JOBS, PIPELINES, PODS
-from finetune_operator.kubernetes.change import NO_CHANGE, Change, Urgency
+from finetune_operator.kubernetes.cache.cache import CLAIMS, EVENTS, JOBS, PIPELINES, PODS
+from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.cluster import parse_pipeline
 
 DEMO, OTHER = Key("team", "demo"), Key("team", "other")
@@ -347,7 +347,7 @@ def test_other_events_wake_nobody():
 
 
 def test_number_of_warnings_is_limited(monkeypatch):
-    monkeypatch.setattr("finetune_operator.kubernetes.warning_events.WARNINGS_KEPT", 2)
+    monkeypatch.setattr("finetune_operator.kubernetes.cache.warning_events.WARNINGS_KEPT", 2)
     cache = training()
     for name in "abc":
         cache.update(EVENTS, warning("x", name=name))

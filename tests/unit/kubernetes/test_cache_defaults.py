@@ -7,8 +7,8 @@ from support.fake_api import FakeApi
 
 from finetune_operator.controller.informers import CHILDREN
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache import DEFAULTS, PIPELINES, ResourceCache
-from finetune_operator.kubernetes.change import NO_CHANGE, Change, Urgency
+from finetune_operator.kubernetes.cache.cache import DEFAULTS, PIPELINES, ResourceCache
+from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress

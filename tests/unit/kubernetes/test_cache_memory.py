@@ -5,7 +5,7 @@ import tracemalloc
 
 from support.cluster_objects import job_of, pipeline_object, pod_of
 
-from finetune_operator.kubernetes.cache import (
+from finetune_operator.kubernetes.cache.cache import (
     CLAIMS,
     EVENTS,
     JOBS,
@@ -62,8 +62,8 @@ def churned(cache: ResourceCache, numbers: range) -> int:
 
 def test_memory_of_deleted_objects_is_bounded(monkeypatch):
     for limit in (
-        "finetune_operator.kubernetes.store.DELETIONS_KEPT",
-        "finetune_operator.kubernetes.warning_events.WARNINGS_KEPT",
+        "finetune_operator.kubernetes.cache.store.DELETIONS_KEPT",
+        "finetune_operator.kubernetes.cache.warning_events.WARNINGS_KEPT",
     ):
         monkeypatch.setattr(limit, 128)
     cache = ResourceCache()

@@ -10,7 +10,14 @@ from support.scenario import UID, Scenario, a_pipeline
 
 from finetune_operator.core.metadata import IDENTITY, SERVER, STAGE
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.kubernetes.cache import DEPLOYMENTS, JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.cache import (
+    DEPLOYMENTS,
+    JOBS,
+    PIPELINES,
+    PODS,
+    ResourceCache,
+)
+from finetune_operator.kubernetes.cache.trim import claims_of, trim_claim, trim_service
 from finetune_operator.kubernetes.cluster import parse_pipeline
 from finetune_operator.kubernetes.pods.progress import metrics_port
 from finetune_operator.kubernetes.resources.claim import (
@@ -27,7 +34,6 @@ from finetune_operator.kubernetes.resources.server import (
 )
 from finetune_operator.kubernetes.translate.job import observe_job
 from finetune_operator.kubernetes.translate.pod import Pod
-from finetune_operator.kubernetes.trim import claims_of, trim_claim, trim_service
 
 PIPELINE = Pipeline(Key("team", "demo"), UID, 1, a_pipeline())
 LONG = {"managedFields": [{"fieldsV1": "x" * 9_000}]}

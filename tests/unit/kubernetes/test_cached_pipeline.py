@@ -13,7 +13,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import StageState
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.report import unreadable_status
-from finetune_operator.kubernetes.cached_pipeline import WaitingStage, trim_pipeline
+from finetune_operator.kubernetes.cache.pipeline import WaitingStage, trim_pipeline
 from finetune_operator.kubernetes.cluster import parse_pipeline
 
 

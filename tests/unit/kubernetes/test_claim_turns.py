@@ -12,7 +12,7 @@ from finetune_operator.controller.worker import process
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
-from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.cache import JOBS, PIPELINES, PODS, ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress

@@ -10,7 +10,7 @@ from support.pods import ENDED, job_condition, running, terminated
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState
-from finetune_operator.kubernetes.cache import JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.cache import JOBS, PIPELINES, PODS, ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe

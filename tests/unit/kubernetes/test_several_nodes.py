@@ -19,7 +19,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.core.actions import CreateJob
 from finetune_operator.core.metadata import headless_service_name, job_name, service_name
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.kubernetes.cache import JOBS, PODS
+from finetune_operator.kubernetes.cache.cache import JOBS, PODS
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress

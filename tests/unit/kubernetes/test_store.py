@@ -4,8 +4,8 @@ from unittest.mock import patch
 
 import pytest
 
-from finetune_operator.kubernetes import store as module
-from finetune_operator.kubernetes.store import Store, version_of
+from finetune_operator.kubernetes.cache import store as module
+from finetune_operator.kubernetes.cache.store import Store, version_of
 
 NAME = ("team", "one")
 

@@ -12,7 +12,7 @@ from support.scenario import merged
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.errors import InvalidObject, NewerObject
-from finetune_operator.kubernetes.cache import PIPELINES, ResourceCache
+from finetune_operator.kubernetes.cache.cache import PIPELINES, ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe

@@ -14,8 +14,8 @@ from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.cache import CLAIMS as CLAIM_KIND
-from finetune_operator.kubernetes.cache import PIPELINES, ResourceCache
+from finetune_operator.kubernetes.cache.cache import CLAIMS as CLAIM_KIND
+from finetune_operator.kubernetes.cache.cache import PIPELINES, ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress

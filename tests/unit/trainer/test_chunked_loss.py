@@ -7,13 +7,13 @@ import torch
 from support.families import FAMILIES, make_family_model
 from support.training import documents, run_train, train_config, write_rows
 
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.base_model import BaseModel
-from finetune_trainer.training import loss
 from finetune_trainer.training.batches import load_batch
-from finetune_trainer.training.loss import chunk_size, chunked_cross_entropy
-from finetune_trainer.training.methods import load_trainable
-from finetune_trainer.training.model import TrainedModel
+from finetune_trainer.training.methods.registry import load_trainable
+from finetune_trainer.training.model import loss
+from finetune_trainer.training.model.loss import chunk_size, chunked_cross_entropy
+from finetune_trainer.training.model.model import TrainedModel
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from finetune_trainer.contract import Samples
 from finetune_trainer.contract.sample_rows import SAMPLES
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.training import document_attention
+from finetune_trainer.training.model import document_attention
 
 torch.set_num_threads(1)
 

@@ -14,8 +14,8 @@ from support.prepared import prepare, prepare_again, prepare_config
 from support.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
-from finetune_trainer.data.formats import read_records
-from finetune_trainer.data.source import SourceFile
+from finetune_trainer.data.reading.formats import read_records
+from finetune_trainer.data.reading.source_file import SourceFile
 from finetune_trainer.runtime.artifacts import digest_file
 
 

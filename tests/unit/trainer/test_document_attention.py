@@ -11,12 +11,12 @@ from support.models import make_tiny_model
 from support.training import documents, run_train, train_config, write_rows
 
 from finetune_trainer.contract import Samples
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.base_model import BaseModel
-from finetune_trainer.training import document_attention
 from finetune_trainer.training.batches import Documents, load_batch
-from finetune_trainer.training.methods import load_trainable
-from finetune_trainer.training.model import (
+from finetune_trainer.training.methods.registry import load_trainable
+from finetune_trainer.training.model import document_attention
+from finetune_trainer.training.model.model import (
     ISOLATION_TOLERANCE,
     TrainedModel,
     check_isolation,

@@ -8,9 +8,9 @@ from support.training import train_config
 from torch.utils.checkpoint import checkpoint
 
 from finetune_trainer.models.base_model import BaseModel
-from finetune_trainer.training.dropout import Dropout
-from finetune_trainer.training.methods import load_trainable
-from finetune_trainer.training.model import TrainedModel
+from finetune_trainer.training.methods.registry import load_trainable
+from finetune_trainer.training.model.dropout import Dropout
+from finetune_trainer.training.model.model import TrainedModel
 
 ELEMENTS = 400_003  # no multiple of the numbers in a draw
 

@@ -29,7 +29,7 @@ from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stages import train
 from finetune_trainer.stop_signal import StopSignal
-from finetune_trainer.training import checkpoint_manager
+from finetune_trainer.training.checkpoints import manager
 
 torch.set_num_threads(1)
 NEVER = {"every_steps": 1000, "keep": 9}
@@ -93,7 +93,7 @@ def test_early_saves_are_durable_and_change_no_byte(
     tiny_model: Path, workspace: Path, undisturbed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(early_save, "MIN_SECONDS", 0.0)
-    monkeypatch.setattr(checkpoint_manager, "ThreadPoolExecutor", lambda *_: InlineExecutor())
+    monkeypatch.setattr(manager, "ThreadPoolExecutor", lambda *_: InlineExecutor())
     variables = environment(workspace)
     progress = RequestingProgress(variables, {2, 5, 7})
     run_with(progress, config_for(tiny_model), workspace, variables)

@@ -216,7 +216,7 @@ def test_tokens_that_end_an_answer_are_those_of_the_template(
 ) -> None:
     from transformers import AddedToken, AutoTokenizer  # noqa: PLC0415
 
-    from finetune_trainer.data.chat import end_tokens  # noqa: PLC0415
+    from finetune_trainer.data.records.chat_template import end_tokens  # noqa: PLC0415
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     assert end_tokens(tokenizer, conversations=True) == (2,)  # the default template writes EOS
@@ -258,8 +258,8 @@ def test_prompt_has_the_special_tokens_of_training(
     from support.prepared import make_tokenizer  # noqa: PLC0415
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
-    from finetune_trainer.data.chat import ChatTemplate  # noqa: PLC0415
-    from finetune_trainer.data.conversations import Conversation  # noqa: PLC0415
+    from finetune_trainer.data.records.chat_template import ChatTemplate  # noqa: PLC0415
+    from finetune_trainer.data.records.conversations import Conversation  # noqa: PLC0415
     from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
     from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
 

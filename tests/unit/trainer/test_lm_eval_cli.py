@@ -99,7 +99,7 @@ def write_merged(folder: Path, base: Path, environment: Environment) -> Path:
     import torch  # noqa: PLC0415
     from transformers import AutoTokenizer  # noqa: PLC0415
 
-    from finetune_trainer.data.chat import end_tokens  # noqa: PLC0415
+    from finetune_trainer.data.records.chat_template import end_tokens  # noqa: PLC0415
     from finetune_trainer.models.merge import save_merged  # noqa: PLC0415
     from finetune_trainer.publishing.generation_config import generation_config  # noqa: PLC0415
 

@@ -19,8 +19,8 @@ from finetune_trainer.runtime.errors import Interrupted, ServiceUnavailable
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stages import train
 from finetune_trainer.stop_signal import StopSignal
-from finetune_trainer.training.checkpoint_format import Snapshot
-from finetune_trainer.training.checkpoint_manager import CheckpointManager
+from finetune_trainer.training.checkpoints.format import Snapshot
+from finetune_trainer.training.checkpoints.manager import CheckpointManager
 from finetune_trainer.training.schedule import learning_rate
 from finetune_trainer.training.state import State
 
@@ -170,7 +170,7 @@ def test_checkpoint_write_error_is_logged_and_training_continues(
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.write_files", full)
+    monkeypatch.setattr("finetune_trainer.training.checkpoints.manager.write_files", full)
     run_train(config_for(tiny_model), workspace)
     log = capsys.readouterr().out
     assert "checkpoint step-00000003 cannot be written: [Errno 28] No space left on device" in log
@@ -188,7 +188,7 @@ def test_write_error_of_checkpoint_on_stop_fails_the_stage(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("finetune_trainer.training.checkpoint_manager.write_files", full)
+        patch.setattr("finetune_trainer.training.checkpoints.manager.write_files", full)
         with pytest.raises(
             ServiceUnavailable, match=r"stop requested at step 8.*No space left.*resume from step 4"
         ):
@@ -203,7 +203,7 @@ def test_stop_raises_the_error_of_a_write_not_tried_again(tmp_path, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.write_files", full)
+    monkeypatch.setattr("finetune_trainer.training.checkpoints.manager.write_files", full)
     with CheckpointManager(
         tmp_path / "checkpoints", Checkpoint(), BaseModel("m", tmp_path, ""), {}, b""
     ) as checkpoints:
@@ -220,7 +220,9 @@ def test_bug_in_checkpoint_writer_is_raised(tiny_model, workspace, monkeypatch):
     def raise_key_error(*_):
         raise KeyError("bug")
 
-    monkeypatch.setattr("finetune_trainer.training.checkpoint_manager.write_files", raise_key_error)
+    monkeypatch.setattr(
+        "finetune_trainer.training.checkpoints.manager.write_files", raise_key_error
+    )
     for every_steps in (3, 10):  # during training, and at the last step
         with pytest.raises(KeyError, match="bug"):
             run_train(config_for(tiny_model, checkpoint={"every_steps": every_steps}), workspace)
@@ -229,7 +231,7 @@ def test_bug_in_checkpoint_writer_is_raised(tiny_model, workspace, monkeypatch):
 def test_checkpoint_is_due_after_every_seconds(tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(
-        "finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0]
+        "finetune_trainer.training.checkpoints.manager.time.monotonic", lambda: clock[0]
     )
     rule = train_config("m", checkpoint={"every_steps": 500, "every_seconds": 30}).checkpoint
     with CheckpointManager(
@@ -246,7 +248,7 @@ def test_checkpoint_is_due_after_every_seconds(tmp_path, monkeypatch):
 def test_kill_costs_three_minutes_by_default(tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(
-        "finetune_trainer.training.checkpoint_manager.time.monotonic", lambda: clock[0]
+        "finetune_trainer.training.checkpoints.manager.time.monotonic", lambda: clock[0]
     )
     with CheckpointManager(
         tmp_path / "checkpoints", Checkpoint(), BaseModel("m", tmp_path, ""), {}, b""

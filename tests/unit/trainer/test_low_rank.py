@@ -9,7 +9,7 @@ from peft.tuners.lora import LoraLayer
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
-from finetune_trainer.training.low_rank import AddsInPlace, speed_up_lora
+from finetune_trainer.training.model.lora_kernels import AddsInPlace, speed_up_lora
 
 WIDTH, HEIGHT = 24, 40
 

@@ -13,14 +13,14 @@ from support.families import FAMILIES, make_family_model
 from support.training import document, run_train, stage_folder, train_config, write_rows
 from transformers import AutoModelForCausalLM
 
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.merge import load_merged, save_merged, with_adapter
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import load_batch
-from finetune_trainer.training.embedding_noise import document_lengths, embedding_noise
-from finetune_trainer.training.methods import load_trainable
+from finetune_trainer.training.methods.registry import load_trainable
+from finetune_trainer.training.model.embedding_noise import document_lengths, embedding_noise
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -25,12 +25,12 @@ from finetune_trainer.contract import (
     TrainConfig,
     TrainResult,
 )
-from finetune_trainer.data.chat import end_tokens
+from finetune_trainer.data.records.chat_template import end_tokens
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.merge import load_merged, save_merged, with_adapter
 from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.publishing.generation_config import generation_config
-from finetune_trainer.training.lora import adapter_config, attach_adapter
+from finetune_trainer.training.methods.lora import adapter_config, attach_adapter
 
 torch.set_num_threads(1)
 

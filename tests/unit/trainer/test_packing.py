@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from finetune_trainer.data.documents import SPLITS, Document
-from finetune_trainer.data.packing_rows import PackedRows
-from finetune_trainer.data.packing_writer import PackedWriter
+from finetune_trainer.data.packing.rows import PackedRows
+from finetune_trainer.data.packing.writer import PackedWriter
 
 CONTEXT = 16
 PAD = 9

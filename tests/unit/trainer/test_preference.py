@@ -18,14 +18,15 @@ from support.training import (
 )
 
 from finetune_trainer.contract.metric_rows import METRICS
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.training import loss, reference
 from finetune_trainer.training.batches import StepSampler, load_batch
-from finetune_trainer.training.methods import load_trainable
-from finetune_trainer.training.model import TrainedModel
-from finetune_trainer.training.preference import log_probabilities, rows_of
+from finetune_trainer.training.methods.registry import load_trainable
+from finetune_trainer.training.model import loss
+from finetune_trainer.training.model.model import TrainedModel
+from finetune_trainer.training.objectives import reference
+from finetune_trainer.training.objectives.dpo import log_probabilities, rows_of
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

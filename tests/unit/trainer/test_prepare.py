@@ -19,8 +19,8 @@ from support.prepared import (
 from support.stages import environment_in, read_progress, run_in_process, run_to_failure
 
 from finetune_trainer.contract import DatasetSource, Environment, ExitCode
-from finetune_trainer.data.datasets import Dataset, RecordReader
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
+from finetune_trainer.data.reading.datasets import Dataset, RecordReader
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.stores.data_files import DataFile
 

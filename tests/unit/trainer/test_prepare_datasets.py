@@ -19,8 +19,8 @@ from support.stages import run_to_failure
 from support.stores.hub_environment import hub_in
 
 from finetune_trainer.contract import Environment, ExitCode, PrepareConfig
-from finetune_trainer.data import record_batches
 from finetune_trainer.data.documents import Split
+from finetune_trainer.data.reading import record_batches
 from finetune_trainer.runtime.artifacts import digest_file
 
 CHAT = [{"role": "user", "content": "the file?"}, {"role": "assistant", "content": "a socket"}]

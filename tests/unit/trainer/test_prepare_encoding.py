@@ -18,10 +18,10 @@ from support.prepared import (
 from support.stages import environment_in, run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
-from finetune_trainer.data.chat import ChatTemplate
-from finetune_trainer.data.conversations import Conversation
-from finetune_trainer.data.encoding import Encoder, RecordFormatter
-from finetune_trainer.data.records import InvalidRecord
+from finetune_trainer.data.records.chat_template import ChatTemplate
+from finetune_trainer.data.records.conversations import Conversation
+from finetune_trainer.data.records.records import InvalidRecord
+from finetune_trainer.data.tokenizing.encoder import Encoder, RecordFormatter
 
 many_examples = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

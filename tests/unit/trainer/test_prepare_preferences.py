@@ -17,8 +17,8 @@ from support.prepared import (
 from support.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
-from finetune_trainer.data import batch_tokenizer
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
+from finetune_trainer.data.tokenizing import batch_tokenizer
 
 USER = {"role": "user", "content": "the file or a socket?"}
 FILE, SOCKET = ({"role": "assistant", "content": f"the {name}"} for name in ("file", "socket"))

@@ -20,10 +20,10 @@ from support.stages import environment_in, run_in_process
 from support.training import stop_code
 
 from finetune_trainer.contract import Environment, ExitCode, PrepareRecipe
-from finetune_trainer.data import batch_tokenizer
-from finetune_trainer.data.batch_messages import records_message, settings_message
-from finetune_trainer.data.record_tokenizer import RecordTokenizer, TokenizerSettings
-from finetune_trainer.data.worker_pool import WorkerPool
+from finetune_trainer.data.tokenizing import batch_tokenizer
+from finetune_trainer.data.tokenizing.messages import records_message, settings_message
+from finetune_trainer.data.tokenizing.record_tokenizer import RecordTokenizer, TokenizerSettings
+from finetune_trainer.data.tokenizing.worker_pool import WorkerPool
 from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.stages.prepare import load_tokenizer
 

@@ -14,9 +14,9 @@ from support.prepared import IDENTITY, packed_documents, prepare, prepare_config
 from support.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
-from finetune_trainer.data import formats
-from finetune_trainer.data.formats import read_records
-from finetune_trainer.data.source import SourceFile
+from finetune_trainer.data.reading import formats
+from finetune_trainer.data.reading.formats import read_records
+from finetune_trainer.data.reading.source_file import SourceFile
 
 CONVERSATION = [
     {"role": "user", "content": 'the "file",\nor?'},

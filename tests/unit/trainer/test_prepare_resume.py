@@ -22,8 +22,8 @@ from support.prepared import make_tokenizer, output_folder, prepare, prepare_con
 from support.stages import environment_in, run_in_process
 
 from finetune_trainer.contract import Environment, ExitCode, PrepareResult
-from finetune_trainer.data.encoding import Encoder
-from finetune_trainer.data.parts import PartFolder
+from finetune_trainer.data.packing.parts import PartFolder
+from finetune_trainer.data.tokenizing.encoder import Encoder
 
 INVALID = {"max_invalid_fraction": 0.5}
 

@@ -20,9 +20,9 @@ from support.prepared import (
 from support.stages import run_to_failure
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.data.chat import ChatTemplate
-from finetune_trainer.data.conversations import conversation_of
-from finetune_trainer.data.records import InvalidRecord
+from finetune_trainer.data.records.chat_template import ChatTemplate
+from finetune_trainer.data.records.conversations import conversation_of
+from finetune_trainer.data.records.records import InvalidRecord
 
 TEMPLATES = Path(str(importlib.util.find_spec("trl").origin)).parent / "chat_templates"
 ADD = {

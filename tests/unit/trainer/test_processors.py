@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_trainer.data import batch_tokenizer
+from finetune_trainer.data.tokenizing import batch_tokenizer
 from finetune_trainer.runtime import processors
 from finetune_trainer.runtime.processors import memory_limit, own_memory, usable_processors
 

@@ -15,9 +15,9 @@ from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stop_signal import StopSignal
-from finetune_trainer.training import rank_processes
-from finetune_trainer.training.rank_processes import RankProcesses, listen_on_all_addresses
-from finetune_trainer.training.ranks import TIMEOUT
+from finetune_trainer.training.distributed import processes as rank_processes
+from finetune_trainer.training.distributed.processes import RankProcesses, listen_on_all_addresses
+from finetune_trainer.training.distributed.ranks import TIMEOUT
 
 
 def test_store_of_another_process_waits_as_long_as_a_sum(monkeypatch):

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.training import documents, write_rows
 
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.training.batches import batches
-from finetune_trainer.training.ranks import PeerLost, RankGroup, Ranks
+from finetune_trainer.training.distributed.ranks import PeerLost, RankGroup, Ranks
 
 
 @pytest.fixture(scope="module")

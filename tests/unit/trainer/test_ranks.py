@@ -21,8 +21,8 @@ from support.training import (
 
 from finetune_trainer.contract import ExitCode, Samples
 from finetune_trainer.contract.sample_rows import SAMPLES, read_samples
-from finetune_trainer.data.packing_rows import PackedRows
-from finetune_trainer.data.row_format import record_size
+from finetune_trainer.data.packing.row_format import record_size
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.training.batches import StepSampler
 
 ALL = os.environ.get("TRAINING") == "all"
@@ -71,7 +71,7 @@ def test_losses_of_other_methods_equal_those_of_one_process(new_training, recipe
 @pytest.mark.parametrize("parallelism", ["DDP", "FSDP"])
 def test_preference_losses_of_two_processes_equal_those_of_one(new_training, parallelism):
     """The reference's parts have two rows, so that both processes compute some."""
-    options = {"constants": {"finetune_trainer.training.reference.PART_ROWS": 2}}
+    options = {"constants": {"finetune_trainer.training.objectives.reference.PART_ROWS": 2}}
     one = new_training(gradient_accumulation_steps=2, **DPO, **PLAIN).run()
     two = new_training(
         options,
@@ -105,7 +105,7 @@ def test_sharded_model_is_trained_as_whole_ones_are(new_training, recipe):
     The logits are those of one target at a time.
     """
     common = {"optimizer": {"learning_rate": 1e-3}} | recipe
-    options = {"constants": {"finetune_trainer.training.loss.CHUNK_BYTES": 4 * 320}}
+    options = {"constants": {"finetune_trainer.training.model.loss.CHUNK_BYTES": 4 * 320}}
     whole = new_training(options, processes_per_node=2, **common).run()
     sharded = new_training(options, processes_per_node=2, parallelism="FSDP", **common).run()
     assert sharded.losses == pytest.approx(whole.losses, abs=1e-3 if recipe.get("dtype") else 1e-6)
@@ -180,7 +180,7 @@ def test_killed_process_costs_no_finished_step(new_training):
 
 
 def test_frozen_process_is_given_up_after_sigterm(new_training):
-    options = {"constants": {"finetune_trainer.training.ranks.ABANDON_SECONDS": 0.5}}
+    options = {"constants": {"finetune_trainer.training.distributed.ranks.ABANDON_SECONDS": 0.5}}
     training = new_training(
         options, processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000}
     )
@@ -215,7 +215,9 @@ def test_sharded_checkpoint_is_written_after_the_others_end(new_training):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_end_of_a_process_leaves_the_sharded_write_whole(new_training, number):
     # The first process is then nearly always in a sum, where it finds that another one is lost.
-    constants = SOON_ENDED["constants"] | {"finetune_trainer.training.ranks.POLL_SECONDS": 0.05}
+    constants = SOON_ENDED["constants"] | {
+        "finetune_trainer.training.distributed.ranks.POLL_SECONDS": 0.05
+    }
     training = new_training(
         SOON_ENDED | {"constants": constants}, **SHARDED_PAIR, checkpoint={"every_steps": 5}
     )

@@ -7,7 +7,8 @@ import pytest
 import torch
 from support.training import documents, run_train, train_config, write_rows
 
-from finetune_trainer.training import loop, sharding
+from finetune_trainer.training import loop
+from finetune_trainer.training.distributed import sharding
 
 
 @pytest.fixture

@@ -222,7 +222,7 @@ def test_kills_in_the_reference_do_not_change_the_weights(
         update={"prepare": PAIRS}
     )
     training = new_training(config)
-    training.constants = {"finetune_trainer.training.reference.PART_ROWS": 8}
+    training.constants = {"finetune_trainer.training.objectives.reference.PART_ROWS": 8}
     reference, counts = stage_folder(training.workspace) / "reference", [0]
     for _ in range(3):
         process = training.start()

@@ -9,11 +9,11 @@ import pytest
 import torch
 from support.training import document, documents, environment, train_config, write_rows
 
-from finetune_trainer.data import packing_rows
 from finetune_trainer.data.documents import Document
-from finetune_trainer.data.packing_rows import PackedRows
-from finetune_trainer.data.packing_writer import PackedWriter
-from finetune_trainer.data.row_format import record_size
+from finetune_trainer.data.packing import rows as packing_rows
+from finetune_trainer.data.packing.row_format import record_size
+from finetune_trainer.data.packing.rows import PackedRows
+from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.runtime.errors import DataInvalid
 from finetune_trainer.stages.train import check_tokens, open_rows
 from finetune_trainer.training.batches import StepSampler, load_batch

@@ -7,7 +7,7 @@ from finetune_trainer.contract import DatasetSource, Environment
 from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable, SourceNotFound
 from finetune_trainer.runtime.sources import locate, locate_existing
 from finetune_trainer.stores.data_files import fetch_dataset
-from finetune_trainer.stores.fetching import fetch_model
+from finetune_trainer.stores.model_files import fetch_model
 
 
 @pytest.fixture

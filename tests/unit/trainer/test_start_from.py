@@ -24,8 +24,8 @@ from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.merge import load_merged, with_adapter
 from finetune_trainer.models.start_adapter import open_adapter
 from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
-from finetune_trainer.training.methods import load_trainable
-from finetune_trainer.training.sharding import copy_to_cpu
+from finetune_trainer.training.distributed.sharding import copy_to_cpu
+from finetune_trainer.training.methods.registry import load_trainable
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

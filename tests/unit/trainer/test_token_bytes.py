@@ -19,8 +19,8 @@ from tokenizers import (
     trainers,
 )
 
-from finetune_trainer.data.encoding import Encoder, TextExample
-from finetune_trainer.data.token_bytes import TokenBytes
+from finetune_trainer.data.tokenizing.encoder import Encoder, TextExample
+from finetune_trainer.data.tokenizing.token_bytes import TokenBytes
 
 many_examples = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

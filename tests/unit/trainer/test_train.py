@@ -20,7 +20,7 @@ from support.training import (
 )
 from transformers import AutoModelForCausalLM
 
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.errors import (
@@ -32,10 +32,10 @@ from finetune_trainer.runtime.errors import (
 )
 from finetune_trainer.stages import train
 from finetune_trainer.training.batches import StepSampler
-from finetune_trainer.training.lora import trainable_adapter
-from finetune_trainer.training.model import TrainedModel
-from finetune_trainer.training.objectives import objective_of
-from finetune_trainer.training.ranks import ALONE
+from finetune_trainer.training.distributed.ranks import ALONE
+from finetune_trainer.training.methods.lora import trainable_adapter
+from finetune_trainer.training.model.model import TrainedModel
+from finetune_trainer.training.objectives.registry import objective_of
 from finetune_trainer.training.validation import Validator
 
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from support.training import document, write_rows
 
 from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.data.documents import Document
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.data.sampling import permutation
 from finetune_trainer.training.batches import StepSampler, load_batch
 

@@ -11,13 +11,13 @@ from support.training import document, run_train, train_config, write_rows
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from finetune_trainer.contract import Lora, ModelSource
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import check_context_length, dtype_of, load_base
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import StepSampler, load_batch
-from finetune_trainer.training.lora import attach_adapter, trainable_adapter
-from finetune_trainer.training.model import TrainedModel, check_isolation
+from finetune_trainer.training.methods.lora import attach_adapter, trainable_adapter
+from finetune_trainer.training.model.model import TrainedModel, check_isolation
 
 torch.set_num_threads(1)
 

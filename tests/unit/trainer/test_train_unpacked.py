@@ -7,12 +7,12 @@ from support.models import prompt_records, write_jsonl
 from support.prepared import output_folder, packed_documents, prepare, prepare_config
 from support.training import document, documents, run_train, train_config, write_rows
 
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import batches, load_batch
-from finetune_trainer.training.lora import trainable_adapter
-from finetune_trainer.training.model import TrainedModel
+from finetune_trainer.training.methods.lora import trainable_adapter
+from finetune_trainer.training.model.model import TrainedModel
 
 torch.set_num_threads(1)
 

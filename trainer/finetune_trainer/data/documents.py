@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from finetune_trainer.data.records import Shape
+from finetune_trainer.data.records.records import Shape
 
 Split = Literal["train", "validation"]
 # The order is part of the format on disk: a row's checksum holds the index of its split.

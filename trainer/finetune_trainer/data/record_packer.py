@@ -5,13 +5,18 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from finetune_trainer.contract import PrepareConfig
-from finetune_trainer.data.batch_tokenizer import BatchTokenizer
-from finetune_trainer.data.datasets import Dataset, NumberedRecord
 from finetune_trainer.data.documents import Counts
-from finetune_trainer.data.packing_writer import PackedWriter
-from finetune_trainer.data.record_batches import Position, RecordBatch, UsedRecord, batches_of
-from finetune_trainer.data.record_tokenizer import Documents, TokenizedBatch
-from finetune_trainer.data.records import CONVERSATIONS, fields_for
+from finetune_trainer.data.packing.writer import PackedWriter
+from finetune_trainer.data.reading.datasets import Dataset, NumberedRecord
+from finetune_trainer.data.reading.record_batches import (
+    Position,
+    RecordBatch,
+    UsedRecord,
+    batches_of,
+)
+from finetune_trainer.data.records.records import CONVERSATIONS, fields_for
+from finetune_trainer.data.tokenizing.batch_tokenizer import BatchTokenizer
+from finetune_trainer.data.tokenizing.record_tokenizer import Documents, TokenizedBatch
 from finetune_trainer.runtime.errors import DataInvalid
 
 MAX_NAMED_RECORDS = 10

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_trainer.contract import EvaluateRecipe
-from finetune_trainer.data.chat import dated_template_of, writes_bos
+from finetune_trainer.data.records.chat_template import dated_template_of, writes_bos
 from finetune_trainer.publishing.generation_config import all_end_tokens
 from finetune_trainer.runtime.errors import ConfigInvalid
 

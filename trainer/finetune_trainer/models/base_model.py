@@ -17,7 +17,7 @@ from finetune_trainer.files import write_durably
 from finetune_trainer.models.stored_weights import weight_files
 from finetune_trainer.runtime.artifacts import digest_file, digest_of_value
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.stores.fetching import fetch_model
+from finetune_trainer.stores.model_files import fetch_model
 
 DIGESTED_FILES = (
     *(

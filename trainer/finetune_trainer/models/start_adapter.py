@@ -8,7 +8,7 @@ from typing import Any
 from finetune_trainer.contract import AdapterSource, Environment
 from finetune_trainer.runtime.artifacts import digest_file, digest_of_value
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.stores.fetching import ADAPTER_FILES, fetch_adapter
+from finetune_trainer.stores.model_files import ADAPTER_FILES, fetch_adapter
 
 
 @dataclass(frozen=True)

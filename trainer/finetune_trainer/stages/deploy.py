@@ -10,7 +10,7 @@ from finetune_trainer.runtime.artifacts import CorruptArtifact, atomic_folder, s
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.serving.server import Server, complete, serving
 from finetune_trainer.serving.verify import verify_model
-from finetune_trainer.stores.fetching import fetch_published
+from finetune_trainer.stores.model_files import fetch_published
 
 MAX_ANSWER_CHARACTERS = 1024
 # A termination message has 4,096 bytes, and the rest of the result needs room, too.

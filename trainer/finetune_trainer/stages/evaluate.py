@@ -22,8 +22,8 @@ from finetune_trainer.contract import (
     PrepareResult,
     Score,
 )
-from finetune_trainer.data.chat import end_tokens
-from finetune_trainer.data.records import InvalidRecord
+from finetune_trainer.data.records.chat_template import end_tokens
+from finetune_trainer.data.records.records import InvalidRecord
 from finetune_trainer.evaluation.batch_size import largest_batch_size
 from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm
 from finetune_trainer.evaluation.prompts import PromptFormat

@@ -19,13 +19,13 @@ from transformers import AutoTokenizer
 
 from finetune_trainer import data
 from finetune_trainer.contract import Environment, PrepareConfig, PrepareResult, StageResult
-from finetune_trainer.data.chat import turn_end
-from finetune_trainer.data.datasets import NumberedRecord, RecordReader, fetch_datasets
 from finetune_trainer.data.documents import Counts
-from finetune_trainer.data.packing_writer import PackedWriter
-from finetune_trainer.data.parts import PartFolder, PartState
-from finetune_trainer.data.record_batches import Position
+from finetune_trainer.data.packing.parts import PartFolder, PartState
+from finetune_trainer.data.packing.writer import PackedWriter
+from finetune_trainer.data.reading.datasets import NumberedRecord, RecordReader, fetch_datasets
+from finetune_trainer.data.reading.record_batches import Position
 from finetune_trainer.data.record_packer import RecordPacker, Summary
+from finetune_trainer.data.records.chat_template import turn_end
 from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.start_adapter import open_adapter

@@ -21,7 +21,7 @@ from finetune_trainer.contract import (
     PushResult,
     PushTarget,
 )
-from finetune_trainer.data.chat import end_tokens, template_of
+from finetune_trainer.data.records.chat_template import end_tokens, template_of
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import DTYPES, open_adapter
 from finetune_trainer.models.merge import is_adapter, merged_size, save_merged

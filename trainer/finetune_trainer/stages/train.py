@@ -13,8 +13,8 @@ from finetune_trainer.contract import (
     TrainConfig,
     TrainResult,
 )
-from finetune_trainer.data.packing_rows import PackedRows, corrupt_rows
-from finetune_trainer.data.row_format import ROW_FILES
+from finetune_trainer.data.packing.row_format import ROW_FILES
+from finetune_trainer.data.packing.rows import PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length
 from finetune_trainer.models.start_adapter import StartAdapter, open_adapter
@@ -33,10 +33,9 @@ from finetune_trainer.runtime.stage_folder import Context, read_result
 from finetune_trainer.tracking.registry import open_trackers
 from finetune_trainer.tracking.trackers import Trackers
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
-from finetune_trainer.training import document_attention
 from finetune_trainer.training.batches import StepSampler
-from finetune_trainer.training.checkpoint_manager import CheckpointManager, log_line
-from finetune_trainer.training.checkpoint_reader import CheckpointReader
+from finetune_trainer.training.checkpoints.manager import CheckpointManager, log_line
+from finetune_trainer.training.checkpoints.reader import CheckpointReader
 from finetune_trainer.training.determinism import (
     Tensors,
     numeric_environment,
@@ -46,16 +45,17 @@ from finetune_trainer.training.determinism import (
     set_thread_count,
     share_processors,
 )
+from finetune_trainer.training.distributed.processes import RankProcesses, other_ranks
+from finetune_trainer.training.distributed.ranks import Ranks
+from finetune_trainer.training.distributed.sharding import shard
 from finetune_trainer.training.loop import Checkpoints, TrainingRun, train
-from finetune_trainer.training.methods import load_trainable
-from finetune_trainer.training.model import TrainedModel, check_isolation
-from finetune_trainer.training.objective import Objective, Start
-from finetune_trainer.training.objectives import objective_of
+from finetune_trainer.training.methods.registry import load_trainable
+from finetune_trainer.training.model import document_attention
+from finetune_trainer.training.model.model import TrainedModel, check_isolation
+from finetune_trainer.training.objectives.base import Objective, Start
+from finetune_trainer.training.objectives.registry import objective_of
 from finetune_trainer.training.optimizer import create_optimizer
-from finetune_trainer.training.rank_processes import RankProcesses, other_ranks
-from finetune_trainer.training.ranks import Ranks
 from finetune_trainer.training.samples import SampleGenerator
-from finetune_trainer.training.sharding import shard
 from finetune_trainer.training.validation import Validator
 
 CHECKPOINTS = "checkpoints"

@@ -19,7 +19,7 @@ from typing import Literal
 from finetune_trainer.contract import Environment, PushTarget
 from finetune_trainer.exit_codes import ExitCode
 from finetune_trainer.runtime.errors import SourceNotFound, StageError
-from finetune_trainer.stores.fetching import ADAPTER_FILES
+from finetune_trainer.stores.model_files import ADAPTER_FILES
 from finetune_trainer.stores.port import RemoteFile, StoreSource
 from finetune_trainer.stores.schemes import open_source, open_target
 

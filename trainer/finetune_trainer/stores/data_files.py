@@ -9,7 +9,7 @@ from finetune_trainer.contract.uris import without_secrets
 from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
 from finetune_trainer.runtime.sources import locate, locate_existing
 from finetune_trainer.stores.download import fetch
-from finetune_trainer.stores.fetching import CACHE
+from finetune_trainer.stores.model_files import CACHE
 from finetune_trainer.stores.schemes import open_source
 
 # Enough to show how the files are named; a folder may have thousands.

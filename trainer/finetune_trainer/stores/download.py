@@ -18,8 +18,8 @@ from finetune_trainer.runtime.errors import DataInvalid, ServiceUnavailable, Sou
 from finetune_trainer.runtime.locks import locked
 from finetune_trainer.runtime.progress import log_line
 from finetune_trainer.stores.concurrent import for_each, in_thread
-from finetune_trainer.stores.following import follow
 from finetune_trainer.stores.port import Listing, RemoteFile, StoreSource
+from finetune_trainer.stores.streaming_digest import follow
 
 FILES = "files"
 PARTS = "parts"

@@ -6,7 +6,7 @@ from finetune_trainer.contract import Environment, PushTarget
 from finetune_trainer.contract.uris import ON_THIS_MACHINE, scheme_of
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.sources import locate
-from finetune_trainer.stores.buckets import OBJECT_STORES, WEB
+from finetune_trainer.stores.objects.bucket import OBJECT_STORES, WEB
 from finetune_trainer.stores.port import StoreSource, StoreTarget
 
 # The adapters are imported inside of the functions. A stage that reads local files loads no client of a store: each
@@ -31,15 +31,15 @@ def open_source(
     if scheme in ON_THIS_MACHINE:
         return None
     if scheme == "hf":
-        from finetune_trainer.stores.hub import HubSource  # noqa: PLC0415
+        from finetune_trainer.stores.hub.source import HubSource  # noqa: PLC0415
 
         return HubSource(uri, kind, revision, config=config, split=split)
     if scheme == "oci":
-        from finetune_trainer.stores.registry import RegistrySource  # noqa: PLC0415
+        from finetune_trainer.stores.oci.store import RegistrySource  # noqa: PLC0415
 
         return RegistrySource(uri)
     if scheme in OBJECT_STORES | WEB:
-        from finetune_trainer.stores.objects import ObjectSource  # noqa: PLC0415
+        from finetune_trainer.stores.objects.store import ObjectSource  # noqa: PLC0415
 
         return ObjectSource(uri)
     raise ConfigInvalid(
@@ -57,15 +57,15 @@ def open_target(target: PushTarget, environment: Environment) -> StoreTarget:
     if scheme in ON_THIS_MACHINE:
         return _open_folder(uri, environment)
     if scheme == "hf":
-        from finetune_trainer.stores.hub_target import HubTarget  # noqa: PLC0415
+        from finetune_trainer.stores.hub.target import HubTarget  # noqa: PLC0415
 
         return HubTarget(uri, private=target.private)
     if scheme == "oci":
-        from finetune_trainer.stores.registry import RegistryTarget  # noqa: PLC0415
+        from finetune_trainer.stores.oci.store import RegistryTarget  # noqa: PLC0415
 
         return RegistryTarget(uri)
     if scheme in OBJECT_STORES:
-        from finetune_trainer.stores.objects import ObjectTarget  # noqa: PLC0415
+        from finetune_trainer.stores.objects.store import ObjectTarget  # noqa: PLC0415
 
         return ObjectTarget(uri)
     raise ConfigInvalid(

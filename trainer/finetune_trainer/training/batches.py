@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from finetune_trainer.contract import TrainRecipe
-from finetune_trainer.data.packing_rows import PackedRows
+from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.data.sampling import Indices, permutation
-from finetune_trainer.training.ranks import ALONE, Ranks
+from finetune_trainer.training.distributed.ranks import ALONE, Ranks
 
 LENGTH_MULTIPLE = 8
 """Lengths of cut rows are multiples of this, which the matrix units of GPUs are fast for."""

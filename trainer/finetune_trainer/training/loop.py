@@ -14,18 +14,18 @@ from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
 from finetune_trainer.training.batches import StepSampler
-from finetune_trainer.training.checkpoint_format import Layout, Snapshot
-from finetune_trainer.training.checkpoint_manager import CheckpointManager
-from finetune_trainer.training.checkpoint_reader import CheckpointReader
+from finetune_trainer.training.checkpoints.format import Layout, Snapshot
+from finetune_trainer.training.checkpoints.manager import CheckpointManager
+from finetune_trainer.training.checkpoints.reader import CheckpointReader
 from finetune_trainer.training.determinism import Tensors, seed_generators
-from finetune_trainer.training.model import TrainedModel
+from finetune_trainer.training.distributed.ranks import ALONE, PeerLost, Ranks
+from finetune_trainer.training.distributed.sharding import copy_to_cpu, reserve_copies, whole
+from finetune_trainer.training.model.model import TrainedModel
 from finetune_trainer.training.non_finite import is_finite, non_finite
-from finetune_trainer.training.objective import LOSS, MicroBatch, Objective
+from finetune_trainer.training.objectives.base import LOSS, MicroBatch, Objective
 from finetune_trainer.training.optimizer import NamedOptimizer
-from finetune_trainer.training.ranks import ALONE, PeerLost, Ranks
 from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.schedule import learning_rate
-from finetune_trainer.training.sharding import copy_to_cpu, reserve_copies, whole
 from finetune_trainer.training.state import State
 from finetune_trainer.training.validation import Validator
 

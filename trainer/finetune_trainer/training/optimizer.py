@@ -14,7 +14,7 @@ from typing_extensions import override
 from finetune_trainer.contract import Optimizer
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.determinism import Tensors
-from finetune_trainer.training.sharding import sharded_like
+from finetune_trainer.training.distributed.sharding import sharded_like
 
 BLOCK = 256
 """Numbers that share a scale in the 8-bit state of bitsandbytes."""

@@ -10,10 +10,10 @@ from transformers import AutoTokenizer, GenerationConfig, StoppingCriteria, Stop
 from typing_extensions import override
 
 from finetune_trainer.contract import Samples
-from finetune_trainer.data.chat import dated_template_of, end_tokens
+from finetune_trainer.data.records.chat_template import dated_template_of, end_tokens
 from finetune_trainer.publishing.generation_config import all_end_tokens
-from finetune_trainer.training.document_attention import attention_with_mask
-from finetune_trainer.training.model import TrainedModel
+from finetune_trainer.training.model.document_attention import attention_with_mask
+from finetune_trainer.training.model.model import TrainedModel
 
 
 class SampleGenerator:

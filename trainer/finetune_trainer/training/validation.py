@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from finetune_trainer.training.model import TrainedModel
-from finetune_trainer.training.objective import Objective
-from finetune_trainer.training.ranks import Ranks
+from finetune_trainer.training.distributed.ranks import Ranks
+from finetune_trainer.training.model.model import TrainedModel
+from finetune_trainer.training.objectives.base import Objective
 from finetune_trainer.training.state import State
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.children import owner_key
+from finetune_operator.kubernetes.cache.children import owner_key
 from finetune_operator.kubernetes.translate.pod import Pod
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from http import HTTPStatus
 import aiohttp
 
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.children import owner_key
+from finetune_operator.kubernetes.cache.children import owner_key
 from finetune_operator.kubernetes.pods.http import BackgroundRequests, ignore, request, url_host
 from finetune_operator.kubernetes.pods.progress import metrics_port
 from finetune_operator.kubernetes.translate.pod import Pod

@@ -48,7 +48,7 @@ MODEL_VOLUME = "model"
 MODELS = PurePosixPath("/models")
 """Folder of models that are not on a claim."""
 IMAGE_FOLDER = "models"
-"""Folder of the model in an image that push has published (`finetune_trainer.stores.oci_image`)."""
+"""Folder of the model in an image that push has published (`finetune_trainer.stores.oci.image`)."""
 PORT = 8000
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  inside the pod
 MODEL_VARIABLE = "FINETUNE_MODEL"

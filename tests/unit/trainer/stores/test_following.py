@@ -8,13 +8,13 @@ from support.stores.models import MIB, MemorySource, contents
 
 from finetune_trainer.runtime.artifacts import digest_file
 from finetune_trainer.runtime.errors import ServiceUnavailable
-from finetune_trainer.stores import following
+from finetune_trainer.stores import streaming_digest
 from finetune_trainer.stores.download import fetch
-from finetune_trainer.stores.following import follow
+from finetune_trainer.stores.streaming_digest import follow
 
 
 def test_digest_of_a_growing_file_is_that_of_the_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(following, "FLUSH_BYTES", 1000)
+    monkeypatch.setattr(streaming_digest, "FLUSH_BYTES", 1000)
     path = tmp_path / "part"
     path.write_bytes(b"before" * 1000)
     with follow(path) as followed, path.open("ab") as output:
@@ -30,7 +30,7 @@ def test_part_that_is_rewritten_meanwhile_is_read_again(tmp_path):
 
     def write_other_bytes(_name, path):
         path.write_bytes(b"x" * 5000)
-        time.sleep(20 * following.POLL_SECONDS)  # until they are read
+        time.sleep(20 * streaming_digest.POLL_SECONDS)  # until they are read
         path.write_bytes(b"")
 
     source.before_write = write_other_bytes

@@ -15,9 +15,9 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
     StageError,
 )
-from finetune_trainer.stores import hub_client
-from finetune_trainer.stores.hub import HubSource
-from finetune_trainer.stores.hub_client import HubRepository
+from finetune_trainer.stores.hub import client as hub_client
+from finetune_trainer.stores.hub.client import HubRepository
+from finetune_trainer.stores.hub.source import HubSource
 from finetune_trainer.stores.port import RemoteFile
 
 NAME = "people/tiny"

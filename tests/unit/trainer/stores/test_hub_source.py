@@ -19,8 +19,8 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
 )
-from finetune_trainer.stores import hub as hub_module
-from finetune_trainer.stores.hub import HubSource
+from finetune_trainer.stores.hub import source as hub_module
+from finetune_trainer.stores.hub.source import HubSource
 from finetune_trainer.stores.port import RemoteFile
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -207,7 +207,7 @@ def test_killed_download_goes_on_where_it_was(hub: Hub, model: Repository, tmp_p
     path = tmp_path / "weights"
     hub.set_faults(bytes_per_second=400_000)
     code = (
-        "import sys; from pathlib import Path; from finetune_trainer.stores.hub import HubSource\n"
+        "import sys; from pathlib import Path; from finetune_trainer.stores.hub.source import HubSource\n"
         f"source = HubSource({URI!r}, 'model'); files = source.list_files(None).files\n"
         "[source.download(file, Path(sys.argv[1])) for file in files if file.name == 'model.safetensors']"
     )

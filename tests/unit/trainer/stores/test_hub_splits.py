@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.stores.hub_splits import files_of_split
+from finetune_trainer.stores.hub.splits import files_of_split
 
 URI = "hf://people/rows"
 LAYOUTS = {

@@ -30,7 +30,7 @@ from support.stores.hub_state import Hub
 from finetune_trainer.exit_codes import ExitCode
 from finetune_trainer.runtime.artifacts import CorruptArtifact, digest_of
 from finetune_trainer.runtime.errors import ServiceUnavailable
-from finetune_trainer.stores import hub_target
+from finetune_trainer.stores.hub import target
 from finetune_trainer.stores.port import Publication
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -168,7 +168,7 @@ def sha256_of(model: HubModel, name: str) -> str:
 
 def start_push(hub: Hub, model: HubModel) -> subprocess.Popen[bytes]:
     code = (
-        "import sys; from pathlib import Path; from finetune_trainer.stores.hub_target import HubTarget\n"
+        "import sys; from pathlib import Path; from finetune_trainer.stores.hub.target import HubTarget\n"
         f"HubTarget({URI!r}).publish(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])"
     )
     command = [sys.executable, "-c", code, model.folder, model.digest, *model.names]
@@ -263,7 +263,7 @@ def test_file_edited_on_the_hub_is_restored_by_the_next_push(hub: Hub, model: Hu
 def test_push_that_always_finds_main_moved_ends(
     hub: Hub, model: HubModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_target, "LOOKS", 1)
+    monkeypatch.setattr(target, "LOOKS", 1)
     hub.add_repository(NAME)
     hub.set_faults(bytes_per_second=1_000_000)
     with ThreadPoolExecutor(1) as pool:

@@ -15,7 +15,7 @@ from support.stores.hub_state import Hub
 
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable
-from finetune_trainer.stores.hub_target import HubTarget
+from finetune_trainer.stores.hub.target import HubTarget
 
 
 @pytest.fixture

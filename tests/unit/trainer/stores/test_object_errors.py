@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from finetune_trainer.runtime.errors import ConfigInvalid, CredentialsRejected
-from finetune_trainer.stores import buckets
-from finetune_trainer.stores.objects import ObjectSource
+from finetune_trainer.stores.objects import bucket
+from finetune_trainer.stores.objects.store import ObjectSource
 
 S3 = {
     "AWS_ACCESS_KEY_ID": "AKIA5e5516",
@@ -31,7 +31,7 @@ class Redirect(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def s3(monkeypatch):
     """Credentials of S3 in the environment, and the address of a server that redirects without saying where."""
-    monkeypatch.setattr(buckets, "RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(bucket, "RETRY_SECONDS", 1.0)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Redirect) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for name, value in {

@@ -12,8 +12,8 @@ from support.stores.sealed_model import SealedModel, make_model
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid, Interrupted
 from finetune_trainer.stop_signal import stop
-from finetune_trainer.stores import oci_image
-from finetune_trainer.stores.oci_image import (
+from finetune_trainer.stores.oci import image as oci_image
+from finetune_trainer.stores.oci.image import (
     ImageName,
     Layer,
     build_image,

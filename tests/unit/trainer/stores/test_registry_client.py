@@ -7,9 +7,9 @@ import requests
 
 from finetune_trainer.runtime.errors import Interrupted, ServiceUnavailable
 from finetune_trainer.stop_signal import stop
-from finetune_trainer.stores import registry_client
-from finetune_trainer.stores.oci_image import parse_name
-from finetune_trainer.stores.registry_client import Outage, RegistryClient, Unavailable
+from finetune_trainer.stores.oci import client as registry_client
+from finetune_trainer.stores.oci.client import Outage, RegistryClient, Unavailable
+from finetune_trainer.stores.oci.image import parse_name
 
 URI = "oci://registry.test/model"
 DATE = "Sun, 22 Nov 2026 16:00:00 GMT"

@@ -8,7 +8,7 @@ import pytest
 import requests
 
 from finetune_trainer.runtime.errors import CredentialsRejected
-from finetune_trainer.stores.registry_credentials import Authorization, is_plain, read_credentials
+from finetune_trainer.stores.oci.credentials import Authorization, is_plain, read_credentials
 
 
 def encoded(text: str) -> str:

@@ -17,12 +17,13 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
 )
-from finetune_trainer.stores import buckets, registry_client
 from finetune_trainer.stores.download import fetch
-from finetune_trainer.stores.hub import _receive
-from finetune_trainer.stores.objects import ObjectSource, ObjectTarget
-from finetune_trainer.stores.oci_image import parse_name
-from finetune_trainer.stores.registry_client import RegistryClient
+from finetune_trainer.stores.hub.source import _receive
+from finetune_trainer.stores.objects import bucket
+from finetune_trainer.stores.objects.store import ObjectSource, ObjectTarget
+from finetune_trainer.stores.oci import client as registry_client
+from finetune_trainer.stores.oci.client import RegistryClient
+from finetune_trainer.stores.oci.image import parse_name
 
 ROWS = b"row\n" * 1000
 SECRET = "5e5516"
@@ -30,7 +31,7 @@ SECRET = "5e5516"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(buckets, "RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(bucket, "RETRY_SECONDS", 1.0)
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ import sys
 from pathlib import Path
 from finetune_trainer.stop_signal import stop
 from finetune_trainer.stores.download import fetch
-from finetune_trainer.stores.objects import ObjectSource
+from finetune_trainer.stores.objects.store import ObjectSource
 stop.install()
 fetch(ObjectSource(sys.argv[1]), None, Path(sys.argv[2]))
 """

@@ -1,0 +1,1 @@
+"""What a run would do: which stages run again, on which nodes, with how many steps."""

@@ -1,0 +1,159 @@
+"""Counts for `finetune plan`: records, rows, tokens and steps, as far as they are known before anything runs."""
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from finetune_cli.manifest.fields import Workload, sources, workload
+from finetune_operator.api.spec import PipelineSpec
+from finetune_trainer.contract import Environment, PrepareResult
+from finetune_trainer.contract.environment import InvalidLocation
+
+# A plan should take seconds, so larger files are not counted.
+MAX_BYTES = 1 << 30
+"""Largest file that is counted."""
+EXPANSION = 10
+"""Records are at most about so many times as large as their gzip file."""
+UNREADABLE = (OSError, ValueError, RecursionError, EOFError, zlib.error, csv.Error)
+"""What reading a file raises that is missing, damaged or of another format."""
+NOT_COUNTED = "records not counted"
+
+
+def count_lines(
+    spec: PipelineSpec, prepared: PrepareResult | None, environment: Environment | None
+) -> list[str]:
+    """Return what is known of data and steps: by the result of prepare, else by the files on this machine.
+
+    `environment` is None for a plan on a cluster, whose files cannot be read from here.
+    """
+    work = workload(spec)
+    processes = list(_processes_lines(work, environment))
+    if prepared:
+        steps = work.steps(prepared.train_rows)
+        return [_data_line(prepared, work), _steps_line(work, steps), *processes]
+    data = [f"data: {text}" for text in _records(spec, environment)]
+    if work.epochs is None:
+        # maxSteps alone decides, so the number of steps is known without the rows.
+        return [*data, _steps_line(work, work.max_steps or 0), *processes]
+    unknown = "rows, tokens and steps: known when prepare is done (`finetune run --until prepare`)"
+    return [*data, unknown, *processes]
+
+
+def _processes_lines(work: Workload, environment: Environment | None) -> Iterator[str]:
+    """Yield how many processes train together, and where, if there are several."""
+    if work.processes == 1:
+        return
+    nodes = "on this machine"
+    if environment is None:
+        nodes = f"on {_count(work.nodes, 'node')}"
+    rows = f"a step has {_count(work.examples_per_step, work.example)}"
+    yield f"train: {work.processes} processes {nodes}, {rows}"
+
+
+def _data_line(result: PrepareResult, work: Workload) -> str:
+    records = f"data: {_count(result.records, 'record')}"
+    left_out = _left_out(result)
+    if left_out:
+        records += f" ({left_out})"
+    length = f"{work.context_length:,} tokens"
+    if work.pairs:
+        length = f"rows of {length}"
+    examples = f"{_count(work.examples(result.train_rows), work.example)} of {length}"
+    if result.validation_rows:
+        examples += f" and {work.examples(result.validation_rows):,} for validation"
+    return f"{records}, {examples}, {_count(result.train_tokens, 'token')} to train on"
+
+
+def _left_out(result: PrepareResult) -> str:
+    """Return how many records prepare has not used as they are, by reason."""
+    counts = {
+        "invalid": result.invalid,
+        "truncated": result.truncated,
+        "dropped": result.dropped,
+    }
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+
+
+def _steps_line(work: Workload, steps: int) -> str:
+    step_size = _count(work.examples_per_step, work.example)
+    line = f"train: {_count(steps, 'step')} of {step_size}"
+    if work.epochs is not None:
+        line += f", {_count(work.epochs, 'epoch')}"
+    return line
+
+
+def _count(number: float, noun: str) -> str:
+    # Ten digits: an epoch may be a fraction, and counts must not turn into 1e+06.
+    text = f"{number:,.10g} {noun}"
+    if number == 1:
+        return text
+    return f"{text}s"
+
+
+def _records(spec: PipelineSpec, environment: Environment | None) -> Iterator[str]:
+    for source in sources(spec):
+        if source.kind != "data":
+            continue
+        if environment is None:
+            yield f"{NOT_COUNTED}: {source.uri} is read on the cluster"
+            continue
+        try:
+            paths = [environment.locate(uri) for uri in environment.matches(source.uri)]
+            yield f"{_count(sum(map(count_records, paths)), 'record')} in {source.uri}"
+        except InvalidLocation:
+            yield f"{NOT_COUNTED}: {source.uri} is not on this machine"
+        except UNREADABLE as error:
+            yield f"{NOT_COUNTED}: {source.uri}: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "its JSON is nested too deeply"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def count_records(path: Path) -> int:
+    """Return the number of records in a JSON Lines, JSON or CSV file, which may be compressed with gzip.
+
+    Raises ValueError for other formats and large files, and one of UNREADABLE for a file that is not what its name
+    says.
+    """
+    suffix = path.suffix
+    if suffix != ".gz":
+        _check_size(path, MAX_BYTES)
+        with path.open("rb") as content:
+            return _count_in(content, suffix)
+    _check_size(path, MAX_BYTES // EXPANSION)
+    inner = path.with_suffix("").suffix
+    with gzip.open(path) as compressed:
+        return _count_in(compressed, inner or suffix)
+
+
+def _check_size(path: Path, limit: int) -> None:
+    if path.stat().st_size > limit:
+        raise ValueError(f"larger than {limit >> 20:,} MiB")
+
+
+def _count_in(content: BinaryIO | gzip.GzipFile, suffix: str) -> int:
+    match suffix:
+        case ".jsonl" | ".ndjson":
+            return sum(1 for line in content if line.strip())
+        case ".csv":
+            # The default limit of 128 KiB a field is less than a long text.
+            csv.field_size_limit(MAX_BYTES)
+            rows = csv.reader(io.TextIOWrapper(content, "utf-8-sig", newline=""))
+            rows_with_cells = sum(1 for row in rows if row)
+            # The first row holds the names of the columns.
+            return max(0, rows_with_cells - 1)
+        case ".json":
+            records = json.load(content)
+            if isinstance(records, list):
+                return len(records)
+            raise ValueError("no list of records")
+        case _:
+            raise ValueError(f"only the trainer reads {suffix or 'this format'}")

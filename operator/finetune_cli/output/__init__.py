@@ -1,0 +1,1 @@
+"""Everything that is printed: the live display, tables, curves, costs and failures."""

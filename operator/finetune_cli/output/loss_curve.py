@@ -1,0 +1,139 @@
+"""The loss curve of a stage, drawn in one line that fits the terminal."""
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from finetune_cli.output.encoding import can_encode
+from finetune_operator.api.status import Outcome, StageStatus
+from finetune_trainer.contract import LossCurve
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+"""Signs of a loss from the lowest to the highest."""
+MARK = "╎"
+"""Sign of an interruption."""
+# For an encoding without these signs, such as ASCII in a container without a locale.
+ASCII_BLOCKS = ".:-=+*#@"
+ASCII_MARK = "|"
+INDENT = " " * 6
+LEAST_CELLS = 8
+"""A narrower curve shows nothing: the line then exceeds the width."""
+
+
+class LossLines:
+    """A renderable: the curve between its first and its newest loss, then the validation loss and the interruptions."""
+
+    def __init__(self, stage: StageStatus, curve: LossCurve) -> None:
+        self.curve = curve
+        self.interrupted: list[int] = []
+        for attempt in stage.attempts:
+            # Attempts with another identity have trained another model: their steps are not in the curve.
+            if attempt.identity != stage.identity:
+                continue
+            if attempt.outcome is not Outcome.INTERRUPTED:
+                continue
+            if attempt.last_step is not None:
+                self.interrupted.append(attempt.last_step)
+        # The status keeps only the newest attempts, so the count may be larger.
+        missing = stage.interruptions - len(self.interrupted)
+        self.more_interruptions = max(0, missing)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield one or two lines."""
+        plain = not can_encode(BLOCKS + MARK, options.encoding)
+        losses = self.curve.losses
+        first = f"{INDENT}loss {_number(losses[0])} "
+        last = f" {_number(losses[-1])}"
+        free = options.max_width - len(first) - len(last)
+        width = max(LEAST_CELLS, free)
+        line = sparkline(self.curve, self.interrupted, width, plain=plain)
+        yield Text(f"{first}{line}{last}", style="cyan")
+        _, mark = _signs(plain=plain)
+        notes = "; ".join(self._notes(mark))
+        if notes:
+            yield Text(f"{INDENT}{notes}", style="dim")
+
+    def _notes(self, mark: str) -> Iterable[str]:
+        best = self.curve.best
+        if best:
+            newest = self.curve.validations[-1]
+            text = f"validation loss {_number(newest.loss)} at step {newest.step}"
+            if newest is best:
+                yield f"{text}, the best"
+            else:
+                yield f"{text}, best {_number(best.loss)} at step {best.step}"
+        if self.interrupted:
+            text = ", ".join(str(step) for step in self.interrupted)
+            if self.more_interruptions:
+                text += f", and {self.more_interruptions} more"
+            yield f"{mark} interrupted at step {text}"
+
+
+def loss_lines(stage: StageStatus) -> Iterable[LossLines]:
+    """Yield a renderable that draws the stage's curve, if the stage has one."""
+    if stage.loss_curve:
+        yield LossLines(stage, stage.loss_curve)
+
+
+def _signs(*, plain: bool) -> tuple[str, str]:
+    """Return the signs of losses and the sign of an interruption; with `plain`, all are ASCII."""
+    if plain:
+        return ASCII_BLOCKS, ASCII_MARK
+    return BLOCKS, MARK
+
+
+def sparkline(
+    curve: LossCurve, interrupted: Sequence[int], width: int, *, plain: bool = False
+) -> str:
+    """Return the curve in at most `width` characters, with a mark after the cell of each step in `interrupted`.
+
+    A cell is one point, or the mean of several. The scale is logarithmic if all losses are positive: linearly, the
+    first steps would leave one block for all others. With `plain`, all characters are ASCII.
+    """
+    blocks, mark = _signs(plain=plain)
+    points = len(curve.losses)
+    # Number of points up to each interruption: a step within a point counts as that point.
+    ends = set()
+    for step in interrupted:
+        end = math.ceil(step / curve.every_steps)
+        ends.add(min(points, end))
+    # Every mark takes a cell of its own.
+    free = width - len(ends)
+    cells = max(1, min(points, free))
+    edges = [cell * points // cells for cell in range(cells + 1)]
+    means = [_mean(curve.losses[start:end]) for start, end in pairwise(edges)]
+    levels = _levels(means, len(blocks))
+    line = ""
+    if 0 in ends:
+        line = mark
+    for cell, level in enumerate(levels):
+        line += blocks[level]
+        points_of_cell = range(edges[cell] + 1, edges[cell + 1] + 1)
+        if not ends.isdisjoint(points_of_cell):
+            line += mark
+    return line
+
+
+def _levels(means: Sequence[float], blocks: int) -> list[int]:
+    """Return for each mean the index of its block, 0 for the lowest; all 0 if the means are equal."""
+    heights = list(means)
+    if min(means) > 0:
+        heights = [math.log(mean) for mean in means]
+    low = min(heights)
+    high = max(heights)
+    # A flat curve has no scale.
+    if high == low:
+        return [0] * len(heights)
+    scale = (blocks - 1) / (high - low)
+    return [round((height - low) * scale) for height in heights]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _number(loss: float) -> str:
+    return f"{loss:.4g}"

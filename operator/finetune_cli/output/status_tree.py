@@ -1,0 +1,142 @@
+"""A pipeline's status as a tree of stages and attempts, for a terminal or a file."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from finetune_cli.output.loss_curve import loss_lines
+from finetune_cli.output.status_text import attempts_line, joined, stage_summary
+from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import (
+    AttemptStatus,
+    Outcome,
+    PipelineStatus,
+    StageState,
+    StageStatus,
+)
+from finetune_operator.core.durations import format_duration
+
+MARKS: dict[StageState, tuple[str, str]] = {
+    StageState.PENDING: ("○", "dim"),
+    StageState.QUEUED: ("◌", "yellow"),
+    StageState.RUNNING: ("●", "cyan"),
+    StageState.SUCCEEDED: ("✔", "green"),
+    StageState.FAILED: ("✗", "red"),
+    StageState.SKIPPED: ("·", "dim"),
+}
+"""State -> its sign and its style."""
+BAR_WIDTH = 16
+"""So wide that a stage with steps of five digits fits a terminal of 80 columns."""
+
+AttemptDetails = Callable[[AttemptStatus], Sequence[str]]
+"""Returns the lines to print under an attempt, for example about its pod."""
+
+
+def live_table(
+    title: str,
+    status: PipelineStatus,
+    details: AttemptDetails = lambda _: (),
+    *,
+    now: datetime | None = None,
+    spinner: Spinner | None = None,
+) -> RenderableType:
+    """Return the pipeline as a tree of stages and attempts, with the lines of `details` under each attempt.
+
+    A stage with a loss curve has it in a line below.
+
+    An attempt that succeeded or runs, and did not resume earlier work, is left out unless it has details. Attempts
+    that failed with the same error are one line. With `now`, what runs has its time so far.
+    """
+    heading = joined([title, status.phase, _total(status, now)])
+    lines: list[RenderableType] = [Text(heading, "bold")]
+    # In the order of STAGES: an API server returns status.stages sorted by name.
+    for kind in STAGES:
+        stage = status.stages.get(kind.name)
+        if stage is None:
+            continue
+        lines.append(_stage_line(kind.name, stage, now, spinner))
+        lines += loss_lines(stage)
+        lines += _attempt_lines(stage, details)
+    return Group(*lines)
+
+
+def _total(status: PipelineStatus, now: datetime | None) -> str:
+    """Return the time from the start of the first attempt to the end, or to now."""
+    end = status.finished_at or now
+    if status.started_at is None or end is None:
+        return ""
+    return format_duration((end - status.started_at).total_seconds())
+
+
+def _attempt_lines(stage: StageStatus, details: AttemptDetails) -> Iterator[Text]:
+    """Yield the lines of a stage's notable attempts, each followed by its details."""
+    for attempts in _same_failures(stage.attempts, details):
+        last = attempts[-1]
+        details_lines = details(last)
+        if details_lines or _is_notable(last):
+            # The stage's own line shows the error of its last attempt already.
+            yield Text(f"  ↳ {attempts_line(attempts, shown=stage.message)}", style="dim")
+        for text in details_lines:
+            yield Text(f"      {text}", style="dim")
+
+
+def _same_failures(
+    attempts: Sequence[AttemptStatus], details: AttemptDetails
+) -> Iterator[list[AttemptStatus]]:
+    """Yield the attempts in groups: attempts in a row that failed with the same error are one group."""
+    group: list[AttemptStatus] = []
+    for attempt in attempts:
+        # An attempt with details, such as its pod, has lines of its own.
+        if group and (details(attempt) or not _same_failure(group[-1], attempt)):
+            yield group
+            group = []
+        group.append(attempt)
+    if group:
+        yield group
+
+
+def _same_failure(attempt: AttemptStatus, other: AttemptStatus) -> bool:
+    if attempt.outcome is not Outcome.FAILED or other.outcome is not Outcome.FAILED:
+        return False
+    return attempt.message == other.message and attempt.exit_code == other.exit_code
+
+
+def _is_notable(attempt: AttemptStatus) -> bool:
+    """Return whether the attempt failed, was interrupted or resumed earlier work."""
+    ended_early = attempt.outcome not in {Outcome.SUCCEEDED, Outcome.RUNNING}
+    return ended_early or bool(attempt.start_step)
+
+
+def _stage_line(
+    name: str, stage: StageStatus, now: datetime | None, spinner: Spinner | None
+) -> RenderableType:
+    sign, style = MARKS[stage.state]
+    mark: RenderableType = Text(sign, style=style)
+    title = Text(f"{name:<9}", style="bold")
+    summary = Text(stage_summary(stage, now), style)
+    is_active = stage.state in {StageState.QUEUED, StageState.RUNNING}
+    if spinner is not None and is_active:
+        mark = spinner
+    bar = _bar(stage)
+    if bar is None and isinstance(mark, Text):
+        # Not a table: a table cell would truncate a long message.
+        return Text(" ").join((mark, title, summary))
+    cells = [mark, title]
+    if bar is not None:
+        cells.append(bar)
+    cells.append(summary)
+    line = Table.grid(padding=(0, 1))
+    line.add_row(*cells)
+    return line
+
+
+def _bar(stage: StageStatus) -> RenderableType | None:
+    progress = stage.progress
+    if stage.state is not StageState.RUNNING or progress is None or not progress.total:
+        return None
+    return ProgressBar(total=progress.total, completed=progress.step, width=BAR_WIDTH)

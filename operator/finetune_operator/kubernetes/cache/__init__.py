@@ -1,0 +1,1 @@
+"""The objects that lists, watches and answers of the API server delivered."""

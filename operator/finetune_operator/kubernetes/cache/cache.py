@@ -1,0 +1,401 @@
+"""A cache of pipelines and of the objects that belong to them, which may be lost at any time.
+
+Lists, watches and the answers to the operator's own requests fill it. Only deleted pods are more than a cache: no API
+returns their exit code and termination message any more.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from finetune_operator.core.metadata import SERVER, service_name
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
+from finetune_operator.kubernetes.cache.children import claims_of, owner_key, owner_uids
+from finetune_operator.kubernetes.cache.pipeline import CachedPipeline, WaitingStage, trim_pipeline
+from finetune_operator.kubernetes.cache.pod import (
+    age_order,
+    controller_of,
+    is_of_attempt,
+    job_of,
+    pod_of,
+    server_of,
+    urgent_facts,
+    with_known_end,
+)
+from finetune_operator.kubernetes.cache.store import (
+    Entry,
+    NamespacedName,
+    Store,
+    namespaced_name,
+    version_of,
+)
+from finetune_operator.kubernetes.cache.trim import (
+    JOB_NAME,
+    trim_claim,
+    trim_deployment,
+    trim_job,
+    trim_pod,
+    trim_service,
+)
+from finetune_operator.kubernetes.cache.warning_events import WarningEvents
+from finetune_operator.kubernetes.translate.attempt_pods import completions_of
+from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
+from finetune_operator.kubernetes.translate.defaults import NONE, NamespaceDefaults, read_defaults
+from finetune_operator.kubernetes.translate.job import is_finished
+from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.pod import Pod
+
+PIPELINES = "finetunepipelines"
+JOBS = "jobs"
+PODS = "pods"
+EVENTS = "events"
+DEPLOYMENTS = "deployments"
+SERVICES = "services"
+CLAIMS = "persistentvolumeclaims"
+DEFAULTS = "configmaps"
+"""Only the ConfigMaps with the defaults of their namespace, which all have the same name."""
+LOST_CLAIMS_KEPT = 16384
+"""Claims of deleted Jobs without a known pod; the newest are kept."""
+LOST_JOBS_KEPT = 16
+"""Such Jobs of each claim; the newest are kept."""
+
+
+class ResourceCache:
+    """Pipelines and their Jobs, pods, Deployments, Services and claims, and Warning events about them."""
+
+    def __init__(self) -> None:
+        self.pipelines: Store[CachedPipeline] = Store(
+            trim_pipeline, claim=lambda pipeline: [(pipeline.key.namespace, pipeline.claim)]
+        )
+        self.jobs: Store[Object] = Store(trim_job, owner=owner_uids, claim=claims_of)
+        self.pods: Store[Object] = Store(trim_pod, job=job_of, server=server_of, claim=claims_of)
+        self.deployments: Store[Object] = Store(trim_deployment, owner=owner_uids)
+        self.services: Store[Object] = Store(trim_service)
+        self.claims: Store[Object] = Store(trim_claim)
+        self.defaults: Store[NamespaceDefaults] = Store(read_defaults)
+        self.warnings = WarningEvents()
+        self.stores: dict[str, Store[Any]] = {
+            PIPELINES: self.pipelines,
+            JOBS: self.jobs,
+            PODS: self.pods,
+            DEPLOYMENTS: self.deployments,
+            SERVICES: self.services,
+            CLAIMS: self.claims,
+            DEFAULTS: self.defaults,
+        }
+        self._lost_jobs: OrderedDict[NamespacedName, tuple[str, ...]] = OrderedDict()
+        """Claim -> its deleted Jobs whose pods no watch has shown. A pod may run: a watch may be behind another."""
+        self._ended: dict[str, tuple[int, ...]] = {}
+        """uid of a Job that is not Complete yet -> indexes of its ended pods; index 0 only if the pod succeeded."""
+
+    def update(self, kind: str, received: Object) -> Change:
+        """Store an object from a list, a watch or an answer, unless the stored version is newer."""
+        if kind == EVENTS:
+            return self._update_warning(received)
+        store = self.stores[kind]
+        if not store.is_news(received):
+            return NO_CHANGE
+        name = namespaced_name(received)
+        before = store.get(name)
+        if kind == PODS:
+            return self._update_pod(before, trim_pod(received), version_of(received))
+        after = store.update(received)
+        if kind == DEFAULTS:
+            return self._defaults_changed(name[0], before or NONE, after)
+        if kind == PIPELINES:
+            return self._update_pipeline(before, after)
+        return self._child_changed(kind, before, after)
+
+    def remove(self, kind: str, deleted: Object) -> Change:
+        """Remove a deleted object; a deleted pod of a running attempt is kept, because its end is known only here."""
+        if kind == EVENTS or not self.stores[kind].is_news(deleted):
+            return NO_CHANGE
+        name = namespaced_name(deleted)
+        version = version_of(deleted)
+        if kind == PODS:
+            gone = {**trim_pod(deleted), "gone": True}
+            return self._update_pod(self.pods.get(name), gone, version)
+        before = self.stores[kind].remove(name, version)
+        if kind == DEFAULTS:
+            return self._defaults_changed(name[0], before or NONE, NONE)
+        if kind == PIPELINES:
+            # No status will record their end any more.
+            for job in before.running_jobs if before else ():
+                self._forget_pods(name[0], job)
+            key = Key(*name)
+            return Change((key, *self._sharing(key, before)), Urgency.NOW)
+        if kind == JOBS and before:
+            self._note_lost_job(before)
+            self._ended.pop(before["metadata"]["uid"], None)
+        if kind == CLAIMS:
+            # A claim goes only after the last pod that uses it, so no lost pod is left.
+            self.forget_lost_jobs(*name)
+        if before is None:
+            return NO_CHANGE
+        return self._child_changed(kind, before, None)
+
+    def sweep(
+        self, kind: str, listed: set[NamespacedName], version: int, namespace: str | None
+    ) -> Iterator[Change]:
+        """Remove the objects that a complete list of this version no longer has: a watch has missed their deletion."""
+        store = self.stores[kind]
+        # The deletion is newer than the list that does not show the object.
+        deleted_at = version + 1
+        for name in store.unlisted(listed, version, namespace):
+            if kind == PODS:
+                pod = self.pods.entries[name].value
+                change = self._update_pod(pod, {**pod, "gone": True}, deleted_at)
+            else:
+                meta = {"namespace": name[0], "name": name[1], "uid": store.entries[name].uid}
+                change = self.remove(
+                    kind, {"metadata": {**meta, "resourceVersion": str(deleted_at)}}
+                )
+            if change is not NO_CHANGE:
+                yield change
+
+    def note_written(self, pipeline: Pipeline, answer: Object) -> tuple[Key, ...]:
+        """Store the answer to a write of the status, with the parsed object, so that it is not parsed again.
+
+        Return the other pipelines with the claim if it may be their turn now.
+        """
+        name = (pipeline.key.namespace, pipeline.key.name)
+        change = self.update(PIPELINES, answer)
+        entry = self.pipelines.entries.get(name)
+        if entry and entry.version == version_of(answer):
+            self.pipelines.entries[name] = replace(entry, value=entry.value.with_parsed(pipeline))
+        return change.keys[1:]
+
+    # Reads.
+
+    def is_over(self, job: Object) -> bool:
+        """Return whether no process of the Job is left: it has ended, or its pods have and the first pod succeeded.
+
+        The Job controller needs a second or more until a Job with a succeeded pod is Complete.
+        """
+        if is_finished(job):
+            return True
+        ended = self._ended.get(job["metadata"]["uid"], ())
+        return len(ended) >= completions_of(job)
+
+    def pods_of(self, namespace: str, job: str, uid: str | None = None) -> list[Pod]:
+        """Return the pods of a Job by their index, the youngest of each; with a uid, only pods of the Job with it."""
+        by_index: dict[int, Pod] = {}
+        for raw in sorted(self.pods.select("job", (namespace, job)), key=age_order):
+            if uid is None or uid in owner_uids(raw):
+                pod = pod_of(raw)
+                by_index[pod.index] = pod
+        return [by_index[index] for index in sorted(by_index)]
+
+    def server_pods(self, namespace: str, server: str) -> list[Pod]:
+        """Return the pods of an attempt's servers, the oldest first."""
+        pods = self.pods.select("server", (namespace, server))
+        return [pod_of(raw) for raw in sorted(pods, key=age_order)]
+
+    def all_pods(self) -> Iterator[Pod]:
+        """Yield all pods."""
+        return (pod_of(entry.value) for entry in self.pods.entries.values())
+
+    def writers(self, namespace: str, claim: str) -> list[Object]:
+        """Return the Jobs and pods that mount the claim for writing and have not ended."""
+        name = (namespace, claim)
+        jobs = [job for job in self.jobs.select("claim", name) if not self.is_over(job)]
+        pods = [pod for pod in self.pods.select("claim", name) if not pod_of(pod).finished]
+        return [*jobs, *pods]
+
+    def lost_jobs(self, namespace: str, claim: str) -> tuple[str, ...]:
+        """Return the deleted Jobs with this claim that have unknown pods: no watch has shown them."""
+        return self._lost_jobs.get((namespace, claim), ())
+
+    def forget_lost_jobs(self, namespace: str, claim: str) -> None:
+        """Forget the deleted Jobs with this claim: their pods have been read."""
+        self._lost_jobs.pop((namespace, claim), None)
+
+    def warning(self, namespace: str, kind: str, name: str) -> str:
+        """Return the message of the newest Warning event about an object; empty if there is none."""
+        return self.warnings.message(namespace, kind, name)
+
+    def defaults_of(self, namespace: str) -> NamespaceDefaults:
+        """Return the defaults of a namespace."""
+        return self.defaults.get((namespace, DEFAULTS_NAME)) or NONE
+
+    def phases(self) -> Counter[str]:
+        """Return the number of pipelines in each phase."""
+        return Counter(entry.value.phase for entry in self.pipelines.entries.values())
+
+    def unreadable(self) -> int:
+        """Return the number of pipelines that this version of the operator cannot read."""
+        return sum(entry.value.unreadable for entry in self.pipelines.entries.values())
+
+    def waiting(self) -> Iterator[WaitingStage]:
+        """Yield the waiting stage of each pipeline with a waiting stage."""
+        stages = (entry.value.waiting for entry in self.pipelines.entries.values())
+        return (stage for stage in stages if stage)
+
+    def servers_down(self) -> int:
+        """Return the number of pipelines with a Service that leads to no ready pod, whatever their phase."""
+        return sum(self._is_server_down(entry.value) for entry in self.pipelines.entries.values())
+
+    def _is_server_down(self, pipeline: CachedPipeline) -> bool:
+        namespace = pipeline.key.namespace
+        service = self.services.get((namespace, service_name(pipeline.key.name)))
+        if service is None or pipeline.uid not in owner_uids(service):
+            return False
+        target = service["spec"]["selector"].get(SERVER)
+        if not target:
+            return False
+        server = self.deployments.get((namespace, target))
+        return server is None or not server["status"]["readyReplicas"]
+
+    # Changes.
+
+    def _update_pipeline(self, before: CachedPipeline | None, after: CachedPipeline) -> Change:
+        self._forget_ended_pods(before, after)
+        next_users: tuple[Key, ...] = ()
+        if before and before.frees_claim(after):
+            next_users = self._sharing(after.key, before)
+        if before is None or after.differs(before) or next_users:
+            return Change((after.key, *next_users), Urgency.NOW)
+        return Change((after.key,), Urgency.NEVER)
+
+    def _defaults_changed(
+        self, namespace: str, before: NamespaceDefaults, after: NamespaceDefaults
+    ) -> Change:
+        """Return the unfinished pipelines of the namespace: an attempt may wait for other defaults."""
+        if before == after:
+            return NO_CHANGE
+        pipelines = (entry.value for entry in self.pipelines.entries.values())
+        keys = [
+            pipeline.key
+            for pipeline in pipelines
+            if pipeline.key.namespace == namespace and not pipeline.finished
+        ]
+        return Change(tuple(keys), Urgency.NOW)
+
+    def _child_changed(self, kind: str, before: Object | None, after: Object | None) -> Change:
+        child = after or before or {}
+        key = owner_key(child)
+        if key is None or before == after:
+            return NO_CHANGE
+        if kind != JOBS:
+            return Change((key,), Urgency.NOW)
+        was_over = before is not None and self.is_over(before)
+        is_over = after is None or self.is_over(after)
+        is_running = child["metadata"]["name"] in self._running(key)
+        if was_over and is_over and not is_running:
+            # The status has this end already: the Job controller or the operator only cleans up.
+            return NO_CHANGE
+        if after and before and is_finished(before) == is_finished(after):
+            return Change((key,), Urgency.LATER)
+        # An ended Job may have been the last writer of its claims: others may wait for their turn.
+        waiting = self._waiting(child, key) if is_over else ()
+        return Change((key, *waiting), Urgency.NOW)
+
+    def _update_pod(self, before: Object | None, received: Object, version: int) -> Change:
+        """Store a trimmed pod of an attempt's Job or ReplicaSet, and no other: a pod's status is trusted."""
+        key = owner_key(received)
+        if key is None or not is_of_attempt(received):
+            return NO_CHANGE
+        after = with_known_end(before, received)
+        pod = pod_of(after)
+        self._note_end(after, pod)
+        job = received["metadata"]["labels"].get(JOB_NAME)
+        is_recorded = pod.finished and job not in self._running(key)
+        is_gone = bool(received.get("gone"))
+        self._store_pod(after, version, is_gone=is_gone, is_recorded=is_recorded)
+        # A list shows the pods of all earlier attempts to a new leader.
+        if before is None and is_recorded:
+            return NO_CHANGE
+        if urgent_facts(before) != urgent_facts(after):
+            # A finished pod may have been the last writer of its claims.
+            waiting = self._waiting(after, key) if pod.finished else ()
+            return Change((key, *waiting), Urgency.NOW)
+        if before == after:
+            return NO_CHANGE
+        return Change((key,), Urgency.LATER)
+
+    def _store_pod(self, raw: Object, version: int, *, is_gone: bool, is_recorded: bool) -> None:
+        """Store a pod, or remove it if it is needed no longer.
+
+        `is_recorded`: the pod has finished, and the status has the end of its attempt.
+        """
+        name = namespaced_name(raw)
+        labels = raw["metadata"]["labels"]
+        # A server's end has no result. The end of an attempt's process is kept until the status has it.
+        if (is_gone and SERVER in labels) or (is_recorded and JOB_NAME in labels):
+            # Version 0 leaves no trace: a pod that exists may be read again.
+            self.pods.remove(name, version if is_gone else 0)
+        else:
+            self.pods.put(name, Entry(raw["metadata"]["uid"], version, raw))
+
+    def _note_lost_job(self, job: Object) -> None:
+        name = namespaced_name(job)
+        if not self.is_over(job) and not self.pods.select("job", name):
+            for claim in claims_of(job):
+                jobs = (*self._lost_jobs.get(claim, ()), name[1])
+                self._lost_jobs[claim] = jobs[-LOST_JOBS_KEPT:]
+        while len(self._lost_jobs) > LOST_CLAIMS_KEPT:
+            self._lost_jobs.popitem(last=False)
+
+    def _note_end(self, raw: Object, pod: Pod) -> None:
+        meta = raw["metadata"]
+        # The success of the first pod ends the Job; its failure does not show that the other pods have ended.
+        has_ended = pod.finished if pod.index else pod.succeeded
+        job = self.jobs.get((meta["namespace"], meta["labels"].get(JOB_NAME, "")))
+        if not has_ended or job is None or is_finished(job):
+            return
+        owner = controller_of(raw).get("uid", "")
+        if job["metadata"]["uid"] == owner:
+            self._ended[owner] = tuple({*self._ended.get(owner, ()), pod.index})
+
+    def _update_warning(self, event: Object) -> Change:
+        about = self.warnings.update(event)
+        if about is None:
+            return NO_CHANGE
+        namespace, kind, name = about
+        store = {"Job": self.jobs, "Pod": self.pods, "Deployment": self.deployments}.get(kind)
+        if store is None:
+            return NO_CHANGE
+        child = store.get((namespace, name))
+        if child is None:
+            return NO_CHANGE
+        key = owner_key(child)
+        if key is None:
+            return NO_CHANGE
+        # A warning only explains: the operator does nothing else because of it.
+        return Change((key,), Urgency.LATER)
+
+    def _running(self, key: Key) -> frozenset[str]:
+        pipeline = self.pipelines.get((key.namespace, key.name))
+        if pipeline is None:
+            return frozenset()
+        return pipeline.running_jobs
+
+    def _waiting(self, child: Object, own: Key) -> tuple[Key, ...]:
+        """Return the other pipelines with a claim of this Job or pod: it may be their turn now."""
+        namespace = child["metadata"]["namespace"]
+        keys: list[Key] = []
+        for claim in child.get("claims", ()):
+            keys += self._claim_users(namespace, claim)
+        return tuple(key for key in keys if key != own)
+
+    def _sharing(self, own: Key, pipeline: CachedPipeline | None) -> tuple[Key, ...]:
+        if pipeline is None:
+            return ()
+        return tuple(key for key in self._claim_users(own.namespace, pipeline.claim) if key != own)
+
+    def _claim_users(self, namespace: str, claim: str) -> list[Key]:
+        return [pipeline.key for pipeline in self.pipelines.select("claim", (namespace, claim))]
+
+    def _forget_ended_pods(self, before: CachedPipeline | None, after: CachedPipeline) -> None:
+        """Drop the finished pods of attempts if the status has their end now."""
+        if before is None:
+            return
+        for job in before.running_jobs - after.running_jobs:
+            self._forget_pods(after.key.namespace, job)
+
+    def _forget_pods(self, namespace: str, job: str) -> None:
+        for raw in self.pods.select("job", (namespace, job)):
+            if pod_of(raw).finished:
+                self.pods.remove(namespaced_name(raw))

@@ -1,0 +1,1 @@
+"""Reading files of records: formats, columns, compressed files and batches."""

@@ -1,0 +1,1 @@
+"""Records of a data set, their conversations and chat templates."""

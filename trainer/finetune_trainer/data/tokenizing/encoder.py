@@ -1,0 +1,273 @@
+"""Format a record's fields as a single text, and tokenize the text with a loss mask.
+
+Prompt and completion are concatenated unchanged and tokenized as one text, as log-likelihood evaluation does.
+The split between them therefore never changes the tokens. A token is in the loss if it holds a character of the
+completion.
+
+A space between prompt and completion belongs at the start of the completion. At the end of the prompt it would become
+part of the completion's first token, and a model that is given the prompt alone never sees that token.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tokenizers.processors import Sequence
+
+from finetune_trainer.contract import Objective
+from finetune_trainer.data.documents import Document
+from finetune_trainer.data.records.chat_template import ChatTemplate, Span
+from finetune_trainer.data.records.conversations import Conversation, conversation_of
+from finetune_trainer.data.records.records import (
+    SHAPES,
+    SUPPORTED_SHAPES,
+    Fields,
+    InvalidRecord,
+    Shape,
+    check_not_blank,
+    complete_shapes,
+    text_of,
+)
+from finetune_trainer.data.tokenizing.token_bytes import TokenBytes
+
+Positions = NDArray[np.int64]
+_ZERO: Positions = np.zeros(1, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class TextExample:
+    """A text to train on."""
+
+    text: str
+    loss_spans: tuple[Span, ...]
+    """Character ranges that are in the loss, in order. The position after the last character stands for EOS."""
+    has_special_tokens: bool
+    """Whether the text already contains BOS and EOS, because a chat template wrote them."""
+
+
+class RecordFormatter:
+    """Formats records as text examples; all records must have the shape of the first."""
+
+    def __init__(self, chat: ChatTemplate, shape: Shape | None = None) -> None:
+        self._chat = chat
+        self.shape: Shape | None = shape
+        """The shape of the records so far."""
+
+    def format(self, fields: Fields) -> tuple[TextExample]:
+        """Return the text example of one record.
+
+        Raises InvalidRecord if the fields do not have the data set's shape, or if there is nothing to learn.
+        """
+        shape = self._shape_of(fields)
+        match shape:
+            case "messages":
+                example = self._conversation(fields)
+            case "prompt and completion":
+                prompt = text_of(fields, "prompt")
+                completion = text_of(fields, "completion")
+                check_not_blank(completion, "completion")
+                example = completed_text(prompt, completion)
+            case "text":
+                text = text_of(fields, "text")
+                check_not_blank(text, "text")
+                example = completed_text("", text)
+            case _:
+                raise AssertionError(shape)
+        self.shape = shape
+        return (example,)
+
+    def _conversation(self, fields: Fields) -> TextExample:
+        return rendered_text(self._chat, conversation_of(fields))
+
+    def _shape_of(self, fields: Fields) -> Shape:
+        names = {name for name, value in fields.items() if value is not None}
+        shapes = complete_shapes(names, "SFT")
+        if not shapes:
+            raise InvalidRecord(_missing_fields(fields, names, self.shape))
+        if len(shapes) > 1:
+            raise InvalidRecord(
+                f"has {' and also '.join(shapes)}: keep only one of them in the file"
+            )
+        [shape] = shapes
+        if self.shape not in {None, shape}:
+            raise InvalidRecord(
+                f"has {shape}, but earlier records have {self.shape}: use one shape per data set"
+            )
+        return shape
+
+
+def completed_text(prompt: str, completion: str) -> TextExample:
+    """Return the example of a prompt and its completion, which is in the loss, as is the EOS after it."""
+    text = prompt + completion
+    completion_span = (len(prompt), len(text) + 1)
+    return TextExample(text, (completion_span,), has_special_tokens=False)
+
+
+def rendered_text(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> TextExample:
+    """Return the example of a conversation; the assistant's turns from message `first` on are in the loss.
+
+    Raise InvalidRecord if the template does not render the conversation.
+    """
+    text, spans = chat.render(conversation, first)
+    # Checked again: the arguments of tool calls may hold lone surrogates, and no check of a message sees them.
+    text_of({"text": text}, "text", "the rendered conversation's ")
+    return TextExample(text, spans, has_special_tokens=True)
+
+
+def _missing_fields(fields: Fields, names: set[str], shape: Shape | None) -> str:
+    # The hint about DPO comes first: a record of pairs lacks every field of SFT, and naming a field would mislead.
+    if names.issuperset(("chosen", "rejected")):
+        missing = SHAPES[shape][0] if shape else "completion"
+        return f"has chosen and rejected, but no {missing}: set train.objective to DPO"
+    if shape is None and "prompt" in names | fields.keys():
+        shape = "prompt and completion"
+    required = SHAPES[shape] if shape else ()
+    for name in required:
+        if name not in names:
+            return missing_field(name, fields)
+    return needed_shapes("SFT", fields)
+
+
+def missing_field(name: str, fields: Fields) -> str:
+    """Return the reason why a record without a value in a required field is invalid."""
+    return f"{name} is null" if name in fields else f"{name} is missing"
+
+
+def needed_shapes(objective: Objective, fields: Fields) -> str:
+    """Return the reason why a record that has no shape of the objective is invalid."""
+    present = ", ".join(sorted(map(str, fields)))[:80] or "nothing"
+    return f"needs {SUPPORTED_SHAPES[objective]}; it has {present}"
+
+
+class Encoder:
+    """Tokenizes text examples with a fast tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        # A token's leading space may be the end of the prompt. Trimmed offsets would hide that the token spans both.
+        _include_spaces_in_offsets(self._backend.post_processor)
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = tokenizer.split_special_tokens
+        self._token_bytes = TokenBytes.of(self._backend)
+        self._bos: int | None = tokenizer.bos_token_id
+        self._eos: int | None = tokenizer.eos_token_id
+        self.boundary_tokens = 0
+        """Examples in which a token of the loss also holds characters that are not in the loss."""
+
+    def encode(self, examples: list[TextExample]) -> Iterator[Document]:
+        """Yield a document for each example; either all of them have special tokens, or none has."""
+        texts = [example.text for example in examples]
+        adds = not examples[0].has_special_tokens
+        if self._token_bytes is None:
+            encodings = self._backend.encode_batch(texts, add_special_tokens=adds)
+            located = map(_with_offsets, encodings, examples)
+        else:
+            # The fast call computes no offsets; the bytes of the tokens replace them.
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=adds)
+            located = map(partial(self._with_bytes, self._token_bytes), encodings, examples)
+        for example, tokens in zip(examples, located, strict=True):
+            if example.has_special_tokens:
+                yield self._document(tokens)
+            else:
+                yield self._document(self._with_one_eos(tokens))
+
+    def _with_bytes(
+        self, token_bytes: TokenBytes, encoding: Any, example: TextExample
+    ) -> "_Located":
+        """Return the tokens with positions in the text's bytes; if they are not the text, in its characters."""
+        tokens = encoding.ids
+        text = example.text.encode()
+        adds = not example.has_special_tokens
+        ends = token_bytes.ends(tokens, text, has_added=adds)
+        if ends is None:
+            # This text has a token whose bytes are not in the text. Only the tokenizer knows where it belongs.
+            encoding = self._backend.encode(example.text, add_special_tokens=adds)
+            return _with_offsets(encoding, example)
+        spans = example.loss_spans
+        if len(text) != len(example.text):
+            spans = tuple(_byte_span(example.text, span) for span in spans)
+        # A token begins where the token before it ends.
+        starts = np.concatenate((_ZERO, ends[:-1])) if len(ends) else ends
+        return _Located(tokens, starts, ends, len(text), spans)
+
+    def _with_one_eos(self, located: "_Located") -> "_Located":
+        """Remove a second BOS and end with exactly one EOS, whose position is directly after the text."""
+        tokens, starts, ends, length, spans = located
+        if self._bos is not None and tokens[:2] == [self._bos, self._bos]:
+            # The text begins with BOS, and the tokenizer wrote another BOS before it.
+            tokens = tokens[1:]
+            starts = starts[1:]
+            ends = ends[1:]
+        if self._eos is not None:
+            if tokens[-1:] == [self._eos]:
+                # An EOS that the tokenizer wrote has no position in the text, so it is replaced.
+                tokens = tokens[:-1]
+                starts = starts[:-1]
+                ends = ends[:-1]
+            tokens = [*tokens, self._eos]
+            starts = np.append(starts, length)
+            ends = np.append(ends, length + 1)
+        return _Located(tokens, starts, ends, length, spans)
+
+    def _document(self, located: "_Located") -> Document:
+        tokens, starts, ends, _, spans = located
+        loss_mask = np.zeros(len(tokens), dtype=np.uint8)
+        crosses_boundary = False
+        for start, end in spans:
+            ends_inside = ends > start
+            loss_mask |= ends_inside & (starts < end)
+            crosses_start = ends_inside & (starts < start)
+            crosses_boundary |= bool(crosses_start.any())
+        self.boundary_tokens += crosses_boundary
+        # No earlier token predicts the first token.
+        loss_mask[:1] = 0
+        return Document(np.array(tokens, dtype=np.int32), loss_mask)
+
+
+class _Located(NamedTuple):
+    """The tokens of a text and their positions in it. All positions count its characters, or all count its bytes."""
+
+    tokens: list[int]
+    starts: Positions
+    ends: Positions
+    length: int
+    """Length of the text."""
+    loss_spans: tuple[Span, ...]
+
+
+def _with_offsets(encoding: Any, example: TextExample) -> _Located:
+    """Return the tokens with the tokenizer's own offsets, which are in characters."""
+    # Reshaped, because a text without tokens gives an empty array of one dimension.
+    offsets: Positions = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+    return _Located(
+        tokens=encoding.ids,
+        starts=offsets[:, 0],
+        ends=offsets[:, 1],
+        length=len(example.text),
+        loss_spans=example.loss_spans,
+    )
+
+
+def _byte_span(text: str, span: Span) -> Span:
+    """Return the range in the text's bytes for a range in its characters."""
+    start, end = span
+    return _byte_position(text, start), _byte_position(text, end)
+
+
+def _byte_position(text: str, position: int) -> int:
+    # The position behind the text stands for EOS, in characters and in bytes.
+    behind_text = max(0, position - len(text))
+    return len(text[:position].encode()) + behind_text
+
+
+def _include_spaces_in_offsets(processor: Any) -> None:
+    """Make a byte-level tokenizer count leading spaces in its offsets; the tokens stay the same."""
+    parts: Any = processor if isinstance(processor, Sequence) else (processor,)
+    for part in parts:
+        if hasattr(part, "trim_offsets"):
+            part.trim_offsets = False

@@ -1,0 +1,1 @@
+"""The Hugging Face hub: models and data sets are read from it, models are pushed to it."""

@@ -1,0 +1,1 @@
+"""OCI registries: models as artifacts and images."""

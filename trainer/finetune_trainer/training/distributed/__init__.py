@@ -1,0 +1,1 @@
+"""Training with several processes: ranks, sharded weights, and the processes themselves."""

@@ -1,0 +1,166 @@
+"""Attach a new LoRA adapter to a frozen base model."""
+
+import fnmatch
+import json
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.utils.integrations import dequantize_module_weight
+from transformers.pytorch_utils import Conv1D
+
+from finetune_trainer.contract import Lora, ModelSource
+from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
+from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.training.methods.trainable import Trainable, WeightsFormat
+
+ADAPTER_CONFIG = "adapter_config.json"
+ALL_LINEAR = "all-linear"
+LINEAR_LAYERS = (torch.nn.Linear, Conv1D)
+ROUTER_NAMES = frozenset({"router", "gate", "shared_expert_gate"})
+"""Names of the layers that choose the experts of a token, in all MoE models of transformers."""
+EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Names of layers that PEFT redirects to the fused experts of a model that has such."""
+
+
+def trainable_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> Trainable:
+    """Freeze the model and add a new adapter; raise ConfigInvalid if a name in the recipe matches no layer."""
+    model = attach_adapter(base, lora, source, seed)
+    weights = get_peft_model_state_dict(model, save_embedding_layers=False)
+    return Trainable(
+        model, weights, WeightsFormat(ADAPTER_WEIGHTS, {ADAPTER_CONFIG: adapter_config(model)})
+    )
+
+
+def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> PeftModel:
+    """Return PEFT's model: the frozen base model with a new adapter in fp32."""
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets(base, lora.target_modules),
+        modules_to_save=list(lora.modules_to_save) or None,
+        ensure_weight_tying=bool(lora.modules_to_save),
+        use_rslora=lora.variant == "RsLoRA",
+        use_dora=lora.variant == "DoRA",
+    )
+    _check_modules_to_save(base, lora)
+    torch.manual_seed(seed)  # determines the adapter's initial weights
+    try:
+        model = get_peft_model(base, config, autocast_adapter_dtype=True)
+    except ValueError as error:
+        raise ConfigInvalid(f"train.lora: {error}; {linear_layer_names(base)}") from error
+    for parameter in (p for p in model.parameters() if p.requires_grad):
+        parameter.data = (
+            parameter.data.float()
+        )  # PEFT copies modulesToSave in the base model's dtype
+    if lora.variant == "DoRA":
+        _compute_magnitudes_in_fp32(model)
+    # PEFT filled in the local path, which would make the adapter's bytes depend on the machine.
+    config.base_model_name_or_path, config.revision = source.uri, source.revision
+    return model
+
+
+def _check_modules_to_save(base: Any, lora: Lora) -> None:
+    """Raise ConfigInvalid if a name in modulesToSave matches no layer, which PEFT would ignore, or a quantized one."""
+    layers = {name.rpartition(".")[2]: module for name, module in base.named_modules() if name}
+    for name in lora.modules_to_save:
+        if name not in layers:
+            known = ", ".join(sorted(layers))
+            raise ConfigInvalid(
+                f"train.lora.modulesToSave: {name} is no layer of the model; its layers are {known}"
+            )
+        if not all(parameter.is_floating_point() for parameter in layers[name].parameters()):
+            raise ConfigInvalid(
+                f"train.lora.modulesToSave: {name} has weights in 4 bits, which cannot be trained: "
+                "name it in train.lora.targetModules, or set train.method to LoRA"
+            )
+
+
+def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
+    """Return PEFT's `target_modules` for these names and patterns; raise ConfigInvalid if one matches no layer."""
+    if names == (ALL_LINEAR,):
+        return _all_linear(base)
+    modules = [name for name, _ in base.named_modules() if name]
+    # PEFT redirects the names of single experts' layers to the tensor that holds them all.
+    selected = EXPERT_NAMES.intersection(names) if has_fused_experts(base) else set()
+    for name in (name for name in names if name not in selected):
+        matching = [
+            m
+            for m in modules
+            if fnmatch.fnmatchcase(m, name) or fnmatch.fnmatchcase(m, f"*.{name}")
+        ]
+        if not matching:
+            hint = (
+                f"; {ALL_LINEAR} cannot be combined with other names" if name == ALL_LINEAR else ""
+            )
+            raise ConfigInvalid(
+                f"train.lora.targetModules: {name} matches no layer of the model{hint}; {linear_layer_names(base)}"
+            )
+        selected |= set(matching) if "*" in name else {name}
+    return sorted(selected)
+
+
+def has_fused_experts(base: torch.nn.Module) -> bool:
+    """Return whether the model holds the weights of all experts of a layer in one tensor, which is no layer."""
+    return any(name.endswith(".gate_up_proj") for name, _ in base.named_parameters())
+
+
+def _all_linear(base: torch.nn.Module) -> str | list[str]:
+    """Return PEFT's all-linear for a dense model; for a MoE model the names of the layers that it should select.
+
+    An adapted router would send tokens to other experts than those that the base model learned to use.
+    """
+    linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR_LAYERS)]
+    is_fused = has_fused_experts(base)
+    excluded = ROUTER_NAMES | (EXPERT_NAMES if is_fused else set())
+    head = base.get_output_embeddings()
+    selected = [
+        name
+        for name in linear
+        if excluded.isdisjoint(name.split(".")) and base.get_submodule(name) is not head
+    ]
+    is_dense = not is_fused and len(selected) == len(linear) - isinstance(head, LINEAR_LAYERS)
+    return ALL_LINEAR if is_dense else sorted(selected)
+
+
+def _compute_magnitudes_in_fp32(model: PeftModel) -> None:
+    """Replace DoRA's initial magnitudes, which PEFT computes in the base model's dtype.
+
+    Rounded to bf16 they would differ by up to 0.3 % from the norms of the weights, and the untrained adapter would
+    change the model's output. Raises ConfigInvalid if a norm is 0: DoRA divides by it.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLayer) and module.lora_magnitude_vector:
+            weight = dequantize_module_weight(module.get_base_layer()).detach().float()
+            magnitude = torch.linalg.norm(
+                weight, dim=1 if isinstance(module.get_base_layer(), torch.nn.Linear) else 0
+            )
+            if not magnitude.all():
+                raise ConfigInvalid(
+                    f"train.lora: {int((magnitude == 0).sum())} rows of {name} are zero, and DoRA divides by their "
+                    "norm: remove this layer from targetModules or set variant to LoRA"
+                )
+            module.lora_magnitude_vector["default"].weight.data = magnitude
+
+
+def linear_layer_names(base: torch.nn.Module) -> str:
+    """Return a sentence with the names of the model's linear layers, without their parents' names."""
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in base.named_modules()
+        if isinstance(module, LINEAR_LAYERS)
+    }
+    return f"the model's linear layers are {', '.join(sorted(linear))}"
+
+
+def adapter_config(model: PeftModel) -> bytes:
+    """Return the bytes of adapter_config.json, which are the same for the same adapter in any process."""
+    values: dict[str, Any] = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    # The order of a set of strings differs between processes.
+    sorted_values = {
+        name: sorted(value) if isinstance(value, set) else value for name, value in values.items()
+    }
+    return (json.dumps(sorted_values, indent=2, sort_keys=True) + "\n").encode()

@@ -1,0 +1,152 @@
+"""Start the training of a LoRA adapter: from a new one, or from the weights of an existing one."""
+
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from finetune_trainer.contract import Lora, TrainConfig
+from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
+from finetune_trainer.models.start_adapter import StartAdapter
+from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.training.determinism import Tensors
+from finetune_trainer.training.methods.lora import trainable_adapter
+from finetune_trainer.training.methods.trainable import Trainable
+
+UNSUPPORTED = (
+    "rank_pattern",
+    "alpha_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+    "layer_replication",
+)
+"""Settings of an adapter that the recipe has no words for; they are empty in an adapter of this trainer."""
+PLAIN_STARTS = ("gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights that leave the base model as it is. With others, such as pissa, PEFT changes it."""
+
+
+def started_adapter(base: Any, config: TrainConfig, start: StartAdapter | None) -> Trainable:
+    """Freeze the model and add an adapter, new or with the weights of `start`. Raise ConfigInvalid if that fails.
+
+    The settings are those of the recipe. Where it has none, they are those of `start`.
+    """
+    if start is None:
+        _check_compile(config, config.recipe.adapter)
+        return trainable_adapter(base, config.recipe.adapter, config.model, config.seed)
+    _check_supported(start)
+    _warn_of_another_model(start, config.model.uri)
+    if config.recipe.lora is not None:
+        _check_settings(config.recipe.lora, start)
+    lora = config.recipe.lora or lora_of(start)
+    _check_compile(config, lora)
+    trainable = trainable_adapter(base, lora, config.model, config.seed)
+    _load(trainable.weights, start)
+    return trainable
+
+
+def _check_compile(config: TrainConfig, lora: Lora) -> None:
+    """Raise ConfigInvalid for DoRA: the compiler cannot trace all of PEFT's, and gives up at its limit."""
+    if config.recipe.compile and lora.variant == "DoRA":
+        raise ConfigInvalid(
+            "train.compile: DoRA cannot be compiled: set compile to false, or lora.variant to RsLoRA"
+        )
+
+
+def lora_of(start: StartAdapter) -> Lora:
+    """Return the settings of an adapter."""
+    config = start.config
+    # Not validated: an adapter may name every layer by itself, which are more names than a manifest may have.
+    return Lora.model_construct(
+        rank=config["r"],
+        alpha=config["lora_alpha"],
+        dropout=config.get("lora_dropout") or 0.0,
+        target_modules=tuple(config["target_modules"]),
+        modules_to_save=_modules_to_save(config),
+        variant=_variant(config),
+    )
+
+
+def _modules_to_save(config: dict[str, Any]) -> tuple[str, ...]:
+    """Return the layers that are trained whole, without those that PEFT has added because they share a weight."""
+    names = config.get("modules_to_save") or ()
+    chosen = tuple(name for name in names if "." not in name)
+    return chosen or tuple(name.rpartition(".")[2] for name in names)
+
+
+def _variant(config: dict[str, Any]) -> Literal["LoRA", "RsLoRA", "DoRA"]:
+    return "DoRA" if config.get("use_dora") else "RsLoRA" if config.get("use_rslora") else "LoRA"
+
+
+def _check_supported(start: StartAdapter) -> None:
+    config = start.config
+    found = [name for name in UNSUPPORTED if config.get(name)]
+    found += [f"bias {config['bias']}"] if config.get("bias") not in {None, "none"} else []
+    start_weights = config.get("init_lora_weights")
+    if isinstance(start_weights, str) and start_weights not in PLAIN_STARTS:
+        found.append(f"init_lora_weights {start_weights}")
+    found += ["lora_bias"] if config.get("lora_bias") else []
+    found += (
+        ["both use_dora and use_rslora"]
+        if config.get("use_dora") and config.get("use_rslora")
+        else []
+    )
+    found += (
+        []
+        if isinstance(config.get("target_modules"), list)
+        else ["target_modules that are a pattern"]
+    )
+    if found:
+        raise ConfigInvalid(
+            f"train.startFrom {start.uri} has {', '.join(found)}, which train.lora cannot express"
+        )
+
+
+def _check_settings(lora: Lora, start: StartAdapter) -> None:
+    """Raise ConfigInvalid if a setting of the recipe is not the adapter's; the dropout may differ."""
+    theirs = lora_of(start)
+    for field in ("rank", "alpha", "variant"):
+        wanted, found = getattr(lora, field), getattr(theirs, field)
+        if wanted != found:
+            raise ConfigInvalid(
+                f"train.lora.{field} is {wanted}, but the adapter of train.startFrom {start.uri} has {found}: "
+                "set the same, or remove lora to take all settings from the adapter"
+            )
+
+
+def _warn_of_another_model(start: StartAdapter, uri: str) -> None:
+    named = start.config.get("base_model_name_or_path")
+    if named and str(named).removeprefix("hf://") != uri.removeprefix("hf://"):
+        log_line(
+            f"train: the adapter of train.startFrom names the base model {named}, this one is {uri}"
+        )
+
+
+def _load(weights: Tensors, start: StartAdapter) -> None:
+    """Copy the weights of `start` into those of the new adapter; raise ConfigInvalid unless they are alike."""
+    try:
+        found = load_file(start.folder / ADAPTER_WEIGHTS)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ConfigInvalid(
+            f"train.startFrom {start.uri}: {ADAPTER_WEIGHTS} cannot be read: {error}"
+        ) from None
+    for names, problem in (
+        (weights.keys() - found.keys(), "does not adapt {}, as train.lora does"),
+        (found.keys() - weights.keys(), "adapts {}, which train.lora does not"),
+    ):
+        if names:
+            layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in names})
+            targets = ", ".join(map(str, start.config["target_modules"]))[:200]
+            raise ConfigInvalid(
+                f"train.lora.targetModules: the adapter of train.startFrom {start.uri} "
+                f"{problem.format(', '.join(layers)[:200])}; its layers are {targets}: "
+                "name the same, or remove lora to take all settings from the adapter"
+            )
+    for name, tensor in weights.items():
+        if found[name].shape != tensor.shape or not torch.isfinite(found[name]).all():
+            raise ConfigInvalid(
+                f"train.startFrom {start.uri}: {name} is {list(found[name].shape)} and must be {list(tensor.shape)}, "
+                "with finite values: it is an adapter of another model, or broken"
+            )
+        tensor.detach().copy_(found[name])

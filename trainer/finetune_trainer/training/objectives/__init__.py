@@ -1,0 +1,1 @@
+"""Training objectives: the interface, its implementations and the registry of their names."""
