@@ -12,13 +12,15 @@ from decimal import Decimal
 from typing_extensions import override
 
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
-from finetune_operator.core.capacity.policy import (
+from finetune_operator.core.capacity.decision import (
     Cause,
     Decision,
     Experience,
     Limits,
     NodeGroup,
     Offer,
+)
+from finetune_operator.core.capacity.policy import (
     decide,
     offers_in_turns,
     pays_to_return,

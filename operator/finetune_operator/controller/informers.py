@@ -40,9 +40,10 @@ from finetune_operator.kubernetes.cache.cache import (
     ResourceCache,
 )
 from finetune_operator.kubernetes.cache.change import Change, Urgency
-from finetune_operator.kubernetes.client import KubernetesClient, Object
+from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
+from finetune_operator.kubernetes.translate.object import Object
 
 MANAGED_SELECTOR = (("labelSelector", f"{MANAGED_BY}={MANAGED_BY_VALUE}"),)
 WARNINGS_SELECTOR = (("fieldSelector", "type=Warning"),)

@@ -24,7 +24,8 @@ from finetune_operator.controller.reflector import BASE_RETRY_SECONDS, WATCH_SEC
 from finetune_operator.controller.signals import StopSignal
 from finetune_operator.core.metadata import MANAGED_BY_VALUE
 from finetune_operator.kubernetes.cache.cache import PIPELINES
-from finetune_operator.kubernetes.client import PAGE, WATCH_GRACE_SECONDS, Object
+from finetune_operator.kubernetes.client import PAGE, WATCH_GRACE_SECONDS
+from finetune_operator.kubernetes.translate.object import Object
 
 KOPF_EXIT_SECONDS = 5.0
 """Time that kopf gets to end before it is started again."""

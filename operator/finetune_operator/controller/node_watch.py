@@ -17,10 +17,11 @@ from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change
 from finetune_operator.kubernetes.cache.store import NamespacedName
 from finetune_operator.kubernetes.cache.trim import JOB_NAME
-from finetune_operator.kubernetes.client import KubernetesClient, Object
+from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.pods.saves import SaveSender
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.node import notices_of
+from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import Pod
 
 NODES = "nodes"

@@ -15,8 +15,9 @@ from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.cache.change import Change
 from finetune_operator.kubernetes.cache.store import NamespacedName, version_of
-from finetune_operator.kubernetes.client import KubernetesClient, Object
+from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.translate.api_errors import ApiError
+from finetune_operator.kubernetes.translate.object import Object
 
 WATCH_SECONDS = 20
 """After which a watch is opened again. A silently dead connection hides changes for this long and a few seconds."""

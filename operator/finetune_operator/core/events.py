@@ -12,7 +12,7 @@ from finetune_operator.api.status import (
     StageState,
     StageStatus,
 )
-from finetune_operator.core.capacity.policy import Cause
+from finetune_operator.core.capacity.decision import Cause
 from finetune_operator.core.report import ConditionStatus
 
 

@@ -40,7 +40,7 @@ class JobTemplate:
     claims: tuple[str, ...]
     """Claims that the config references, besides the workspace."""
     written_claims: tuple[str, ...]
-    """Those of them that the stage writes to. The others are mounted read-only."""
+    """The claims that the stage writes to. The other claims are mounted read-only."""
     pods: int
     """Pods of the attempt."""
     pod: Pod

@@ -30,8 +30,8 @@ STAGE_CONTAINER = "stage"
 def job_name(pipeline: str, uid: str, stage: str, attempt: int, pods: int = 1) -> str:
     """Return <pipeline>-<uid8>-<stage>-a<attempt>. A long pipeline name is cut and ends with a hash of the full name.
 
-    The uid keeps the Jobs of a deleted pipeline apart from those of a new one with the same name. The host names of
-    several pods end with the index of each.
+    The uid keeps the Jobs of a deleted pipeline apart from the Jobs of a new pipeline with the same name. The host
+    names of several pods end with the index of each.
     """
     tail = f"-{uid.replace('-', '')[:8]}-{stage}-a{attempt}"
     index = len(f"-{pods - 1}") if pods > 1 else 0

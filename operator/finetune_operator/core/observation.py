@@ -46,7 +46,7 @@ class ObservedJob:
     memory_limit: str = ""
     """Memory limit of the container, as a Kubernetes quantity. Empty: it has none."""
     stage: str = ""
-    """Name of the stage, where the cluster knows it."""
+    """Name of the stage, if the cluster knows it."""
     message: TerminationMessage | None = None
     """Termination message of the process, if it could be read."""
     progress: Progress | None = None

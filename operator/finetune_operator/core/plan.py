@@ -288,7 +288,10 @@ class _Planner:
         if stage.spec is None or server is None or not server.current:
             return
         earlier = _last_answering_server(stage)
-        yield SwitchTraffic(stage.spec.name, earlier) if earlier else DeleteService()
+        if earlier:
+            yield SwitchTraffic(stage.spec.name, earlier)
+        else:
+            yield DeleteService()
 
 
 def _last_answering_server(stage: StageAssessment) -> str | None:

@@ -23,7 +23,7 @@ class Settings:
     engine_images: Mapping[str, str] = field(default_factory=lambda: {"VLLM": VLLM_IMAGE})
     """Engine -> image of servers that name none, for engines that the trainer's image does not contain."""
     defaults: Defaults = NO_DEFAULTS
-    """What applies where neither a pipeline nor its namespace says anything."""
+    """Fields for a pipeline, if neither the pipeline nor its namespace sets them."""
     placement_defaults: PlacementDefaults | None = field(default_factory=PlacementDefaults)
     """Meaning of spot, on-demand and the pools on this cluster. None: on one machine, which has no such nodes."""
     grace_period: timedelta = timedelta(seconds=30)
@@ -49,7 +49,7 @@ class Settings:
     """Last stage to start, for `finetune run --until`. None: all stages."""
 
     def below(self, namespace: Defaults) -> "Settings":
-        """Return the settings with the defaults of a namespace above those of the operator."""
+        """Return the settings in which the defaults of a namespace override the defaults of the operator."""
         return replace(self, defaults=namespace.over(self.defaults))
 
     def image_of(self, engine: str | None, pod: Pod) -> str:

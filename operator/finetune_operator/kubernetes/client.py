@@ -17,8 +17,8 @@ from yarl import URL
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.kubernetes import fast_json
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, ApiError
+from finetune_operator.kubernetes.translate.object import Object
 
-Object = dict[str, Any]
 TIMEOUT_SECONDS = 15.0
 """For a whole request and its response; a log stream is limited while it connects only."""
 WATCH_GRACE_SECONDS = 4.0
@@ -314,14 +314,18 @@ class KubernetesClient:
         reason = str(body.get("reason") or "")
         if status == HTTPStatus.TOO_MANY_REQUESTS or retry_after:
             # The header may also be a date: then the shortest pause is taken.
-            seconds = float(retry_after) if retry_after and retry_after.isdecimal() else 1.0
+            seconds = 1.0
+            if retry_after and retry_after.isdecimal():
+                seconds = float(retry_after)
             self.rate_limiter.pause(seconds)
         if status == HTTPStatus.CONFLICT and reason == "AlreadyExists":
             return AlreadyExists(status, message, reason)
         if status == HTTPStatus.CONFLICT:
             return Conflict(message)
         details = body.get("details")
-        return ApiError(status, message, reason, details if isinstance(details, dict) else None)
+        if not isinstance(details, dict):
+            details = None
+        return ApiError(status, message, reason, details)
 
 
 def _with_timeout(path: str, limit: float) -> str:

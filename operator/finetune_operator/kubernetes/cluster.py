@@ -57,7 +57,8 @@ from finetune_operator.kubernetes.translate.api_errors import (
 )
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.job import is_finished, observe_job
-from finetune_operator.kubernetes.translate.pod import Object, Pod
+from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_operator.kubernetes.workspaces import Workspaces
 
 SERVER_STAGES = frozenset(kind.name for kind in STAGES if kind.runs_server)

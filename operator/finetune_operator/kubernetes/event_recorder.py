@@ -15,7 +15,7 @@ from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists
-from finetune_operator.kubernetes.translate.pod import Object
+from finetune_operator.kubernetes.translate.object import Object
 
 COMPONENT = "finetune-operator"
 MAX_WAITING = 200
@@ -47,7 +47,7 @@ class EventRecorder:
         self._arrived = asyncio.Event()
 
     def record(self, about: Pipeline | Regarding, events: Sequence[Event]) -> None:
-        """Log the events, and queue those that a user would miss."""
+        """Log the events, and queue the events that a user would miss."""
         for event in events:
             log.info("%s: %s %s", about.key, event.reason, event.message)
             if event.ordinary:

@@ -12,7 +12,7 @@ from finetune_operator.kubernetes.translate.api_errors import (
     describe_unknown_fields,
     describe_validation_error,
 )
-from finetune_operator.kubernetes.translate.pod import Object
+from finetune_operator.kubernetes.translate.object import Object
 
 
 def parse_pipeline(raw: Object) -> Pipeline:

@@ -26,7 +26,8 @@ from finetune_operator.kubernetes.resources.server import (
 )
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked
 from finetune_operator.kubernetes.translate.diagnose import diagnose
-from finetune_operator.kubernetes.translate.pod import Object, Pod, time_of
+from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.pod import Pod, time_of
 from finetune_trainer.contract import DeployResult, Failure, TerminationMessage
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
@@ -44,7 +45,9 @@ def version_of_cluster(version: Object) -> tuple[int, int]:
 def _leading_number(text: object) -> int:
     # Some providers write a minor version such as 33+.
     number = re.match(r"\d+", str(text or ""))
-    return int(number[0]) if number else 0
+    if number is None:
+        return 0
+    return int(number[0])
 
 
 class Servers:
@@ -88,7 +91,9 @@ class Servers:
     def service_blocker(self, pipeline: Pipeline) -> Blocker | None:
         """Return why the Service cannot be used: another owner created it."""
         service = self.service(pipeline)
-        return foreign_service(pipeline, service) if service else None
+        if not service:
+            return None
+        return foreign_service(pipeline, service)
 
     async def observe_attempt(
         self, pipeline: Pipeline, name: str, now: datetime
@@ -135,7 +140,9 @@ class Servers:
             raise ClusterError(
                 f"the Deployment {name} is not owned by this pipeline: delete it, or rename the pipeline"
             )
-        return deployment if deployment and _is_intact(deployment) else None
+        if deployment and _is_intact(deployment):
+            return deployment
+        return None
 
     async def create(self, pipeline: Pipeline, template: JobTemplate, serving: Serving) -> None:
         """Start the servers of an attempt in parallel with running servers. Raises Blocked if they could not serve."""

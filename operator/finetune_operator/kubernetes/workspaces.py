@@ -11,7 +11,7 @@ from finetune_operator.kubernetes.cache.children import owner_key
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.resources import claim
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked
-from finetune_operator.kubernetes.translate.pod import Object
+from finetune_operator.kubernetes.translate.object import Object
 
 
 class Workspaces:

@@ -197,7 +197,7 @@ class MemoryCluster:
             return replace(pipeline, status=status, resource_version=str(stored.version))
 
     async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> Mapping[str, Blocker]:
-        """Execute the actions, except those that a test refuses."""
+        """Execute the actions, except the actions that a test refuses."""
         refused: dict[str, Blocker] = {}
         for action in actions:
             if WORKSPACE in refused and isinstance(action, CreateJob):

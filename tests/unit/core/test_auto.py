@@ -8,14 +8,16 @@ from decimal import Decimal
 import pytest
 
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
-from finetune_operator.core.capacity.policy import (
-    MIN_PENDING,
-    PENDING,
+from finetune_operator.core.capacity.decision import (
     Cause,
     Experience,
     Limits,
     NodeGroup,
     Offer,
+)
+from finetune_operator.core.capacity.policy import (
+    MIN_PENDING,
+    PENDING,
     decide,
     estimate,
     offers_in_turns,

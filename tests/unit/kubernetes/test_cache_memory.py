@@ -11,9 +11,9 @@ from finetune_operator.kubernetes.cache.cache import (
     JOBS,
     PIPELINES,
     PODS,
-    Object,
     ResourceCache,
 )
+from finetune_operator.kubernetes.translate.object import Object
 
 
 def warning(pod: str) -> Object:

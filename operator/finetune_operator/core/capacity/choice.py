@@ -15,6 +15,12 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
+from finetune_operator.core.capacity.decision import (
+    Cause,
+    Decision,
+    Experience,
+    Limits,
+)
 from finetune_operator.core.capacity.experience import (
     experience_of,
     limits_of,
@@ -27,10 +33,6 @@ from finetune_operator.core.capacity.nodes import offers
 from finetune_operator.core.capacity.policy import (
     LONGEST_INCOMPLETE,
     LONGEST_PENDING,
-    Cause,
-    Decision,
-    Experience,
-    Limits,
     are_full,
     decide,
     offers_in_turns,

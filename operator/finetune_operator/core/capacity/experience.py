@@ -10,14 +10,13 @@ from finetune_operator.api.placement import AUTO, SPOT, PlacementDefaults
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import AttemptStatus, Outcome, StageStatus
-from finetune_operator.core.capacity.policy import (
-    HOUR,
+from finetune_operator.core.capacity.decision import (
     Cause,
     Experience,
     Limits,
     NodeGroup,
-    reason_to_give_up,
 )
+from finetune_operator.core.capacity.policy import HOUR, reason_to_give_up
 from finetune_operator.core.costs import running_seconds
 from finetune_operator.core.history import interrupted_in_a_row, made_durable_step
 

@@ -3,15 +3,14 @@
 from datetime import date, timedelta
 
 from finetune_operator.api.placement import ON_DEMAND, SPOT, PlacementDefaults
-from finetune_operator.core.capacity.policy import (
-    IN_ROW,
-    PENDING,
+from finetune_operator.core.capacity.decision import (
     Cause,
     Decision,
     Estimate,
     Experience,
     Limits,
 )
+from finetune_operator.core.capacity.policy import IN_ROW, PENDING
 from finetune_operator.core.costs import amount_text, price_text
 from finetune_operator.core.durations import format_duration
 

@@ -13,7 +13,8 @@ from finetune_operator.api.placement import (
     Toleration,
 )
 from finetune_operator.api.stages.base import StageSpec
-from finetune_operator.core.capacity.policy import PRIOR_RATE, NodeGroup, Offer
+from finetune_operator.core.capacity.decision import NodeGroup, Offer
+from finetune_operator.core.capacity.policy import PRIOR_RATE
 
 # Clouds taint GPU nodes with it, so that other pods stay away.
 GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")

@@ -44,7 +44,8 @@ from finetune_operator.kubernetes.translate.attempt_pods import completions_of
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
 from finetune_operator.kubernetes.translate.defaults import NONE, NamespaceDefaults, read_defaults
 from finetune_operator.kubernetes.translate.job import is_finished
-from finetune_operator.kubernetes.translate.pod import Object, Pod
+from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.pod import Pod
 
 PIPELINES = "finetunepipelines"
 JOBS = "jobs"
@@ -354,8 +355,12 @@ class ResourceCache:
             return NO_CHANGE
         namespace, kind, name = about
         store = {"Job": self.jobs, "Pod": self.pods, "Deployment": self.deployments}.get(kind)
-        child = store.get((namespace, name)) if store else None
-        key = owner_key(child) if child else None
+        if store is None:
+            return NO_CHANGE
+        child = store.get((namespace, name))
+        if child is None:
+            return NO_CHANGE
+        key = owner_key(child)
         if key is None:
             return NO_CHANGE
         # A warning only explains: the operator does nothing else because of it.
@@ -363,7 +368,9 @@ class ResourceCache:
 
     def _running(self, key: Key) -> frozenset[str]:
         pipeline = self.pipelines.get((key.namespace, key.name))
-        return pipeline.running_jobs if pipeline else frozenset()
+        if pipeline is None:
+            return frozenset()
+        return pipeline.running_jobs
 
     def _waiting(self, child: Object, own: Key) -> tuple[Key, ...]:
         """Return the other pipelines with a claim of this Job or pod: it may be their turn now."""

@@ -4,7 +4,7 @@ from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.cache.store import NamespacedName
 from finetune_operator.kubernetes.resources.claim import WORKSPACE_OF
 from finetune_operator.kubernetes.resources.job import PIPELINE_NAME
-from finetune_operator.kubernetes.translate.pod import Object
+from finetune_operator.kubernetes.translate.object import Object
 
 
 def owner_key(child: Object) -> Key | None:

@@ -15,8 +15,8 @@ from finetune_operator.core.observation import ClaimUser
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.workspace import WRITING_STAGES
 from finetune_operator.kubernetes import fast_json
+from finetune_operator.kubernetes.translate.object import Object
 
-Object = dict[str, Any]
 READ_ANNOTATIONS = frozenset({CANCEL_ANNOTATION, RETRY_ANNOTATION})
 STAGE_CONDITIONS = frozenset(kind.condition for kind in STAGES)
 # Only known texts become labels of metrics: anyone may write a status, and each new label is a new series.

@@ -4,7 +4,8 @@ from finetune_operator.core.metadata import SERVER
 from finetune_operator.kubernetes.cache.store import NamespacedName
 from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.translate.diagnose import STARTING
-from finetune_operator.kubernetes.translate.pod import Object, Pod
+from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.pod import Pod
 
 
 def pod_of(raw: Object) -> Pod:
@@ -15,13 +16,17 @@ def pod_of(raw: Object) -> Pod:
 def job_of(raw: Object) -> list[NamespacedName]:
     """Return the name of the pod's Job; an empty list for the pod of a server."""
     job = raw["metadata"]["labels"].get(JOB_NAME)
-    return [(raw["metadata"]["namespace"], job)] if job else []
+    if not job:
+        return []
+    return [(raw["metadata"]["namespace"], job)]
 
 
 def server_of(raw: Object) -> list[NamespacedName]:
     """Return the name of the pod's Deployment; an empty list for the pod of a Job."""
     server = raw["metadata"]["labels"].get(SERVER)
-    return [(raw["metadata"]["namespace"], server)] if server else []
+    if not server:
+        return []
+    return [(raw["metadata"]["namespace"], server)]
 
 
 def controller_of(raw: Object) -> Object:

@@ -3,9 +3,10 @@
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-Object = dict[str, Any]
+from finetune_operator.kubernetes.translate.object import Object
+
 NamespacedName = tuple[str, str]
 """Namespace and name of an object."""
 T = TypeVar("T")
@@ -119,4 +120,6 @@ def namespaced_name(raw: Object) -> NamespacedName:
 def version_of(raw: Object) -> int:
     """Return the resource version as a number; 0 if it is not a number."""
     text = str(raw["metadata"].get("resourceVersion") or "")
-    return int(text) if text.isdecimal() else 0
+    if not text.isdecimal():
+        return 0
+    return int(text)

@@ -14,9 +14,9 @@ from finetune_operator.core.metadata import (
     STAGE,
     STAGE_CONTAINER,
 )
+from finetune_operator.kubernetes.translate.object import Object
 from finetune_trainer.contract.environment import METRICS_PORT
 
-Object = dict[str, Any]
 JOB_NAME = "batch.kubernetes.io/job-name"
 _LABELS = (SERVER, STAGE, IDENTITY, JOB_NAME, COMPLETION_INDEX)
 _METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from finetune_operator.kubernetes.translate.pod import Object
+from finetune_operator.kubernetes.translate.object import Object
 
 WARNING_LENGTH = 1024
 """Characters kept of a Warning event's message, which any author of Events may choose."""

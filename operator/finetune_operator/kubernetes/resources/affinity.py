@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-Object = dict[str, Any]
+from finetune_operator.kubernetes.translate.object import Object
+
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 

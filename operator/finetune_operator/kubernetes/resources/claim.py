@@ -10,7 +10,7 @@ from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE, worksp
 from finetune_operator.core.observation import ClaimChange
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.owner_references import owner_references
-from finetune_operator.kubernetes.translate.pod import Object
+from finetune_operator.kubernetes.translate.object import Object
 
 WORKSPACE_OF = f"{GROUP}/workspace-of"
 """Annotation: the pipeline that the operator created the claim for."""

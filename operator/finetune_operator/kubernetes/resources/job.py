@@ -16,10 +16,10 @@ from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.affinity import affinity_without
 from finetune_operator.kubernetes.resources.claim import claim_name
 from finetune_operator.kubernetes.resources.owner_references import owner_references
+from finetune_operator.kubernetes.translate.object import Object
 from finetune_trainer.contract import environment as variables
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
-Object = dict[str, Any]
 PIPELINE_NAME = f"{GROUP}/pipeline-name"
 """Annotation: the whole name; a label holds only 63 characters."""
 WORKSPACE = PurePosixPath("/workspace")

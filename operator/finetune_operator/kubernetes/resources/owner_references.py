@@ -4,7 +4,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.kubernetes.translate.pod import Object
+from finetune_operator.kubernetes.translate.object import Object
 
 
 def owner_reference(pipeline: Pipeline) -> Object:

@@ -7,7 +7,6 @@ selects it.
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import PurePosixPath
-from typing import Any
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.stages.base import Serving
@@ -38,9 +37,9 @@ from finetune_operator.kubernetes.resources.job import (
 )
 from finetune_operator.kubernetes.resources.owner_references import owner_references
 from finetune_operator.kubernetes.translate.api_errors import Blocked
+from finetune_operator.kubernetes.translate.object import Object
 from finetune_trainer.contract.engines import ENGINES, LaunchSpec, model_name
 
-Object = dict[str, Any]
 SERVING_ANNOTATION = "finetune.dev/serving"
 """Annotation: the served model and the probe of the Deployment, as JSON."""
 VERIFY = "verify"

@@ -89,8 +89,12 @@ def describe_first_error(error: ValidationError, *, observed: bool = False) -> s
     first = error.errors(include_url=False)[0]
     field = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in first["loc"]))
     value = first["input"]
-    shown = f", not {value!r:.80}" if observed and isinstance(value, str | int | float) else ""
-    more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
+    shown = ""
+    if observed and isinstance(value, str | int | float):
+        shown = f", not {value!r:.80}"
+    more = ""
+    if error.error_count() > 1:
+        more = f", and {error.error_count() - 1} more"
     # An error of the whole object has no field.
     prefix = f"{field}: " if field else ""
     # Pydantic puts this before the message of a validator's ValueError.

@@ -7,7 +7,8 @@ from enum import IntEnum
 from functools import cached_property
 
 from finetune_operator.core.endings import SIGNAL_EXIT_CODES
-from finetune_operator.kubernetes.translate.pod import Object, Pod, time_of
+from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.pod import Pod, time_of
 from finetune_trainer.contract import ExitCode, TerminationMessage
 
 EVER = datetime.max.replace(tzinfo=UTC)

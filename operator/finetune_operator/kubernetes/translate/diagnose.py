@@ -31,21 +31,26 @@ def worst_blocker(
 ) -> Blocker | None:
     """Return the blocker of the attempt: of several pods, first a blocker that needs people."""
     if pods.count == 1:
-        pod = pods.pods[0] if pods.pods else None
-        subject = pod.name if pod else job
-        return diagnose(pod, warnings.get(subject, ""), now)
+        if not pods.pods:
+            return diagnose(None, warnings.get(job, ""), now)
+        pod = pods.pods[0]
+        return diagnose(pod, warnings.get(pod.name, ""), now)
     blockers = list(_blockers(job, pods, warnings, now))
     for blocker in blockers:
         if blocker.reason not in PASSES:
             return blocker
-    return blockers[0] if blockers else None
+    if not blockers:
+        return None
+    return blockers[0]
 
 
 def _blockers(
     job: str, pods: AttemptPods, warnings: Mapping[str, str], now: datetime
 ) -> Iterator[Blocker]:
     for pod in pods.pods:
-        blocker = None if pod.finished else diagnose(pod, warnings.get(pod.name, ""), now)
+        if pod.finished:
+            continue
+        blocker = diagnose(pod, warnings.get(pod.name, ""), now)
         if blocker is None:
             continue
         share = ""
@@ -64,7 +69,9 @@ def _blockers(
 def diagnose(pod: Pod | None, warning: str, now: datetime) -> Blocker | None:
     """Return the first blocker of the pod; `warning` is the newest Warning event of the Job or its pod."""
     if pod is None:
-        return _pod_not_created(warning) if warning else None
+        if not warning:
+            return None
+        return _pod_not_created(warning)
     return _node_lost(pod, now) or _unscheduled(pod) or _not_started(pod, warning)
 
 

@@ -7,7 +7,8 @@ from types import MappingProxyType
 from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.diagnose import worst_blocker
-from finetune_operator.kubernetes.translate.pod import Object, Pod, time_of
+from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.pod import Pod, time_of
 from finetune_trainer.contract import Progress
 
 NO_WARNINGS: Mapping[str, str] = MappingProxyType({})

@@ -1,8 +1,7 @@
 """The notices on a Node that announce its end: pure."""
 
-from typing import Any
+from finetune_operator.kubernetes.translate.object import Object
 
-Object = dict[str, Any]
 TAINTS = frozenset(
     {
         "karpenter.sh/disrupted",

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from pydantic import ValidationError
 
 from finetune_operator.core.metadata import COMPLETION_INDEX, STAGE, STAGE_CONTAINER
+from finetune_operator.kubernetes.translate.object import Object
 from finetune_trainer.contract import Failure, TerminationMessage
 
-Object = dict[str, Any]
 FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 
 
@@ -131,7 +130,9 @@ class Pod:
     def exit_code(self) -> int | None:
         """The exit code of the process, once its kubelet has reported it."""
         code = self.terminated.get("exitCode")
-        return int(code) if code is not None else None
+        if code is None:
+            return None
+        return int(code)
 
     @property
     def finished(self) -> bool:
@@ -146,7 +147,9 @@ class Pod:
     @property
     def has_result(self) -> bool:
         """Whether the pod has succeeded and its stage's container has left a result."""
-        message = self.termination_message if self.succeeded else None
+        if not self.succeeded:
+            return False
+        message = self.termination_message
         return message is not None and message.result is not None
 
     @property
