@@ -41,7 +41,8 @@ class Flux:
 
     def commit(self, repository: GitRepository, files: Mapping[str, Any]) -> str:
         """Commit to a repository and ask for a fetch, as a webhook does; return the commit."""
-        commit, name = repository.commit(files), repository.folder.name
+        commit = repository.commit(files)
+        name = repository.folder.name
         if self.objects.get("gitrepository", name):
             self.objects.run(
                 "annotate", "gitrepository", name, f"{REQUESTED}={commit}", "--overwrite"

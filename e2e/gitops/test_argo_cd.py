@@ -362,7 +362,8 @@ def test_retried_sync_deletes_the_failed_hook_and_trains_again(application: Appl
 
 
 def test_application_set_creates_an_application_per_run(application: Application):
-    argo_cd, namespace = application.argo_cd, application.namespace
+    argo_cd = application.argo_cd
+    namespace = application.namespace
     application.repository.commit(
         {f"runs/{name}/run.json": pipeline(name) for name in ("june", "july")}
     )

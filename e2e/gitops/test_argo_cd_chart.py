@@ -66,7 +66,8 @@ def test_chart_is_upgraded_and_rolled_back_with_its_crd(
     driver.wait_state("train", "Running")
     uid, *_ = before = operator.installed
     assert before == (uid, SUMMARY, "--grace-seconds=30")
-    earlier, version = len(operator.states), version_of(operator)
+    earlier = len(operator.states)
+    version = version_of(operator)
     operator.commit(newer_chart() | next_version())
     until(
         lambda: operator.installed == (uid, NEWER_SUMMARY, "--grace-seconds=31"),

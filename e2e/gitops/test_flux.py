@@ -174,7 +174,8 @@ def test_unreadable_pipeline_fails_the_kustomization_early(kustomization: Kustom
 def test_dependent_kustomization_waits_for_the_pipeline(
     new_kustomization: Callable[..., Kustomization],
 ):
-    first, second = new_kustomization("first"), new_kustomization("second")
+    first = new_kustomization("first")
+    second = new_kustomization("second")
     first.repository.commit({"bot.yaml": pipeline("bot", steps={"train": 30})})
     second.repository.commit({"next.yaml": pipeline("next")})
     first.create()
@@ -313,7 +314,8 @@ def test_failed_upgrade_is_rolled_back_with_its_crd(
 ):
     """Also the last attempt, of two here; a new commit then upgrades. The pipelines stay."""
     driver = PipelineDriver.start(kustomization.namespace, pipeline("bot", suspend=True))
-    uid, operator = driver.object["metadata"]["uid"], KubeNamespace(flux.kube, chart.NAMESPACE)
+    uid = driver.object["metadata"]["uid"]
+    operator = KubeNamespace(flux.kube, chart.NAMESPACE)
     release(flux, replicaCount=1)
     manifest = helm_release(replicaCount=1)
     manifest["spec"] |= {"timeout": "20s", "upgrade": {"remediation": {"retries": 1}}}
@@ -350,7 +352,8 @@ def test_pipelines_wait_for_the_kustomization_of_the_operator(
         {"name": example("platform")["metadata"]["name"]}
     ]
     assert example("platform")["spec"]["wait"]
-    platform, team = new_kustomization("platform"), new_kustomization("team")
+    platform = new_kustomization("platform")
+    team = new_kustomization("team")
     platform.repository.commit({"operator.yaml": helm_release(replicaCount=1, graceSeconds=33)})
     team.repository.commit({"bot.yaml": pipeline("bot")})
     team.create(dependsOn=[{"name": platform.name}])

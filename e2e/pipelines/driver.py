@@ -167,7 +167,8 @@ class PipelineDriver:
 
     def _has_finished(self) -> bool:
         snapshot = self.object  # read once: two reads could mix the states of two moments
-        meta, status = snapshot["metadata"], snapshot.get("status", {})
+        meta = snapshot["metadata"]
+        status = snapshot.get("status", {})
         wanted = {
             verb: meta.get("annotations", {}).get(f"finetune.dev/{verb}")
             for verb in ("retry", "cancel")

@@ -14,10 +14,13 @@ from testcluster.images import image_builders
 from testcluster.images.image_builders import Build
 
 ROOT = Path(__file__).parents[2]
-API, CORE = "operator/finetune_operator/api", "operator/finetune_operator/core"
+API = "operator/finetune_operator/api"
+CORE = "operator/finetune_operator/core"
 JOB = "operator/finetune_operator/kubernetes/resources/job.py"
 IMAGE = "finetune-operator:next"
-OWNER, WRITER, CONDITION = "owner", "writtenBy", "Healthy"
+OWNER = "owner"
+WRITER = "writtenBy"
+CONDITION = "Healthy"
 """What the next version has beside the fields and conditions of this one."""
 LABEL = "finetune.dev/release"
 """A label of every object of the next version's chart, and of every Job, Deployment and pod that it creates."""

@@ -13,7 +13,9 @@ from testcluster.kube_namespace import KubeNamespace
 from testcluster.provider import Provider
 
 CLASS = "finetune.dev/class"
-DEAR, CHEAP, DEARER = "1.04", "0.10", "1.14"
+DEAR = "1.04"
+CHEAP = "0.10"
+DEARER = "1.14"
 RETURN_SECONDS = 10
 
 

@@ -27,7 +27,8 @@ APART = {
     }
 }
 """The pods of an attempt run on two nodes; both would fit on one."""
-FIRST_INDEX, SECOND_INDEX = 0, 1
+FIRST_INDEX = 0
+SECOND_INDEX = 1
 
 
 def training(name: str) -> Object:
@@ -95,7 +96,8 @@ def test_two_nodes_with_one_lost_end_with_the_same_bytes(
 
     driver = PipelineDriver.start(namespace, training("disturbed"))
     wait_for_attempt_step(driver, 1, CHECKPOINT_STEPS + 2)
-    first, second = pod_of(driver, FIRST_INDEX), pod_of(driver, SECOND_INDEX)
+    first = pod_of(driver, FIRST_INDEX)
+    second = pod_of(driver, SECOND_INDEX)
     assert first["spec"]["nodeName"] != second["spec"]["nodeName"]
     evict(namespace, second["metadata"]["name"])
     driver.until(lambda: driver.stage("train")["attempts"][0]["outcome"] != "Running", 90)

@@ -18,7 +18,8 @@ from testcluster.provider import Provider
 
 PROMPT = "Return the current event loop.\nModule:"
 ENDPOINT = "http://bot-deploy.stores.svc:8000/v1"
-REACHED, UNREACHABLE = 0.0, 1.1
+REACHED = 0.0
+UNREACHABLE = 1.1
 """Accuracies that every model and no model has."""
 
 
@@ -193,7 +194,8 @@ def test_image_volume_is_served_by_digest(driver: PipelineDriver):
 
 
 def test_failed_gate_keeps_the_old_server(driver: PipelineDriver, stores: Stores):
-    old, published = server(driver), driver.status["model"]
+    old = server(driver)
+    published = driver.status["model"]
     answer = driver.stage("deploy")["result"]["answer"]
     driver.patch(train={"maxSteps": 40}, evaluate={"gates": [gate(UNREACHABLE)]})
     status = driver.wait_finished("BelowThreshold", seconds=420)

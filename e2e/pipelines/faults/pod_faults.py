@@ -16,7 +16,8 @@ GATE = "finetune.dev/gate"
 SLOW_IMAGE = "finetune-trainer-cpu:slow"
 SAVE = 2 * EVERY_STEPS
 """The step in whose save a fault happens; the checkpoint before it is durable."""
-LIMIT, DOUBLE = "1Gi", "2Gi"
+LIMIT = "1Gi"
+DOUBLE = "2Gi"
 FILL = "busybox dd if=/dev/zero bs=4k"
 
 
@@ -46,7 +47,8 @@ def eviction_and_operator_kill(scene: Scene) -> None:
     """Evict the pod, and at the same time kill the operator's leader; another one leads when its Lease has expired."""
     operator = scene.site.operator
     scene.wait_step(1)
-    pod, leader = scene.pod, operator.leader()
+    pod = scene.pod
+    leader = operator.leader()
     machine = scene.cluster.machine(operator.objects.get("pod", leader)["spec"]["nodeName"])
     scene.strike()
     evict(scene.namespace, pod)
@@ -129,7 +131,8 @@ def sigkill_during_a_save(scene: Scene) -> None:
     """Kill the process while a checkpoint is being written, as a kernel does; nothing names the cause."""
     scene.workspace.put(f"hold-save-{SAVE}")
     scene.wait_step(1, 1)
-    machine, pod = scene.cluster.machine(scene.node), scene.pod
+    machine = scene.cluster.machine(scene.node)
+    pod = scene.pod
     scene.wait_entry(1, "save", SAVE)
     scene.strike()
     scene.kill(machine, pod)

@@ -21,7 +21,8 @@ from testcluster.linux_namespaces.machine import Machine
 from testcluster.linux_namespaces.provider import LinuxNamespaces
 from testcluster.nodes import NAME
 
-STEPS, EVERY_STEPS = 60, 10
+STEPS = 60
+EVERY_STEPS = 10
 """Steps of the training, and between two of its periodic checkpoints."""
 SPOT_NODES: Object = {"finetune.dev/capacity": "spot"}
 PROGRAM = Path(__file__).with_name("observed_trainer.py").read_text()

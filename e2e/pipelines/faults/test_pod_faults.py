@@ -15,7 +15,8 @@ from testcluster.volume_provisioner import NODE_FOLDER
 
 NODE = "spot-1"
 ON_NODE = {"placement": {"capacity": "Spot"}, "pod": {"nodeSelector": {NAME: NODE}}}
-CLAIM, SIZE = "small", "12m"
+CLAIM = "small"
+SIZE = "12m"
 STAGES = {
     "evaluate": {
         "tasks": [{"name": "docstrings", "file": "pvc://demo/data/task.yaml", "limit": 4}],
@@ -42,7 +43,8 @@ def test_training_survives_a_fault_of_its_pod(site, judge, fault):
 @pytest.fixture
 def small_workspace(site):
     """A workspace of a few megabytes on one node."""
-    namespace, machine = site.workspace.namespace, site.cluster.machine(NODE)
+    namespace = site.workspace.namespace
+    machine = site.cluster.machine(NODE)
     namespace.claim(CLAIM)
     namespace.run_script("busybox true", "binder", node=NODE, claims={CLAIM: "/workspace"})
     folder = f"{NODE_FOLDER}/{namespace.get('pvc', CLAIM)['spec']['volumeName']}"

@@ -37,7 +37,9 @@ def row_of(fault: Fault, scene: Scene, cost: Cost, adapter: str) -> Row:
 
 def problems_of(fault: Fault, scene: Scene, cost: Cost, adapter: str) -> Iterator[str]:
     """Yield what is wrong about a finished scene: nothing may be."""
-    status, train, first = scene.driver.status, scene.driver.stage("train"), scene.attempts[0]
+    status = scene.driver.status
+    train = scene.driver.stage("train")
+    first = scene.attempts[0]
     yield from scene.problems
     yield from _different("outcomes", [one["outcome"] for one in scene.attempts], [*fault.outcomes])
     yield from _different("failures", train["failures"], fault.outcomes.count(FAILED))
@@ -72,7 +74,8 @@ def _unpaid(costs: Object, attempts: list[Object]) -> Iterator[str]:
 def _unsaved(attempts: list[Object]) -> Iterator[str]:
     """Yield the attempts that SIGTERM ended and that did not report the step at which the next one started."""
     for before, after in pairwise(attempts):
-        saved, message = before.get("savedStep"), before.get("message", "")
+        saved = before.get("savedStep")
+        message = before.get("message", "")
         if before.get("exitCode") != SIGTERM_CODE:
             continue
         if f"saved at step {saved}" not in message:

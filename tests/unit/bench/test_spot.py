@@ -53,7 +53,10 @@ def cheapest_plan(job, availability) -> float:
 
 
 def plan_cost(job, availability, plan) -> float:
-    cost, done, before, age = 0.0, 0, None, 0
+    cost = 0.0
+    done = 0
+    before = None
+    age = 0
     for minute, action in enumerate(plan):
         if done == job.work:
             break
@@ -77,7 +80,8 @@ def test_optimum_equals_cheapest_of_all_plans(seed):
         for row in availability
     ]
     joined = [spot_intervals(one) for one in minutes]
-    work, restart = int(rng.integers(1, deadline - 1)), int(rng.integers(0, 3))
+    work = int(rng.integers(1, deadline - 1))
+    restart = int(rng.integers(0, 3))
     job = a_job(
         work=work,
         restart=restart,

@@ -19,7 +19,8 @@ log = logging.getLogger("finetune_operator.test")
 @pytest.fixture
 def configured(capsys):
     """Return a function that sets up the log and one that returns the text written since."""
-    root, own = logging.getLogger(), logging.getLogger("finetune_operator")
+    root = logging.getLogger()
+    own = logging.getLogger("finetune_operator")
     before = (root.level, root.handlers, own.level)
     root.handlers = []  # those of pytest, which `configure` would close
     yield (

@@ -15,11 +15,14 @@ from finetune_operator.kubernetes.cache.cache import CLAIMS, EVENTS, JOBS, PIPEL
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.cluster import parse_pipeline
 
-DEMO, OTHER = Key("team", "demo"), Key("team", "other")
+DEMO = Key("team", "demo")
+OTHER = Key("team", "other")
 JOB = "demo-train-a1"
 SAVED = '{"interruption": {"step": 40, "savedStep": 40}}'
-NOW, LATER = Change((DEMO,), Urgency.NOW), Change((DEMO,), Urgency.LATER)
-COMPLETE, FAILED = job_condition("Complete"), job_condition("Failed")
+NOW = Change((DEMO,), Urgency.NOW)
+LATER = Change((DEMO,), Urgency.LATER)
+COMPLETE = job_condition("Complete")
+FAILED = job_condition("Failed")
 
 
 def training(**status):
@@ -56,8 +59,10 @@ def test_new_pipeline_and_an_edit_are_urgent():
 
 def test_change_that_is_not_read_wakes_no_pipeline():
     cache = training()
-    job, pod = job_of(version=10), pod_of(state=running(), version=11)
-    job["status"]["active"], pod["status"]["qosClass"] = 1, "Burstable"
+    job = job_of(version=10)
+    pod = pod_of(state=running(), version=11)
+    job["status"]["active"] = 1
+    pod["status"]["qosClass"] = "Burstable"
     job["metadata"]["labels"] = {"team": "x"}
     foreign = pipeline_object(
         version=12, status=running_status(JOB), annotations={"argocd/sync": "x"}

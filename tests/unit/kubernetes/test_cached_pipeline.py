@@ -124,7 +124,8 @@ def waiting_in(scenario):
 
 def release(scenario):
     """Find nodes for only some pods of the newest attempt, until it gives them up and the next one begins."""
-    job, now = scenario.attempt("train").job, scenario.cluster.now
+    job = scenario.attempt("train").job
+    now = scenario.cluster.now
     scenario.cluster.update_job(job, blocker=FULL, incomplete_since=now, unschedulable_since=now)
     while not scenario.cluster.jobs[job].asked_to_stop:
         scenario.after(60).reconcile_until_stable()

@@ -33,7 +33,8 @@ class SharedClaim:
     """Two pipelines with the same existing claim as workspace; the API server answers, and no watch runs."""
 
     def __init__(self):
-        self.api, self.queue = FakeApi(), []
+        self.api = FakeApi()
+        self.queue = []
         self.api.put(f"{CLAIMS}/shared", {})
         for name, created in (("older", "2030"), ("younger", "2031")):
             self.submit(name, created)
@@ -234,7 +235,8 @@ def test_deleted_job_that_had_ended_costs_no_read(sharing):
 
 def test_concurrent_reconciles_create_one_job(sharing):
     sharing.submit("older", "2030", **FINISHED)
-    replace_status, queue = sharing.api.replace, WorkQueue()
+    replace_status = sharing.api.replace
+    queue = WorkQueue()
 
     async def replace_slowly(path, body):
         await asyncio.sleep(0.01)

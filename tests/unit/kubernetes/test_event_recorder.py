@@ -59,7 +59,8 @@ def test_event_that_is_recorded_twice_is_created_once(caplog):
 
 def test_failed_event_is_logged_and_the_next_is_created(caplog):
     api = FakeApi()
-    create, errors = api.create, [ApiError(503, "not now")]
+    create = api.create
+    errors = [ApiError(503, "not now")]
 
     async def create_after_an_error(path, body):
         if errors:
@@ -99,7 +100,8 @@ def test_slow_namespace_delays_its_own_events_only():
 
 
 def test_event_interrupted_by_lost_leadership_is_created_later():
-    api, started = FakeApi(), asyncio.Event()
+    api = FakeApi()
+    started = asyncio.Event()
     create = api.create
 
     async def hang(_path, _body):
