@@ -306,7 +306,8 @@ def summary(flux: Flux) -> str:
 def has_given_up(flux: Flux) -> bool:
     """Return whether Flux has failed as often as its retries allow."""
     conditions = flux.objects.get("helmrelease", chart.RELEASE)["status"]["conditions"]
-    return any((one["type"], one["reason"]) == ("Stalled", "RetriesExceeded") for one in conditions)
+    reasons = [(condition["type"], condition["reason"]) for condition in conditions]
+    return ("Stalled", "RetriesExceeded") in reasons
 
 
 def test_failed_upgrade_is_rolled_back_with_its_crd(
@@ -369,7 +370,7 @@ def test_pipelines_wait_for_the_kustomization_of_the_operator(
 def test_expressions_fail_early_with_an_older_operator(
     kustomization: Kustomization, operator: KubeNamespace
 ):
-    """The operator is stopped, so that the status stays as an older one would leave it. This test runs last."""
+    """The operator is stopped, so that the status stays as an older operator would leave it. This test runs last."""
     kustomization.namespace.claim("models")
     kustomization.repository.commit({"bot.yaml": gated(0.95)})
     kustomization.create(timeout="20s")

@@ -21,7 +21,7 @@ IMAGE = "finetune-operator:next"
 OWNER = "owner"
 WRITER = "writtenBy"
 CONDITION = "Healthy"
-"""What the next version has beside the fields and conditions of this one."""
+"""What the next version has beside the fields and conditions of this version."""
 LABEL = "finetune.dev/release"
 """A label of every object of the next version's chart, and of every Job, Deployment and pod that it creates."""
 CHANGES: tuple[tuple[str, str, str], ...] = (
@@ -79,7 +79,7 @@ class NextVersion:
 
 
 def create(checkout: Path) -> NextVersion:
-    """Write the next version to a folder and build its image. Raises UsageError where a change has no place."""
+    """Write the next version to a folder and build its image. Raises UsageError if a change has no place."""
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("operator", "charts", "crds"):
         shutil.copytree(ROOT / name, checkout / name, ignore=ignored)

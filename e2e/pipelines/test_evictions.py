@@ -1,4 +1,4 @@
-"""A stage that is evicted, deleted or loses its node is interrupted, not failed, and resumes where it stopped."""
+"""A stage that is evicted, deleted or loses its node is interrupted, not failed, and resumes at its last step."""
 
 import os
 from typing import Any

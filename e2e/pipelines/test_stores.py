@@ -118,10 +118,9 @@ def server(driver: PipelineDriver) -> Object:
     """Wait until there is only one Deployment, and return it."""
 
     def only() -> list[Object]:
-        found: list[Object] = json.loads(driver.namespace.run("get", "deployments", "-o", "json"))[
-            "items"
-        ]
-        return found if len(found) == 1 else []
+        deployments = json.loads(driver.namespace.run("get", "deployments", "-o", "json"))
+        servers: list[Object] = deployments["items"]
+        return servers if len(servers) == 1 else []
 
     return dict(driver.until(only)[0])
 

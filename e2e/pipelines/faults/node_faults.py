@@ -17,8 +17,9 @@ MOST_OF_A_NODE = "1500m"
 """More than half of a node's two processors."""
 BRIEFLY = 8.0
 """Seconds; less than the 16 after which a silent node is unreachable."""
-SLOW = "3"
 USUAL = "0.1"
+"""Seconds between two steps."""
+SLOW = "3"
 """Seconds between two steps: a pod on a deleted node is deleted after 40 s or more."""
 
 
@@ -109,7 +110,7 @@ def node_hung(scene: Scene) -> None:
 
 
 def node_object_deleted(scene: Scene) -> None:
-    """Delete the Node object of a machine that works; its pod is forgotten, and killed while the next one starts."""
+    """Delete the Node object of a machine that works; its pod is forgotten, and killed while the next pod starts."""
     scene.wait_step(1)
     scene.workspace.put("pace", SLOW)
     node = scene.node
@@ -149,9 +150,9 @@ def partitioned_zombie(scene: Scene) -> None:
 
 def _end_of_zombie(scene: Scene, zombie: str) -> str:
     """Return how a process ended whose attempt had been replaced. It is a problem if that published an adapter."""
-    own = [one for one in scene.workspace.journal() if one.pod == zombie]
-    last = max(one.value for one in own if one.event == "step")
-    codes = [one.value for one in own if one.event == "exit"]
+    entries = [entry for entry in scene.workspace.journal() if entry.pod == zombie]
+    last = max(entry.value for entry in entries if entry.event == "step")
+    codes = [entry.value for entry in entries if entry.event == "exit"]
     how = f"with exit code {codes[0]}" if codes else "by itself"
     ended = f"the zombie ended {how} at step {last}"
     if codes == [0]:

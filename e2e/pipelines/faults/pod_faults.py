@@ -1,4 +1,4 @@
-"""Faults of one pod: evictions at every moment, kills, and resources that run out."""
+"""Faults of a pod: evictions at every moment, kills, and resources that run out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def five_evictions_in_a_row(scene: Scene) -> None:
 
 
 def eviction_and_operator_kill(scene: Scene) -> None:
-    """Evict the pod, and at the same time kill the operator's leader; another one leads when its Lease has expired."""
+    """Evict the pod and kill the operator's leader at once; another replica leads when the Lease has expired."""
     operator = scene.site.operator
     scene.wait_step(1)
     pod = scene.pod
@@ -89,7 +89,10 @@ def _pulling(scene: Scene) -> str:
     names = "jsonpath={.items[*].involvedObject.name}"
     pods = scene.namespace.run("get", "events", "--field-selector", selector, "-o", names).split()
     job = scene.attempts[-1]["job"]
-    return next((pod for pod in pods if pod.startswith(f"{job}-")), "")
+    for pod in pods:
+        if pod.startswith(f"{job}-"):
+            return pod
+    return ""
 
 
 def _provide_image(scene: Scene, image: str) -> None:
@@ -98,8 +101,8 @@ def _provide_image(scene: Scene, image: str) -> None:
     for node in scene.cluster.nodes():
         machine = scene.cluster.machine(node.name)
         if node.kind == "spot":
-            found = machine.run(*command, "list", "--quiet").split()
-            trainer = next(name for name in found if name.endswith("finetune-trainer-cpu:dev"))
+            images = machine.run(*command, "list", "--quiet").split()
+            trainer = next(name for name in images if name.endswith("finetune-trainer-cpu:dev"))
             machine.run(*command, "tag", "--force", trainer, image)
 
 
