@@ -135,7 +135,7 @@ def test_worker_survives_cancellation_of_an_awaited_task():
 
 
 def test_pipeline_recreated_during_its_removal_is_reconciled():
-    """A pipeline is created again under the same name while a worker still processes the deletion of the old one."""
+    """A worker still processes the deletion of the old pipeline when a pipeline with the same name is created."""
 
     async def scenario():
         cluster = FailingCluster(None)

@@ -1,4 +1,4 @@
-"""Which pipelines a change wakes, and what the cache keeps of deleted pods."""
+"""The pipelines that a change wakes, and the deleted pods that the cache keeps."""
 
 import pytest
 from support.operator.cluster_objects import (
@@ -254,16 +254,11 @@ def test_late_version_of_a_deleted_pod_is_dropped():
 
 def test_younger_pod_of_a_job_counts():
     cache = training()
-    cache.update(
-        PODS,
-        pod_of(
-            state=running(),
-            version=10,
-            name="younger",
-            uid="u2",
-            creationTimestamp="2030-01-01T00:01:00Z",
-        ),
+    created = "2030-01-01T00:01:00Z"
+    younger = pod_of(
+        state=running(), version=10, name="younger", uid="u2", creationTimestamp=created
     )
+    cache.update(PODS, younger)
     cache.remove(PODS, pod_of(state=terminated(137), version=11))
     assert cache.pods_of("team", JOB)[0].name == "younger"
 
@@ -369,13 +364,8 @@ def test_deleted_claim_wakes_its_pipeline():
     meta = {"namespace": "team", "name": "demo-workspace", "uid": "c", "resourceVersion": "1"}
     claim = {"metadata": {**meta, "annotations": {"finetune.dev/workspace-of": "demo"}}, "spec": {}}
     cache = cache_of(persistentvolumeclaims=[claim])
-    assert (
-        cache.remove(
-            "persistentvolumeclaims",
-            {**claim, "metadata": {**claim["metadata"], "resourceVersion": "2"}},
-        )
-        == NOW
-    )
+    later = {**claim, "metadata": {**claim["metadata"], "resourceVersion": "2"}}
+    assert cache.remove(CLAIMS, later) == NOW
 
 
 def test_deleted_claim_has_no_lost_jobs():

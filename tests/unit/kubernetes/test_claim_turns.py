@@ -41,7 +41,7 @@ class SharedClaim:
         self.restart()
 
     def restart(self):
-        """Replace the operator by a new one, whose cache is empty but for what it lists."""
+        """Replace the operator by a new operator, whose cache has only the objects that it lists."""
         self.cache = ResourceCache()
         self.cluster = KubernetesCluster(
             self.api, self.cache, NoProgress(), NoProbe(), enqueue=self.queue.append
@@ -186,7 +186,7 @@ PODS_PATH = "/api/v1/namespaces/team/pods"
 
 @pytest.mark.parametrize("known", [False, True])
 def test_pod_that_no_watch_has_shown_holds_the_claim(sharing, known):
-    """The watch of pods may be behind that of Jobs, which shows that the Job was deleted."""
+    """The watch of pods may be behind the watch of Jobs, which shows that the Job was deleted."""
     earlier = [{"kind": "FineTunePipeline", "uid": "earlier"}]
     job = job_of("older", "prepare", claim="shared", ownerReferences=earlier)
     pod = sharing.api.put(

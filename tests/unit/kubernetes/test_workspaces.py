@@ -59,7 +59,7 @@ class OwnClaim:
         self.api.put(PIPELINE, {"metadata": meta, "spec": spec, "status": status})
 
     def restart(self):
-        """Replace the operator by a new one, without its memory."""
+        """Replace the operator by a new operator, without its memory."""
         self.cache = ResourceCache()
         self.cluster = KubernetesCluster(self.api, self.cache, NoProgress(), NoProbe())
 
