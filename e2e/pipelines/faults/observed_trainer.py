@@ -34,9 +34,9 @@ def record(event: str, value: int) -> None:
         journal.write(f"{POD} {event} {value} {time.time()}\n")
 
 
-def hold(where: str) -> None:
+def hold(point: str) -> None:
     """Wait while the test wants it."""
-    while (CONTROL / f"hold-{where}").exists():
+    while (CONTROL / f"hold-{point}").exists():
         time.sleep(0.05)
 
 

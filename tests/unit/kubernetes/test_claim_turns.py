@@ -47,8 +47,8 @@ class SharedClaim:
             self.api, self.cache, NoProgress(), NoProbe(), enqueue=self.queue.append
         )
         for kind, part in ((PIPELINES, "finetunepipelines/"), (JOBS, "jobs/"), (PODS, "pods/")):
-            for where, actual in self.api.objects.items():
-                if part in where:
+            for path, actual in self.api.objects.items():
+                if part in path:
                     self.cache.update(kind, actual)
 
     def submit(self, name, created, **status):
@@ -64,9 +64,9 @@ class SharedClaim:
         return asyncio.run(reconcile(key, self.cluster, Settings(**settings), NOW))
 
     def end_job(self, name, condition="Failed"):
-        where = next(path for path in self.api.objects if path.startswith(f"{JOBS_PATH}/{name}-"))
+        path = next(path for path in self.api.objects if path.startswith(f"{JOBS_PATH}/{name}-"))
         job = self.api.put(
-            where, {**self.api.objects[where], "status": {"conditions": [job_condition(condition)]}}
+            path, {**self.api.objects[path], "status": {"conditions": [job_condition(condition)]}}
         )
         self.cache.update(JOBS, job)
 
@@ -84,9 +84,7 @@ class SharedClaim:
     def writers(self):
         """The pipelines with a Job, in the order of their names."""
         names = (
-            where.rpartition("/")[2]
-            for where in self.api.objects
-            if where.startswith(f"{JOBS_PATH}/")
+            path.rpartition("/")[2] for path in self.api.objects if path.startswith(f"{JOBS_PATH}/")
         )
         return sorted(name.split("-")[0] for name in names)
 
@@ -208,8 +206,8 @@ def test_unseen_pod_of_its_own_deleted_job_holds_the_claim(sharing):
     """The status does not have the Job's createdAt yet, so the attempt itself is not looked for."""
     sharing.submit("younger", "2031", **FINISHED)
     sharing.reconcile("older")
-    [where] = [path for path in sharing.api.objects if path.startswith(f"{JOBS_PATH}/older-")]
-    job = sharing.api.objects.pop(where)
+    [path] = [path for path in sharing.api.objects if path.startswith(f"{JOBS_PATH}/older-")]
+    job = sharing.api.objects.pop(path)
     meta = {"name": "left", "labels": {"batch.kubernetes.io/job-name": job["metadata"]["name"]}}
     owner = {
         "kind": "Job",
