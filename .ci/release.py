@@ -41,7 +41,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Release:
-    """What is published, where, and from which checkout."""
+    """A release: its version, its registry and the checkout from which it is made."""
 
     registry: str
     version: str
@@ -76,13 +76,14 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
 
 
 def checked_version(root: Path) -> str:
-    """Return the version of the checkout. Raises Refused where two files disagree, or HEAD has another tag."""
-    version = _found(r'^version = "(.*)"', root / "pyproject.toml")
+    """Return the version of the checkout. Raises Refused if two files disagree, or HEAD has another tag."""
+    version = _first_match(r'^version = "(.*)"', root / "pyproject.toml")
     for field, pattern in {
         "version": r"^version: (.*)",
         "appVersion": r'^appVersion: "(.*)"',
     }.items():
-        if (other := _found(pattern, root / CHART / "Chart.yaml")) != version:
+        other = _first_match(pattern, root / CHART / "Chart.yaml")
+        if other != version:
             raise Refused(
                 f"{field} in {CHART}/Chart.yaml is {other}, and pyproject.toml has {version}: set both"
             )
@@ -90,7 +91,8 @@ def checked_version(root: Path) -> str:
         raise Refused(
             f"CHANGELOG.md has no section ## {version}: move what is under Unreleased there"
         )
-    if changed := _run("git", "-C", str(root), "status", "--porcelain"):
+    changed = _run("git", "-C", str(root), "status", "--porcelain")
+    if changed:
         raise Refused(f"files differ from the commit: commit or remove them:\n{changed}")
     tags = _run("git", "-C", str(root), "tag", "--points-at", "HEAD").split()
     if f"v{version}" not in tags:
@@ -99,11 +101,11 @@ def checked_version(root: Path) -> str:
 
 
 def changes(root: Path, version: str) -> str:
-    """Return the section of a version in the changelog, without its heading; empty where there is none."""
+    """Return the section of a version in the changelog, without its heading; empty if there is none."""
     text = (root / "CHANGELOG.md").read_text()
     heading = rf"^## \[?{re.escape(version)}(?![\w.+-])[^\n]*\n"
-    found = re.search(rf"{heading}(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    return found[1].strip() if found else ""
+    section = re.search(rf"{heading}(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return section[1].strip() if section else ""
 
 
 def publish(release: Release) -> str:
@@ -117,10 +119,8 @@ def publish(release: Release) -> str:
     artifacts = [
         f"{release.image(name)}:{release.version}@{digest}" for name, digest in digests.items()
     ]
-    lines = [
-        f"- `{one}`"
-        for one in (*artifacts, f"oci://{release.registry}/charts/finetune-operator@{chart}")
-    ]
+    artifacts.append(f"oci://{release.registry}/charts/finetune-operator@{chart}")
+    lines = [f"- `{artifact}`" for artifact in artifacts]
     notes = "\n".join(
         [f"# {release.version}", "", *lines, "", changes(release.root, release.version), ""]
     )
@@ -167,12 +167,12 @@ def push_image(release: Release, name: str) -> str:
 
 
 def source(root: Path) -> str:
-    """Return the address of the remote `origin` without its credentials; empty where it is not https."""
+    """Return the address of the remote `origin` without its credentials; empty if it is not https."""
     remotes = _run("git", "-C", str(root), "remote", "--verbose")
-    found = re.search(
+    origin = re.search(
         r"^origin\thttps://(?:[^@/\s]*@)?(\S+?)(?:\.git)? \(fetch\)", remotes, re.MULTILINE
     )
-    return f"https://{found[1]}" if found else ""
+    return f"https://{origin[1]}" if origin else ""
 
 
 def push_chart(release: Release, digests: dict[str, str]) -> str:
@@ -189,16 +189,15 @@ def push_chart(release: Release, digests: dict[str, str]) -> str:
         text=True,
         check=False,
     )
-    digest = DIGEST.search(
-        done.stdout + done.stderr
-    )  # helm prints it to one of the two, by its version
+    # helm prints the digest to one of the two streams, by its version.
+    digest = DIGEST.search(done.stdout + done.stderr)
     if done.returncode or not digest:
         raise Refused(f"helm push failed: {done.stderr.strip()[-2000:]}")
     return digest[0]
 
 
 def with_images(release: Release, digests: dict[str, str]) -> str:
-    """Return the text of the chart's values.yaml with the pushed images. Raises Refused where one cannot be set."""
+    """Return the text of the chart's values.yaml with the pushed images. Raises Refused if an image cannot be set."""
     text = (release.root / CHART / "values.yaml").read_text()
     for name, digest in digests.items():
         text = with_image(text, IMAGES[name][2], release.image(name), digest)
@@ -208,7 +207,7 @@ def with_images(release: Release, digests: dict[str, str]) -> str:
 def with_image(values: str, name: str, image: str, digest: str) -> str:
     """Return the text of values.yaml with registry, repository and digest of the image whose repository is `name`.
 
-    Registry and repository are apart, so that a user can replace the registry alone. Empty ones stay empty.
+    Registry and repository are apart, so that a user can replace the registry alone. An empty registry stays empty.
     """
     registry, _, repository = ('""', "", name) if name == '""' else image.partition("/")
     comments = r"(?: *#.*\n)*"
@@ -241,9 +240,9 @@ def write_bill_of_materials(release: Release) -> None:
     )
 
 
-def _found(pattern: str, file: Path) -> str:
-    found = re.search(pattern, file.read_text(), re.MULTILINE)
-    return found[1] if found else "missing"
+def _first_match(pattern: str, file: Path) -> str:
+    match = re.search(pattern, file.read_text(), re.MULTILINE)
+    return match[1] if match else "missing"
 
 
 def _run(*command: str) -> str:

@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
 
 
 def of_tests(named: list[str]) -> tuple[str, ...]:
-    """Return the programs that only tests need and that take minutes to build: those of all tests, or of the named."""
+    """Return the programs that only tests need and that take minutes to build, for all tests or for the named tests."""
     if named and not any("gitops" in name for name in named):
         return ()
     return ARGO_CD + (FLUX if os.environ.get("GITOPS") == "all" else ())
@@ -63,8 +63,8 @@ def of_tests(named: list[str]) -> tuple[str, ...]:
 def prepare(for_tests: tuple[str, ...] = ()) -> None:
     """Build programs and images in parallel: images are bound by disk and network, programs by CPU.
 
-    Programs for tests are built here, because a test that builds one for minutes keeps others from the processors.
-    Without them the other tests can run, so what is missing is left for the test to report.
+    Programs for tests are built here, because a build in a test keeps the processors from other tests for minutes.
+    Without them the other tests can run, so a test reports its missing program itself.
     """
     programs = deps.install_packages()
     with ThreadPoolExecutor() as pool:

@@ -13,6 +13,7 @@ from testcluster.provider import Provider
 
 ORDER = (
     "test_argo_cd",
+    "test_argo_cd_operations",
     "test_argo_cd_chart",
     "test_flux",
     "test_nodes",
@@ -48,13 +49,15 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Print the table of the fault matrix, and write it to FAULT_TABLE or pytest's cache; print the steps on kind."""
-    if rows := rows_of(terminalreporter.stats):
+    rows = rows_of(terminalreporter.stats)
+    if rows:
         table = markdown(rows)
         path = Path(os.environ.get("FAULT_TABLE") or config.cache.mkdir("faults") / "table.md")
         path.write_text(table)
         terminalreporter.section("fault matrix")
         terminalreporter.write(f"{table}\nwritten to {path}\n")
-    if lines := steps.table(terminalreporter.stats):
+    lines = steps.table(terminalreporter.stats)
+    if lines:
         terminalreporter.section("steps on kind")
         terminalreporter.write(lines)
 

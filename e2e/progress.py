@@ -12,13 +12,11 @@ PORT = 8080
 def progress(namespace: KubeNamespace, selector: str) -> dict[str, Any]:
     """Read the progress of the only pod that the selector matches; empty while the pod does not respond."""
     try:
-        [found] = json.loads(namespace.run("get", "pods", "-l", selector, "-o", "json"))["items"]
-        path = f"/api/v1/namespaces/{namespace.name}/pods/{found['metadata']['name']}:{PORT}/proxy/progress"
+        [pod] = json.loads(namespace.run("get", "pods", "-l", selector, "-o", "json"))["items"]
+        path = f"/api/v1/namespaces/{namespace.name}/pods/{pod['metadata']['name']}:{PORT}/proxy/progress"
         response: dict[str, Any] = json.loads(namespace.kube.run("get", "--raw", path, timeout=5))
-    except (
-        ValueError,
-        TimedOut,
-    ):  # the pod may not exist yet or any more, or its process may still be importing
+    except (ValueError, TimedOut):
+        # The pod may not exist yet or any more, or its process may still be importing.
         return {}
     return response
 

@@ -13,7 +13,8 @@ from testcluster.kube_namespace import KubeNamespace, pod
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "examples" / "demo"
 MANIFEST = DEMO / "pipeline.yaml"
-DONE, BELOW_GATE = 0, 3
+DONE = 0
+BELOW_GATE = 3
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class ReferenceRun:
 def reference_run(tmp_path_factory: pytest.TempPathFactory) -> ReferenceRun:
     """Run the demo's manifest up to the end of training, with a base model trained for one step only to save time."""
     folder = tmp_path_factory.mktemp("reference-run")
-    material, run = folder / "material", folder / "run"
+    material = folder / "material"
+    run = folder / "run"
     make_material(material)
     run_demo(material, run, "train")
     [job] = run.glob("jobs/*-train-a1/job.json")

@@ -61,7 +61,7 @@ def template_with_trigger(kubectl_image: str) -> dict[str, Object]:
 
 @dataclass(frozen=True)
 class Application:
-    """The Application of a repository; its name is that of the namespace into which it deploys."""
+    """The Application of a repository. It has the name of the namespace into which it deploys."""
 
     argo_cd: ArgoCD
     namespace: KubeNamespace
@@ -166,28 +166,28 @@ class Application:
         until(lambda: self.state == (sync, health), seconds, self.describe)
 
     def wait_recorded(self, sync: str, health: str) -> None:
-        """Wait until the last of `states` is this one: another process records them."""
+        """Wait until the last of `states` is this pair: another process records them."""
         until(lambda: self.states[-1:] == [(sync, health)], 30, self.describe)
 
     def wait_health(self, pipeline: str, health: str, seconds: float = 120) -> str:
-        """Wait for the health of one pipeline, and return its message; raises TimedOut with `describe`."""
+        """Wait for the health of a pipeline, and return its message; raises TimedOut with `describe`."""
         until(lambda: self.health(pipeline).get("status") == health, seconds, self.describe)
         return str(self.health(pipeline).get("message", ""))
 
     def pipeline(self, name: str) -> PipelineDriver:
-        """Return the driver of one of its pipelines."""
+        """Return the driver of a pipeline in its namespace."""
         return PipelineDriver(self.namespace, name)
 
     @property
     def pipelines(self) -> list[Object]:
-        """The metadata of the pipelines in its namespace, also of those that are hooks."""
-        found = self.argo_cd.kube.json("get", "ft", "--namespace", self.namespace.name)["items"]
-        return [one["metadata"] for one in found]
+        """The metadata of the pipelines in its namespace, also of hooks."""
+        pipelines = self.argo_cd.kube.json("get", "ft", "--namespace", self.namespace.name)
+        return [pipeline["metadata"] for pipeline in pipelines["items"]]
 
     @property
     def generations(self) -> dict[str, int]:
         """The generation of each of these pipelines, by name."""
-        return {one["name"]: one["generation"] for one in self.pipelines}
+        return {metadata["name"]: metadata["generation"] for metadata in self.pipelines}
 
     @property
     def installed(self) -> tuple[str, str, str]:

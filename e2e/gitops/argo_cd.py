@@ -66,20 +66,22 @@ class ArgoCD:
     def states(self, name: str) -> list[tuple[str, str]]:
         """Return every pair of sync and health that the Application had, in order."""
         lines = (line.split(" ") for line in (self.folder / "states").read_text().splitlines())
-        found = [
+        recorded = [
             (sync, health) for application, sync, health in lines if application == name and sync
         ]
         return [
-            state for state, before in zip(found, [None, *found], strict=False) if state != before
+            state
+            for state, before in zip(recorded, [None, *recorded], strict=False)
+            if state != before
         ]
 
     def logs(self) -> str:
         """Return the warnings and errors of all processes, at most the last 100 lines of each."""
-        lines = {
+        logs = {
             file.stem: file.read_text().splitlines()[-100:]
             for file in sorted(self.folder.glob("*.log"))
         }
-        return "\n".join(f"{name}: {line}" for name, found in lines.items() for line in found)
+        return "\n".join(f"{name}: {line}" for name, lines in logs.items() for line in lines)
 
 
 @contextmanager
@@ -224,7 +226,7 @@ def _object(kind: str, name: str, version: str = "v1", **fields: Any) -> Object:
 
 @contextmanager
 def _recorded_states(argo_cd: ArgoCD) -> Iterator[None]:
-    """Write sync and health of every Application to a file, at each change of one."""
+    """Write sync and health of every Application to a file, at each change."""
     watch = ("get", "applications", "--watch", f"--output=jsonpath={STATES}")
     command = [
         argo_cd.kube.kubectl,

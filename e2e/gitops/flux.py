@@ -41,7 +41,8 @@ class Flux:
 
     def commit(self, repository: GitRepository, files: Mapping[str, Any]) -> str:
         """Commit to a repository and ask for a fetch, as a webhook does; return the commit."""
-        commit, name = repository.commit(files), repository.folder.name
+        commit = repository.commit(files)
+        name = repository.folder.name
         if self.objects.get("gitrepository", name):
             self.objects.run(
                 "annotate", "gitrepository", name, f"{REQUESTED}={commit}", "--overwrite"
@@ -49,7 +50,7 @@ class Flux:
         return commit
 
     def manifest(self, group: str, version: str, kind: str, name: str, spec: Object) -> Object:
-        """Return an object of one of Flux' own groups."""
+        """Return an object of an API group of Flux."""
         metadata = {"name": name, "namespace": NAMESPACE}
         api_version = f"{group}.toolkit.fluxcd.io/{version}"
         return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
@@ -60,28 +61,28 @@ class Flux:
         return KubeNamespace(self.kube, NAMESPACE)
 
     def ready(self, kind: str, name: str) -> Object:
-        """Return the condition Ready of one of its objects, if it is about the current generation; else empty."""
-        found = self.objects.get(kind, name)
-        for condition in found.get("status", {}).get("conditions", ()):
+        """Return the condition Ready of an object, if it is about the current generation; else empty."""
+        current = self.objects.get(kind, name)
+        for condition in current.get("status", {}).get("conditions", ()):
             if (
                 condition["type"] == "Ready"
-                and condition["observedGeneration"] == found["metadata"]["generation"]
+                and condition["observedGeneration"] == current["metadata"]["generation"]
             ):
                 return dict(condition)
         return {}
 
     def logs(self) -> str:
         """Return the last 40 lines of each process."""
-        lines = {
+        logs = {
             file.stem: file.read_text().splitlines()[-40:]
             for file in sorted(self.folder.glob("*.log"))
         }
-        return "\n".join(f"{name}: {line}" for name, found in lines.items() for line in found)
+        return "\n".join(f"{name}: {line}" for name, lines in logs.items() for line in lines)
 
 
 @dataclass(frozen=True)
 class Kustomization:
-    """The Kustomization of a repository; its name is that of the namespace into which it deploys."""
+    """The Kustomization of a repository. It has the name of the namespace into which it deploys."""
 
     flux: Flux
     namespace: KubeNamespace
@@ -93,7 +94,7 @@ class Kustomization:
         return self.namespace.name
 
     def create(self, **spec: Any) -> None:
-        """Apply GitRepository and Kustomization, which waits for what it has applied."""
+        """Apply GitRepository and Kustomization, which waits for the objects that it has applied."""
         usual = {
             "sourceRef": {"kind": "GitRepository", "name": self.name},
             "path": ".",
@@ -118,14 +119,14 @@ class Kustomization:
     def failures(self, commit: str) -> int:
         """Return how often the health check of a commit has failed, by its own history."""
         failed = [
-            one
-            for one in self.status.get("history", ())
-            if one["lastReconciledStatus"] == "HealthCheckFailed"
+            snapshot
+            for snapshot in self.status.get("history", ())
+            if snapshot["lastReconciledStatus"] == "HealthCheckFailed"
         ]
         return sum(
-            one["totalReconciliations"]
-            for one in failed
-            if one["metadata"]["revision"].endswith(commit)
+            snapshot["totalReconciliations"]
+            for snapshot in failed
+            if snapshot["metadata"]["revision"].endswith(commit)
         )
 
     @property
@@ -157,7 +158,7 @@ class Kustomization:
         return str(self.ready["message"])
 
     def pipeline(self, name: str) -> PipelineDriver:
-        """Return the driver of one of its pipelines."""
+        """Return the driver of a pipeline in its namespace."""
         return PipelineDriver(self.namespace, name)
 
     def delete(self) -> None:

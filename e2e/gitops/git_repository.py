@@ -42,7 +42,7 @@ class GitRepository:
         return self.git("rev-parse", "HEAD").strip()
 
     def revert(self) -> str:
-        """Revert the last commit with a new one, and return that."""
+        """Revert the last commit, and return the new commit."""
         self.git(*AUTHOR, "revert", "--no-edit", "HEAD")
         return self.git("rev-parse", "HEAD").strip()
 

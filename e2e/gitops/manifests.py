@@ -58,16 +58,16 @@ def in_wave(wave: int, manifest: Object) -> Object:
 
 
 def unchanged(namespace: str) -> Object:
-    """Return the files of two pipelines: one with every field, and one with as few as possible."""
+    """Return the files of two pipelines: the first has every field, the second as few as possible."""
     everything = EVERYTHING.read_text().replace("namespace: research", f"namespace: {namespace}")
     spec = {"model": {"uri": "hf://org/base"}, "datasets": [{"uri": "hf://org/data"}]}
     return {"everything.yaml": everything, "least.json": {**pipeline("least"), "spec": spec}}
 
 
 def newer_chart() -> dict[str, str]:
-    """Return the files of the chart that a newer one of the same version changes: the CRD, and graceSeconds to 31.
+    """Return the files of the chart that a newer chart of the same version changes: the CRD, and graceSeconds to 31.
 
-    Raises ValueError where the chart has no such line any more.
+    Raises ValueError if the chart has no such line any more.
     """
     changes = {
         "templates/crds.yaml": (SUMMARY, NEWER_SUMMARY),
@@ -85,7 +85,7 @@ def newer_chart() -> dict[str, str]:
 
 
 def next_version() -> dict[str, str]:
-    """Return the chart's Chart.yaml with NEXT_VERSION as its version and that of the images."""
+    """Return the chart's Chart.yaml with NEXT_VERSION as the version of the chart and of the images."""
     text = (chart.CHART / "Chart.yaml").read_text()
     return {f"charts/{chart.CHART.name}/Chart.yaml": VERSIONS.sub(rf"\g<1>{NEXT_VERSION}", text)}
 
@@ -93,7 +93,7 @@ def next_version() -> dict[str, str]:
 def broken_chart() -> dict[str, str]:
     """Return the files of `newer_chart`, with an image of the operator that no registry has.
 
-    Raises ValueError where the chart has no such line any more.
+    Raises ValueError if the chart has no such line any more.
     """
     files = newer_chart()
     values = f"charts/{chart.CHART.name}/values.yaml"
@@ -105,7 +105,7 @@ def broken_chart() -> dict[str, str]:
 
 
 def chart_without_crd() -> dict[str, str]:
-    """Return the chart's values with crds.enabled: false; raises ValueError where they have no such line any more."""
+    """Return the chart's values with crds.enabled: false; raises ValueError if they have no such line any more."""
     text, replaced = CRDS_ENABLED.subn(r"\1false", (chart.CHART / "values.yaml").read_text())
     if replaced != 1:
         raise ValueError(

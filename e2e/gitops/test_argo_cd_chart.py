@@ -66,7 +66,8 @@ def test_chart_is_upgraded_and_rolled_back_with_its_crd(
     driver.wait_state("train", "Running")
     uid, *_ = before = operator.installed
     assert before == (uid, SUMMARY, "--grace-seconds=30")
-    earlier, version = len(operator.states), version_of(operator)
+    earlier = len(operator.states)
+    version = version_of(operator)
     operator.commit(newer_chart() | next_version())
     until(
         lambda: operator.installed == (uid, NEWER_SUMMARY, "--grace-seconds=31"),
@@ -129,7 +130,11 @@ def test_no_drift_in_any_mode_of_comparison(
         application.create(options, annotations)
         applications.append(application)
     for application in applications:
-        until(lambda one=application: one.state[0] == "Synced", 60, application.describe)
+        until(
+            lambda application=application: application.state[0] == "Synced",
+            60,
+            application.describe,
+        )
     before = [application.generations for application in applications]
     for options, annotations in MODES.values():
         install(operator, options, annotations, replicaCount=1)
@@ -146,9 +151,13 @@ def test_no_drift_in_any_mode_of_comparison(
         assert application.syncs == {"Synced"}, application.describe()
         assert len(application.status["history"]) == 1
         assert application.generations == generation
-        # What differs is recorded: the watch of the states has not ended, and the comparison sees a change.
+        # The control: the states are still watched, and the comparison sees a change.
         application.commit({"least.json": pipeline("least", seed=1)})
-        until(lambda one=application: "OutOfSync" in one.syncs, 60, application.describe)
+        until(
+            lambda application=application: "OutOfSync" in application.syncs,
+            60,
+            application.describe,
+        )
 
 
 def test_chart_adds_the_customizations_and_leaves_them(operator: Application):

@@ -174,7 +174,8 @@ def test_unreadable_pipeline_fails_the_kustomization_early(kustomization: Kustom
 def test_dependent_kustomization_waits_for_the_pipeline(
     new_kustomization: Callable[..., Kustomization],
 ):
-    first, second = new_kustomization("first"), new_kustomization("second")
+    first = new_kustomization("first")
+    second = new_kustomization("second")
     first.repository.commit({"bot.yaml": pipeline("bot", steps={"train": 30})})
     second.repository.commit({"next.yaml": pipeline("next")})
     first.create()
@@ -305,7 +306,8 @@ def summary(flux: Flux) -> str:
 def has_given_up(flux: Flux) -> bool:
     """Return whether Flux has failed as often as its retries allow."""
     conditions = flux.objects.get("helmrelease", chart.RELEASE)["status"]["conditions"]
-    return any((one["type"], one["reason"]) == ("Stalled", "RetriesExceeded") for one in conditions)
+    reasons = [(condition["type"], condition["reason"]) for condition in conditions]
+    return ("Stalled", "RetriesExceeded") in reasons
 
 
 def test_failed_upgrade_is_rolled_back_with_its_crd(
@@ -313,7 +315,8 @@ def test_failed_upgrade_is_rolled_back_with_its_crd(
 ):
     """Also the last attempt, of two here; a new commit then upgrades. The pipelines stay."""
     driver = PipelineDriver.start(kustomization.namespace, pipeline("bot", suspend=True))
-    uid, operator = driver.object["metadata"]["uid"], KubeNamespace(flux.kube, chart.NAMESPACE)
+    uid = driver.object["metadata"]["uid"]
+    operator = KubeNamespace(flux.kube, chart.NAMESPACE)
     release(flux, replicaCount=1)
     manifest = helm_release(replicaCount=1)
     manifest["spec"] |= {"timeout": "20s", "upgrade": {"remediation": {"retries": 1}}}
@@ -350,7 +353,8 @@ def test_pipelines_wait_for_the_kustomization_of_the_operator(
         {"name": example("platform")["metadata"]["name"]}
     ]
     assert example("platform")["spec"]["wait"]
-    platform, team = new_kustomization("platform"), new_kustomization("team")
+    platform = new_kustomization("platform")
+    team = new_kustomization("team")
     platform.repository.commit({"operator.yaml": helm_release(replicaCount=1, graceSeconds=33)})
     team.repository.commit({"bot.yaml": pipeline("bot")})
     team.create(dependsOn=[{"name": platform.name}])
@@ -366,7 +370,7 @@ def test_pipelines_wait_for_the_kustomization_of_the_operator(
 def test_expressions_fail_early_with_an_older_operator(
     kustomization: Kustomization, operator: KubeNamespace
 ):
-    """The operator is stopped, so that the status stays as an older one would leave it. This test runs last."""
+    """The operator is stopped, so that the status stays as an older operator would leave it. This test runs last."""
     kustomization.namespace.claim("models")
     kustomization.repository.commit({"bot.yaml": gated(0.95)})
     kustomization.create(timeout="20s")

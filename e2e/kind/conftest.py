@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_asked_for(config: pytest.Config) -> bool:
-    """Return whether the run is of the whole folder: its path or one above it is an argument."""
+    """Return whether the run is of the whole folder: its path or a folder above it is an argument."""
     return any(
         FOLDER.is_relative_to((config.invocation_params.dir / path).resolve())
         for path in config.args
@@ -52,7 +52,7 @@ def _is_asked_for(config: pytest.Config) -> bool:
 
 
 def check_collected(short: AbstractSet[str], collected: AbstractSet[str]) -> None:
-    """Raise pytest.UsageError if a test of `short` was not collected: a renamed one would silently not run."""
+    """Raise pytest.UsageError if a test of `short` was not collected: a renamed test would silently not run."""
     if gone := sorted(short - collected):
         raise pytest.UsageError(
             f"KIND=short: {FOLDER} has no {', '.join(gone)}: change SHORT in its conftest.py"

@@ -14,7 +14,7 @@ _finished: list[tuple[str, float]] = []
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """Measure a step; one that fails is measured, too."""
+    """Measure a step, also a step that fails."""
     started = time.monotonic()
     try:
         yield
@@ -38,10 +38,10 @@ def table(stats: Mapping[str, Iterable[Any]]) -> str:
         if getattr(report, "when", "") == "teardown"
     ]
     steps = [
-        one
+        step
         for report in reports
         for key, value in report.user_properties
         if key == PROPERTY
-        for one in value
+        for step in value
     ]
     return "".join(f"{seconds:8.1f} s  {name}\n" for name, seconds in steps)

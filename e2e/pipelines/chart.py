@@ -109,4 +109,7 @@ def helm(*arguments: str, given: str = "", timeout: float = 150) -> str:
 
 
 def _verb(arguments: Sequence[str]) -> str:
-    return next((word for word in arguments if not word.startswith("-")), "")
+    for word in arguments:
+        if not word.startswith("-"):
+            return word
+    return ""

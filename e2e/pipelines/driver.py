@@ -62,9 +62,9 @@ def memory(size: str) -> Object:
 def pipeline(
     name: str, *, steps: dict[str, int] | None = None, pushes: bool = False, **changes: Any
 ) -> Object:
-    """Return a manifest of scripted stages; `changes` are fields of the spec, merged into those of each stage.
+    """Return a manifest of scripted stages; `changes` are fields of the spec, merged into the fields of each stage.
 
-    Lists are replaced, as in a merge patch. So `env` must be complete: `variables` returns that of a stage.
+    Lists are replaced, as in a merge patch. So `env` must be complete: `variables` returns the `env` of a stage.
     `steps` sets the number of steps by stage. `pushes` adds the push stage, which needs the claim `models`.
     """
     stages = {name: stage(name, steps=(steps or {}).get(name, 1)) for name in ORDER}
@@ -89,7 +89,7 @@ def pipeline(
 
 
 def merged(old: Any, new: Any) -> Any:
-    """Return the old value with the new one merged into it: objects field by field, and everything else replaced."""
+    """Return the old value with the new value merged into it: objects field by field, and everything else replaced."""
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return new
     return {**old, **{key: merged(old.get(key), value) for key, value in new.items()}}
@@ -97,7 +97,7 @@ def merged(old: Any, new: Any) -> Any:
 
 @dataclass(frozen=True)
 class PipelineDriver:
-    """A test's handle of one pipeline on a cluster."""
+    """A test's handle of a pipeline on a cluster."""
 
     namespace: KubeNamespace
     name: str
@@ -127,7 +127,7 @@ class PipelineDriver:
 
     @property
     def status(self) -> Object:
-        """The pipeline's status, with its stages by name; empty before the operator has written one."""
+        """The pipeline's status, with its stages by name; empty before the operator has written a status."""
         status: Object = self.object.get("status", {})
         return status and {
             **status,
@@ -135,14 +135,17 @@ class PipelineDriver:
         }
 
     def stage(self, name: str) -> Object:
-        """Return the status of one stage; empty if there is none."""
+        """Return the status of a stage; empty if there is none."""
         status: Object = self.status.get("stages", {}).get(name, {})
         return status
 
     def condition(self, kind: str) -> Object:
-        """Return one condition; empty if it is absent."""
+        """Return a condition; empty if it is absent."""
         conditions = self.status.get("conditions", [])
-        return next((condition for condition in conditions if condition["type"] == kind), {})
+        for condition in conditions:
+            if condition["type"] == kind:
+                return dict(condition)
+        return {}
 
     def describe(self) -> str:
         """Return `kubectl describe` of the pipeline and the objects of its namespace, for failure messages."""
@@ -167,7 +170,8 @@ class PipelineDriver:
 
     def _has_finished(self) -> bool:
         snapshot = self.object  # read once: two reads could mix the states of two moments
-        meta, status = snapshot["metadata"], snapshot.get("status", {})
+        meta = snapshot["metadata"]
+        status = snapshot.get("status", {})
         wanted = {
             verb: meta.get("annotations", {}).get(f"finetune.dev/{verb}")
             for verb in ("retry", "cancel")
@@ -191,9 +195,9 @@ class PipelineDriver:
             if stage_name
             else "app.kubernetes.io/managed-by=finetune-operator"
         )
-        found = json.loads(self.namespace.run("get", "jobs", "-l", selector, "-o", "json"))["items"]
+        jobs = json.loads(self.namespace.run("get", "jobs", "-l", selector, "-o", "json"))["items"]
         uid = self.object["metadata"]["uid"]
-        return [job for job in found if job["metadata"]["ownerReferences"][0]["uid"] == uid]
+        return [job for job in jobs if job["metadata"]["ownerReferences"][0]["uid"] == uid]
 
     def pod(self, stage_name: str) -> str:
         """Wait until the pod of a stage's latest attempt exists; return it as `pod/NAME`."""

@@ -14,11 +14,14 @@ from testcluster.images import image_builders
 from testcluster.images.image_builders import Build
 
 ROOT = Path(__file__).parents[2]
-API, CORE = "operator/finetune_operator/api", "operator/finetune_operator/core"
+API = "operator/finetune_operator/api"
+CORE = "operator/finetune_operator/core"
 JOB = "operator/finetune_operator/kubernetes/resources/job.py"
 IMAGE = "finetune-operator:next"
-OWNER, WRITER, CONDITION = "owner", "writtenBy", "Healthy"
-"""What the next version has beside the fields and conditions of this one."""
+OWNER = "owner"
+WRITER = "writtenBy"
+CONDITION = "Healthy"
+"""What the next version has beside the fields and conditions of this version."""
 LABEL = "finetune.dev/release"
 """A label of every object of the next version's chart, and of every Job, Deployment and pod that it creates."""
 CHANGES: tuple[tuple[str, str, str], ...] = (
@@ -76,7 +79,7 @@ class NextVersion:
 
 
 def create(checkout: Path) -> NextVersion:
-    """Write the next version to a folder and build its image. Raises UsageError where a change has no place."""
+    """Write the next version to a folder and build its image. Raises UsageError if a change has no place."""
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("operator", "charts", "crds"):
         shutil.copytree(ROOT / name, checkout / name, ignore=ignored)

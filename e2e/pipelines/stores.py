@@ -18,7 +18,8 @@ from testcluster.kube_namespace import KubeNamespace
 from testcluster.provider import Provider
 
 TOKEN = "hf_team"  # noqa: S105  of the hub on this machine
-DATASET, DATA_FILE = "team/data", "data/train-00000-of-00001.parquet"
+DATASET = "team/data"
+DATA_FILE = "data/train-00000-of-00001.parquet"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def running_stores(
 ) -> Iterator[Stores]:
     """Run the stores with the demo's base model and records, which pods reach through the namespace."""
     nodes = node_addresses(cluster)
-    address, hub = address_of_host(nodes[0]), Hub(folder / "hub")
+    address = address_of_host(nodes[0])
+    hub = Hub(folder / "hub")
     (folder / "s3").mkdir()
     with servers.s3(folder / "s3", address) as s3, serve_hub(hub, address):
         upload_model(s3.environment, material / "base-model")

@@ -33,12 +33,14 @@ def running_training(driver: PipelineDriver) -> tuple[Object, Object]:
 
 def current_uids(driver: PipelineDriver, *objects: Object) -> list[str]:
     """Read the objects again by name, and return their uids; empty for an object that is gone."""
-    current = (driver.namespace.get(one["kind"], one["metadata"]["name"]) for one in objects)
-    return [one.get("metadata", {}).get("uid", "") for one in current]
+    current = (
+        driver.namespace.get(manifest["kind"], manifest["metadata"]["name"]) for manifest in objects
+    )
+    return [manifest.get("metadata", {}).get("uid", "") for manifest in current]
 
 
 def uids(*objects: Object) -> list[str]:
-    return [one["metadata"]["uid"] for one in objects]
+    return [manifest["metadata"]["uid"] for manifest in objects]
 
 
 def assert_each_stage_ran_once(driver: PipelineDriver) -> None:

@@ -110,7 +110,7 @@ def user(namespace: KubeNamespace, terminal: Terminal, name: str) -> Terminal:
     )
     config = yaml.safe_load(namespace.kube.kubeconfig.read_text())
     config["users"] = [
-        {**one, "user": {"token": token(namespace, name)}} for one in config["users"]
+        {**entry, "user": {"token": token(namespace, name)}} for entry in config["users"]
     ]
     file: Path = terminal.folder / f"{name}.kubeconfig"
     file.write_text(yaml.safe_dump(config))

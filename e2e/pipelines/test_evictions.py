@@ -1,4 +1,4 @@
-"""A stage that is evicted, deleted or loses its node is interrupted, not failed, and resumes where it stopped."""
+"""A stage that is evicted, deleted or loses its node is interrupted, not failed, and resumes at its last step."""
 
 import os
 from typing import Any
@@ -101,7 +101,8 @@ def test_unreachable_node_blocks_until_it_is_deleted(
     """`NodeLost` names the Node object; deleting that object interrupts the attempt, and another resumes."""
     driver = PipelineDriver.start(namespace, pipeline("silent", steps={"train": 100}, train=SPOT))
     driver.wait_state("train", "Running")
-    node, host = node_of(driver), host_of(driver)["name"]
+    node = node_of(driver)
+    host = host_of(driver)["name"]
     cluster.kill(node)
     try:
         driver.until(lambda: driver.stage("train").get("reason") == "NodeLost", 240)

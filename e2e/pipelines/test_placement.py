@@ -13,7 +13,9 @@ from testcluster.kube_namespace import KubeNamespace
 from testcluster.provider import Provider
 
 CLASS = "finetune.dev/class"
-DEAR, CHEAP, DEARER = "1.04", "0.10", "1.14"
+DEAR = "1.04"
+CHEAP = "0.10"
+DEARER = "1.14"
 RETURN_SECONDS = 10
 
 
@@ -45,10 +47,10 @@ def priced(operator: Operator) -> Iterator[Operator]:
 
 
 def nodes(cluster: Provider, capacity: str) -> list[str]:
-    found = cluster.kube.run(
+    names = cluster.kube.run(
         "get", "nodes", "-l", f"finetune.dev/capacity={capacity}", "-o", "name"
     )
-    return [line.partition("/")[2] for line in found.split()]
+    return [line.partition("/")[2] for line in names.split()]
 
 
 @contextmanager
@@ -103,8 +105,10 @@ def check_costs(status: dict, second: dict, third: dict) -> None:
     for attempt, price in ((second, DEAR), (third, CHEAP)):
         exact = Decimal(price) * Decimal(str(attempt["seconds"])) / 3600
         assert abs(Decimal(attempt["cost"]) - exact) <= Decimal("0.0001")
-    attempts = [one for stage in status["stages"].values() for one in stage.get("attempts", ())]
-    spent = sum(Decimal(one["cost"]) for one in attempts)
+    attempts = [
+        attempt for stage in status["stages"].values() for attempt in stage.get("attempts", ())
+    ]
+    spent = sum(Decimal(attempt["cost"]) for attempt in attempts)
     assert Decimal(status["costs"]["spent"]) == spent
     assert status["costs"]["currency"] == "USD"
     assert Decimal(status["costs"]["saved"]) > 0
@@ -127,6 +131,11 @@ def test_eviction_is_paid_and_reported(
     )
 
 
+def placements(stage: dict) -> list[tuple[str, str]]:
+    """Return the capacity and the node class of each attempt of a stage."""
+    return [(attempt["capacity"], attempt["nodeClass"]) for attempt in stage["attempts"]]
+
+
 def test_dearer_spot_is_warned_about_and_not_chosen(
     priced: Operator, namespace: KubeNamespace, cluster: Provider
 ):
@@ -141,16 +150,12 @@ def test_dearer_spot_is_warned_about_and_not_chosen(
         spot = PipelineDriver.start(
             namespace, pipeline("spot-a100", train={"placement": {"capacity": "Spot"}})
         )
-        chosen, insisted = (one.wait_finished()["stages"]["train"] for one in (auto, spot))
-    assert [(one["capacity"], one["nodeClass"]) for one in chosen["attempts"]] == [
-        ("OnDemand", "dear")
-    ]
+        chosen, insisted = (driver.wait_finished()["stages"]["train"] for driver in (auto, spot))
+    assert placements(chosen) == [("OnDemand", "dear")]
     assert chosen["placement"]["message"].startswith(
         "OnDemand (dear): 1.04 against 1.14 USD an hour on Spot"
     )
-    assert [(one["capacity"], one["nodeClass"]) for one in insisted["attempts"]] == [
-        ("Spot", "a100-spot")
-    ]
+    assert placements(insisted) == [("Spot", "a100-spot")]
     assert (
         "costs more than OnDemand: 1.14 against 1.04 USD an hour"
         in insisted["placement"]["message"]

@@ -48,10 +48,8 @@ def driver(
 
 
 def servers(driver: PipelineDriver) -> list[Object]:
-    found: list[Object] = json.loads(driver.namespace.run("get", "deployments", "-o", "json"))[
-        "items"
-    ]
-    return found
+    deployments = json.loads(driver.namespace.run("get", "deployments", "-o", "json"))
+    return list(deployments["items"])
 
 
 def test_evicted_pipeline_publishes_the_reference_model(
@@ -148,8 +146,9 @@ def test_deleted_server_is_recreated_without_a_rerun(driver: PipelineDriver):
     driver.wait_finished(seconds=300)
     [old] = servers(driver)
     driver.namespace.run("delete", "deployment", old["metadata"]["name"])
+    old_uid = old["metadata"]["uid"]
     driver.until(
-        lambda: any(one["metadata"]["uid"] != old["metadata"]["uid"] for one in servers(driver)), 60
+        lambda: any(server["metadata"]["uid"] != old_uid for server in servers(driver)), 60
     )
     driver.until(lambda: driver.condition("Deployed")["status"] == "True", 120)
     assert len(driver.stage("train")["attempts"]) == 2  # no other stage runs again

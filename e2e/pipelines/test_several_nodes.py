@@ -1,4 +1,4 @@
-"""A pipeline that trains on two nodes and loses one of them ends with the bytes of an undisturbed one."""
+"""A pipeline that trains on two nodes and loses one of them ends with the bytes of an undisturbed pipeline."""
 
 import json
 from pathlib import Path
@@ -26,8 +26,9 @@ APART = {
         ]
     }
 }
-"""The pods of an attempt run on two nodes; both would fit on one."""
-FIRST_INDEX, SECOND_INDEX = 0, 1
+"""The pods of an attempt run on two nodes; both would fit on a single node."""
+FIRST_INDEX = 0
+SECOND_INDEX = 1
 
 
 def training(name: str) -> Object:
@@ -64,10 +65,10 @@ def selector(driver: PipelineDriver, index: int) -> str:
 
 def pod_of(driver: PipelineDriver, index: int) -> Object:
     """Return the pod of the newest attempt with this index."""
-    found: list[Object] = json.loads(
+    pods: list[Object] = json.loads(
         driver.namespace.run("get", "pods", "-l", selector(driver, index), "-o", "json")
     )["items"]
-    return found[0]
+    return pods[0]
 
 
 def weights_of(driver: PipelineDriver) -> str:
@@ -91,11 +92,12 @@ def test_two_nodes_with_one_lost_end_with_the_same_bytes(
     upload_material(namespace, ReferenceRun(tmp_path, tmp_path, ""))
     calm = PipelineDriver.start(namespace, training("calm"))
     calm.wait_finished(seconds=600)
-    assert [one["outcome"] for one in calm.stage("train")["attempts"]] == ["Succeeded"]
+    assert [attempt["outcome"] for attempt in calm.stage("train")["attempts"]] == ["Succeeded"]
 
     driver = PipelineDriver.start(namespace, training("disturbed"))
     wait_for_attempt_step(driver, 1, CHECKPOINT_STEPS + 2)
-    first, second = pod_of(driver, FIRST_INDEX), pod_of(driver, SECOND_INDEX)
+    first = pod_of(driver, FIRST_INDEX)
+    second = pod_of(driver, SECOND_INDEX)
     assert first["spec"]["nodeName"] != second["spec"]["nodeName"]
     evict(namespace, second["metadata"]["name"])
     driver.until(lambda: driver.stage("train")["attempts"][0]["outcome"] != "Running", 90)
@@ -105,7 +107,7 @@ def test_two_nodes_with_one_lost_end_with_the_same_bytes(
         f"pod 1: EvictionByEvictionAPI on {second['spec']['nodeName']}"
     )
     assert f"saved at step {evicted['lastStep']}" in evicted["message"], (
-        "the first pod saves where both stopped"
+        "the first pod saves the step at which both stopped"
     )
 
     progress = wait_for_attempt_step(driver, 2, evicted["lastStep"] + CHECKPOINT_STEPS + 2)
@@ -120,7 +122,11 @@ def test_two_nodes_with_one_lost_end_with_the_same_bytes(
 
     status = driver.wait_finished(seconds=600)
     attempts = status["stages"]["train"]["attempts"]
-    assert [one["outcome"] for one in attempts] == ["Interrupted", "Interrupted", "Succeeded"]
+    assert [attempt["outcome"] for attempt in attempts] == [
+        "Interrupted",
+        "Interrupted",
+        "Succeeded",
+    ]
     assert attempts[2]["startStep"] >= progress["step"], (
         "the pod on the other node saves the last finished step"
     )

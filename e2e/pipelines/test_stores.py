@@ -18,7 +18,8 @@ from testcluster.provider import Provider
 
 PROMPT = "Return the current event loop.\nModule:"
 ENDPOINT = "http://bot-deploy.stores.svc:8000/v1"
-REACHED, UNREACHABLE = 0.0, 1.1
+REACHED = 0.0
+UNREACHABLE = 1.1
 """Accuracies that every model and no model has."""
 
 
@@ -117,10 +118,9 @@ def server(driver: PipelineDriver) -> Object:
     """Wait until there is only one Deployment, and return it."""
 
     def only() -> list[Object]:
-        found: list[Object] = json.loads(driver.namespace.run("get", "deployments", "-o", "json"))[
-            "items"
-        ]
-        return found if len(found) == 1 else []
+        deployments = json.loads(driver.namespace.run("get", "deployments", "-o", "json"))
+        servers: list[Object] = deployments["items"]
+        return servers if len(servers) == 1 else []
 
     return dict(driver.until(only)[0])
 
@@ -193,7 +193,8 @@ def test_image_volume_is_served_by_digest(driver: PipelineDriver):
 
 
 def test_failed_gate_keeps_the_old_server(driver: PipelineDriver, stores: Stores):
-    old, published = server(driver), driver.status["model"]
+    old = server(driver)
+    published = driver.status["model"]
     answer = driver.stage("deploy")["result"]["answer"]
     driver.patch(train={"maxSteps": 40}, evaluate={"gates": [gate(UNREACHABLE)]})
     status = driver.wait_finished("BelowThreshold", seconds=420)

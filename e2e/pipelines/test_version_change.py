@@ -62,7 +62,7 @@ def following(cluster: Provider, tmp_path_factory: pytest.TempPathFactory) -> Ne
 
 
 def start_pipelines(namespace: KubeNamespace) -> list[PipelineDriver]:
-    """Start a pipeline that will be finished, one that will serve, and one that trains until it is told to end."""
+    """Start three pipelines: the first will be finished, the second serves, the third trains until the test ends it."""
     namespace.claim("models")
     serving = pipeline(
         "serving", pushes=True, push={"pod": {"command": ["sh", "-c", PUBLISH]}}, deploy=DEPLOY
@@ -97,7 +97,7 @@ def asking(namespace: KubeNamespace) -> Iterator[list[str]]:
 
 
 def wait_written(*drivers: PipelineDriver, by: str | None) -> None:
-    """Wait until the next version, or the one without a name, has written the status of each pipeline."""
+    """Wait until the next version, or the version without a name, has written the status of each pipeline."""
     for driver in drivers:
         driver.until(lambda driver=driver: driver.status.get(WRITER) == by, 90)
         assert bool(driver.condition(CONDITION)) is bool(by)

@@ -1,4 +1,4 @@
-"""What the fault matrix computes: the cost of a fault by the journal of the trainer, and the table."""
+"""The fault matrix: the cost of a fault by the journal of the trainer, and the table."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ ROW = Row("drain", "Interrupted", "2", "75", "0 of at most 0", "9.5", "yes")
 
 
 def journal(first: range, second: range, *, saves=(), unsaved=(), late=()) -> str:
-    """Return a journal of two attempts, one step a second; the steps `late` are those of a zombie."""
+    """Return a journal of two attempts, one step a second; a zombie makes the steps `late`."""
     lines = [f"p-train-a1-x step {step} {step}" for step in first]
     lines += [f"p-train-a1-x save {step} {step + 0.5}" for step in saves]
     lines += [f"p-train-a1-x unsaved {step} {step + 0.6}" for step in unsaved]
@@ -24,24 +24,24 @@ def cost(text: str, struck_at: float = 24.0):
 
 
 def test_attempt_resumed_at_its_last_step_lost_none():
-    found = cost(journal(range(1, 25), range(25, 31), saves=(10, 20, 24)))
-    assert (found.lost, found.seconds) == (0, 101.0)
+    costs = cost(journal(range(1, 25), range(25, 31), saves=(10, 20, 24)))
+    assert (costs.lost, costs.seconds) == (0, 101.0)
 
 
 def test_attempt_resumed_at_a_checkpoint_lost_the_rest():
-    """The write of step 20 had begun, so that of step 10 was durable."""
-    found = cost(journal(range(1, 25), range(11, 31), saves=(10, 20)))
-    assert (found.lost, found.allowed) == (14, 14)
+    """The write of step 20 had begun, so step 10 was durable."""
+    costs = cost(journal(range(1, 25), range(11, 31), saves=(10, 20)))
+    assert (costs.lost, costs.allowed) == (14, 14)
 
 
 def test_attempt_without_durable_checkpoint_may_lose_all():
-    found = cost(journal(range(1, 9), range(1, 31)))
-    assert (found.lost, found.allowed) == (8, 8)
+    costs = cost(journal(range(1, 9), range(1, 31)))
+    assert (costs.lost, costs.allowed) == (8, 8)
 
 
 def test_checkpoint_that_could_not_be_written_is_not_durable():
-    found = cost(journal(range(1, 41), range(11, 61), saves=(10, 20, 30, 40), unsaved=(20, 30, 40)))
-    assert (found.lost, found.allowed) == (30, 30)
+    costs = cost(journal(range(1, 41), range(11, 61), saves=(10, 20, 30, 40), unsaved=(20, 30, 40)))
+    assert (costs.lost, costs.allowed) == (30, 30)
 
 
 def test_steps_of_a_zombie_are_not_lost():
@@ -49,12 +49,12 @@ def test_steps_of_a_zombie_are_not_lost():
 
 
 def test_undisturbed_attempt_costs_seconds_to_its_next_step():
-    found = cost_of(read_journal(journal(range(1, 9), range(0))), JOBS[:1], 4.5)
-    assert (found.lost, found.allowed, found.seconds) == (0, 0, 0.5)
+    costs = cost_of(read_journal(journal(range(1, 9), range(0))), JOBS[:1], 4.5)
+    assert (costs.lost, costs.allowed, costs.seconds) == (0, 0, 0.5)
 
 
 def test_incomplete_last_line_is_not_read():
-    assert [one.value for one in read_journal("a step 1 1.5\na step 2 2")] == [1]
+    assert [entry.value for entry in read_journal("a step 1 1.5\na step 2 2")] == [1]
 
 
 def test_table_has_each_row_once_whatever_the_outcome():

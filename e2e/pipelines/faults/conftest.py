@@ -36,29 +36,29 @@ def site(
         namespace.wait_phase("filler", "Running")
         upload(namespace, material, "/claims/demo")
         workspace = Workspace(namespace, "workspace", "filler")
-        found = Site(cluster, operator, workspace)
-        with scene(found, "undisturbed", {}) as undisturbed:
+        site = Site(cluster, operator, workspace)
+        with scene(site, "undisturbed", {}) as undisturbed:
             train = undisturbed.driver.wait_finished(seconds=300)["stages"]["train"]
             reference = workspace.adapter(train["identity"])
         assert reference, "the undisturbed training left no adapter"
         assert len(train["attempts"]) == 1
-        yield replace(found, reference=reference)
+        yield replace(site, reference=reference)
 
 
 @pytest.fixture
 def judge(record_property: Callable[[str, object], None]) -> Callable[[Fault, Scene], None]:
     """Wait until a scene has finished, record its row, and check it."""
 
-    def judged(fault: Fault, found: Scene) -> None:
-        found.driver.wait_finished(seconds=fault.seconds)
-        adapter = found.workspace.adapter(found.driver.stage("train")["identity"])
-        jobs = [attempt["job"] for attempt in found.attempts]
-        cost = cost_of(found.workspace.journal(), jobs, found.struck_at)
-        row = row_of(fault, found, cost, adapter)
+    def judged(fault: Fault, scene: Scene) -> None:
+        scene.driver.wait_finished(seconds=fault.seconds)
+        adapter = scene.workspace.adapter(scene.driver.stage("train")["identity"])
+        jobs = [attempt["job"] for attempt in scene.attempts]
+        cost = cost_of(scene.workspace.journal(), jobs, scene.struck_at)
+        row = row_of(fault, scene, cost, adapter)
         record_property(PROPERTY, as_property(row))
         print(row)
-        problems = list(problems_of(fault, found, cost, adapter))
-        assert not problems, "\n".join([*problems, found.driver.describe()])
+        problems = list(problems_of(fault, scene, cost, adapter))
+        assert not problems, "\n".join([*problems, scene.driver.describe()])
 
     return judged
 

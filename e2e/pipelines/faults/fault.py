@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from e2e.pipelines.driver import Object
 from e2e.pipelines.faults.scene import Scene
 
-INTERRUPTED, FAILED, SUCCEEDED = "Interrupted", "Failed", "Succeeded"
+INTERRUPTED = "Interrupted"
+FAILED = "Failed"
+SUCCEEDED = "Succeeded"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The journal of the observed trainer, and what a fault cost by it: pure."""
+"""The journal of the observed trainer, and the cost of a fault by it: pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_journal(text: str) -> list[Entry]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a fault cost."""
+    """The cost of a fault."""
 
     lost: int
     """Steps that were made again."""
@@ -43,31 +43,38 @@ class Cost:
 def cost_of(journal: Iterable[Entry], jobs: Sequence[str], struck_at: float) -> Cost:
     """Return the cost of a fault at a time, for the Jobs of all attempts in order.
 
-    A step of an attempt counts until the next attempt makes one: what a zombie does later is lost to no attempt.
+    A step of an attempt counts until the next attempt makes a step: the later steps of a zombie are lost to no attempt.
     When the write of a checkpoint begins, the checkpoint before it is durable.
     """
     entries = list(journal)
-    own = [[one for one in entries if one.pod.startswith(f"{job}-")] for job in jobs]
-    trained = [found for found in own if steps_of(found)]
+    attempts = [_entries_of_job(entries, job) for job in jobs]
+    trained = [attempt for attempt in attempts if steps_of(attempt)]
     lost = allowed = 0
-    for found, later in pairwise(trained):
-        resumed = steps_of(later)[0]
-        before = [one for one in found if one.time < resumed.time]
-        last = max(one.value for one in steps_of(before))
-        begun = [one.value for one in before if one.event == "save"]
-        failed = {one.value for one in before if one.event == "unsaved"}
-        durable = max(
-            [steps_of(found)[0].value - 1, *(step for step in begun[:-1] if step not in failed)]
-        )
-        lost, allowed = lost + max(0, last - resumed.value + 1), allowed + last - durable
+    for attempt, successor in pairwise(trained):
+        resumed = steps_of(successor)[0]
+        before = [entry for entry in attempt if entry.time < resumed.time]
+        last = max(entry.value for entry in steps_of(before))
+        start = steps_of(attempt)[0].value - 1
+        lost += max(0, last - resumed.value + 1)
+        allowed += last - _durable_step(before, start)
     newest = steps_of(trained[-1]) if trained else []
-    return Cost(
-        lost,
-        allowed,
-        min((one.time - struck_at for one in newest if one.time > struck_at), default=math.nan),
-    )
+    waits = [entry.time - struck_at for entry in newest if entry.time > struck_at]
+    return Cost(lost, allowed, min(waits, default=math.nan))
+
+
+def _entries_of_job(entries: Iterable[Entry], job: str) -> list[Entry]:
+    return [entry for entry in entries if entry.pod.startswith(f"{job}-")]
+
+
+def _durable_step(entries: Iterable[Entry], start: int) -> int:
+    """Return the step of the last durable checkpoint of an attempt; `start` if it wrote none."""
+    saves = [entry.value for entry in entries if entry.event == "save"]
+    failed = {entry.value for entry in entries if entry.event == "unsaved"}
+    # The last write may not have ended, so only the checkpoints before it count.
+    durable = [step for step in saves[:-1] if step not in failed]
+    return max([start, *durable])
 
 
 def steps_of(entries: Iterable[Entry]) -> list[Entry]:
     """Return the entries of steps."""
-    return [one for one in entries if one.event == "step"]
+    return [entry for entry in entries if entry.event == "step"]

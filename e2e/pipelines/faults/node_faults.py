@@ -17,14 +17,17 @@ MOST_OF_A_NODE = "1500m"
 """More than half of a node's two processors."""
 BRIEFLY = 8.0
 """Seconds; less than the 16 after which a silent node is unreachable."""
-SLOW, USUAL = "3", "0.1"
+USUAL = "0.1"
+"""Seconds between two steps."""
+SLOW = "3"
 """Seconds between two steps: a pod on a deleted node is deleted after 40 s or more."""
 
 
 def noexecute_taint(scene: Scene) -> None:
     """Taint the node, as a termination handler does."""
     scene.wait_step(1)
-    kube, host = scene.cluster.kube, scene.host["name"]
+    kube = scene.cluster.kube
+    host = scene.host["name"]
     scene.undo.callback(kube.run, "taint", "node", host, f"{TAINT.partition('=')[0]}-")
     scene.strike()
     kube.run("taint", "node", host, TAINT)
@@ -33,7 +36,8 @@ def noexecute_taint(scene: Scene) -> None:
 def drain(scene: Scene) -> None:
     """Drain the node, as an upgrade does."""
     scene.wait_step(1)
-    kube, host = scene.cluster.kube, scene.host["name"]
+    kube = scene.cluster.kube
+    host = scene.host["name"]
     scene.undo.callback(kube.run, "uncordon", host)
     scene.strike()
     kube.run(
@@ -50,7 +54,8 @@ def drain(scene: Scene) -> None:
 def preemption(scene: Scene) -> None:
     """Create a pod of a higher priority that fits on the node only without the training."""
     scene.wait_step(1)
-    kube, name = scene.cluster.kube, "urgent"
+    kube = scene.cluster.kube
+    name = "urgent"
     priority = {
         "apiVersion": "scheduling.k8s.io/v1",
         "kind": "PriorityClass",
@@ -91,7 +96,8 @@ def node_hung(scene: Scene) -> None:
     """Freeze every process of the machine until the cluster deletes the pod; then it goes on."""
     scene.workspace.put("pace", "0.3")
     scene.wait_step(1)
-    node, name = scene.node, scene.pod
+    node = scene.node
+    name = scene.pod
     scene.strike()
     scene.cluster.pause(node)
     scene.undo.callback(scene.cluster.resume, node)
@@ -104,7 +110,7 @@ def node_hung(scene: Scene) -> None:
 
 
 def node_object_deleted(scene: Scene) -> None:
-    """Delete the Node object of a machine that works; its pod is forgotten, and killed while the next one starts."""
+    """Delete the Node object of a machine that works; its pod is forgotten, and killed while the next pod starts."""
     scene.wait_step(1)
     scene.workspace.put("pace", SLOW)
     node = scene.node
@@ -122,7 +128,9 @@ def partitioned_zombie(scene: Scene) -> None:
     """
     scene.workspace.put("pace", "0.4")
     scene.wait_step(1)
-    node, zombie, machine = scene.node, scene.pod, scene.cluster.machine(scene.node)
+    node = scene.node
+    zombie = scene.pod
+    machine = scene.cluster.machine(scene.node)
     scene.workspace.put(f"hold-step-{zombie}")
     scene.undo.callback(scene.cluster.revive, node)
     host = scene.host["name"]
@@ -142,9 +150,9 @@ def partitioned_zombie(scene: Scene) -> None:
 
 def _end_of_zombie(scene: Scene, zombie: str) -> str:
     """Return how a process ended whose attempt had been replaced. It is a problem if that published an adapter."""
-    own = [one for one in scene.workspace.journal() if one.pod == zombie]
-    last = max(one.value for one in own if one.event == "step")
-    codes = [one.value for one in own if one.event == "exit"]
+    entries = [entry for entry in scene.workspace.journal() if entry.pod == zombie]
+    last = max(entry.value for entry in entries if entry.event == "step")
+    codes = [entry.value for entry in entries if entry.event == "exit"]
     how = f"with exit code {codes[0]}" if codes else "by itself"
     ended = f"the zombie ended {how} at step {last}"
     if codes == [0]:

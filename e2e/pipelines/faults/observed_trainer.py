@@ -23,7 +23,8 @@ from typing import Any  # noqa: E402
 from finetune_trainer.runtime.entrypoint import main  # noqa: E402
 
 CONTROL = Path(os.environ["FINETUNE_WORKSPACE"], "control")
-POD, STAGE = socket.gethostname(), sys.argv[1]
+POD = socket.gethostname()
+STAGE = sys.argv[1]
 PACE = 0.1
 
 
@@ -33,9 +34,9 @@ def record(event: str, value: int) -> None:
         journal.write(f"{POD} {event} {value} {time.time()}\n")
 
 
-def hold(where: str) -> None:
+def hold(point: str) -> None:
     """Wait while the test wants it."""
-    while (CONTROL / f"hold-{where}").exists():
+    while (CONTROL / f"hold-{point}").exists():
         time.sleep(0.05)
 
 
@@ -59,7 +60,8 @@ def observe_training() -> None:
     from finetune_trainer.training import loop  # noqa: PLC0415  imports torch
     from finetune_trainer.training.checkpoints import manager  # noqa: PLC0415  imports torch
 
-    train_step, write_files = loop.train_step, manager.write_files
+    train_step = loop.train_step
+    write_files = manager.write_files
 
     def observed_step(run: Any) -> Any:
         hold(f"step-{POD}")
@@ -78,7 +80,8 @@ def observe_training() -> None:
             record("unsaved", snapshot.state.step)
             raise
 
-    loop.train_step, manager.write_files = observed_step, observed_write
+    loop.train_step = observed_step
+    manager.write_files = observed_write
 
 
 def observe_stage() -> None:

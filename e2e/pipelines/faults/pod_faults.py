@@ -1,4 +1,4 @@
-"""Faults of one pod: evictions at every moment, kills, and resources that run out."""
+"""Faults of a pod: evictions at every moment, kills, and resources that run out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ GATE = "finetune.dev/gate"
 SLOW_IMAGE = "finetune-trainer-cpu:slow"
 SAVE = 2 * EVERY_STEPS
 """The step in whose save a fault happens; the checkpoint before it is durable."""
-LIMIT, DOUBLE = "1Gi", "2Gi"
+LIMIT = "1Gi"
+DOUBLE = "2Gi"
 FILL = "busybox dd if=/dev/zero bs=4k"
 
 
@@ -43,10 +44,11 @@ def five_evictions_in_a_row(scene: Scene) -> None:
 
 
 def eviction_and_operator_kill(scene: Scene) -> None:
-    """Evict the pod, and at the same time kill the operator's leader; another one leads when its Lease has expired."""
+    """Evict the pod and kill the operator's leader at once; another replica leads when the Lease has expired."""
     operator = scene.site.operator
     scene.wait_step(1)
-    pod, leader = scene.pod, operator.leader()
+    pod = scene.pod
+    leader = operator.leader()
     machine = scene.cluster.machine(operator.objects.get("pod", leader)["spec"]["nodeName"])
     scene.strike()
     evict(scene.namespace, pod)
@@ -87,7 +89,10 @@ def _pulling(scene: Scene) -> str:
     names = "jsonpath={.items[*].involvedObject.name}"
     pods = scene.namespace.run("get", "events", "--field-selector", selector, "-o", names).split()
     job = scene.attempts[-1]["job"]
-    return next((pod for pod in pods if pod.startswith(f"{job}-")), "")
+    for pod in pods:
+        if pod.startswith(f"{job}-"):
+            return pod
+    return ""
 
 
 def _provide_image(scene: Scene, image: str) -> None:
@@ -96,8 +101,8 @@ def _provide_image(scene: Scene, image: str) -> None:
     for node in scene.cluster.nodes():
         machine = scene.cluster.machine(node.name)
         if node.kind == "spot":
-            found = machine.run(*command, "list", "--quiet").split()
-            trainer = next(name for name in found if name.endswith("finetune-trainer-cpu:dev"))
+            images = machine.run(*command, "list", "--quiet").split()
+            trainer = next(name for name in images if name.endswith("finetune-trainer-cpu:dev"))
             machine.run(*command, "tag", "--force", trainer, image)
 
 
@@ -129,7 +134,8 @@ def sigkill_during_a_save(scene: Scene) -> None:
     """Kill the process while a checkpoint is being written, as a kernel does; nothing names the cause."""
     scene.workspace.put(f"hold-save-{SAVE}")
     scene.wait_step(1, 1)
-    machine, pod = scene.cluster.machine(scene.node), scene.pod
+    machine = scene.cluster.machine(scene.node)
+    pod = scene.pod
     scene.wait_entry(1, "save", SAVE)
     scene.strike()
     scene.kill(machine, pod)

@@ -21,8 +21,10 @@ from testcluster.linux_namespaces.machine import Machine
 from testcluster.linux_namespaces.provider import LinuxNamespaces
 from testcluster.nodes import NAME
 
-STEPS, EVERY_STEPS = 60, 10
-"""Steps of the training, and between two of its periodic checkpoints."""
+STEPS = 60
+"""Steps of the training."""
+EVERY_STEPS = 10
+"""Steps between two of its periodic checkpoints."""
 SPOT_NODES: Object = {"finetune.dev/capacity": "spot"}
 PROGRAM = Path(__file__).with_name("observed_trainer.py").read_text()
 
@@ -153,8 +155,8 @@ class Scene:
     @property
     def attempts(self) -> list[Object]:
         """The attempts of the train stage, as the status has them."""
-        found: list[Object] = self.driver.stage("train").get("attempts", [])
-        return found
+        attempts: list[Object] = self.driver.stage("train").get("attempts", [])
+        return attempts
 
     def wait_attempt(self, number: int, seconds: float = 240) -> Object:
         """Wait until the status has an attempt, and return it."""
@@ -170,12 +172,12 @@ class Scene:
         return self.attempts[number - 1]
 
     def entries(self, number: int, event: str) -> list[Entry]:
-        """Return what the pod of an attempt has recorded of an event."""
+        """Return the entries of an event that the pod of an attempt has recorded."""
         job = self.attempts[number - 1]["job"]
         return [
-            one
-            for one in self.workspace.journal()
-            if one.pod.startswith(f"{job}-") and one.event == event
+            entry
+            for entry in self.workspace.journal()
+            if entry.pod.startswith(f"{job}-") and entry.event == event
         ]
 
     def wait_entry(self, number: int, event: str, least: int, seconds: float = 240) -> Entry:
@@ -183,10 +185,10 @@ class Scene:
         self.wait_attempt(number, seconds)
 
         def reached() -> list[Entry]:
-            return [one for one in self.entries(number, event) if one.value >= least]
+            return [entry for entry in self.entries(number, event) if entry.value >= least]
 
-        found: list[Entry] = self.driver.until(reached, seconds)
-        return found[-1]
+        entries: list[Entry] = self.driver.until(reached, seconds)
+        return entries[-1]
 
     def wait_step(self, number: int, step: int = EVERY_STEPS + 2, seconds: float = 240) -> Entry:
         """Wait until an attempt has made a step; by default the second after a checkpoint."""
@@ -202,10 +204,9 @@ class Scene:
     @property
     def host(self) -> Object:
         """The metadata of the Node object on which that pod runs."""
-        found: Object = self.namespace.get(
-            "node", self.namespace.get("pod", self.pod)["spec"]["nodeName"]
-        )["metadata"]
-        return found
+        name = self.namespace.get("pod", self.pod)["spec"]["nodeName"]
+        metadata: Object = self.namespace.get("node", name)["metadata"]
+        return metadata
 
     @property
     def node(self) -> str:
@@ -218,9 +219,9 @@ class Scene:
 
     def kill(self, machine: Machine, pod: str) -> None:
         """Send SIGKILL to every process of a pod on a machine. Raise AssertionError if there is none."""
-        found = self.processes(machine, pod)
-        assert found, f"{pod} has no process on {machine.name}"  # noqa: S101
-        for pid in found:
+        processes = self.processes(machine, pod)
+        assert processes, f"{pod} has no process on {machine.name}"  # noqa: S101
+        for pid in processes:
             os.kill(pid, signal.SIGKILL)
 
 
@@ -249,10 +250,10 @@ def scene(
         yield Scene(site, used, driver, undo)
 
 
-def wait_gone(found: Scene, machine: Machine, pod: str, seconds: float = 60) -> None:
+def wait_gone(scene: Scene, machine: Machine, pod: str, seconds: float = 60) -> None:
     """Wait until no process of a pod is left on a machine."""
     deadline = time.monotonic() + seconds
-    while found.processes(machine, pod):
+    while scene.processes(machine, pod):
         if time.monotonic() > deadline:
             raise TimedOut(f"{pod} has processes on {machine.name} after {seconds:g} s")
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The table of the fault matrix: one row for each fault, sent from the test's process to the one that prints."""
+"""The table of the fault matrix: a row for each fault, sent from the test's process to the process that prints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HEADINGS = (
 
 @dataclass(frozen=True)
 class Row:
-    """What a fault did to a training, as text."""
+    """The effect of a fault on a training, as text."""
 
     fault: str
     verdict: str
@@ -46,10 +46,10 @@ def rows_of(stats: Mapping[str, Iterable[Any]]) -> list[Row]:
         for report in outcome
         if getattr(report, "when", "") == "call"
     )
-    found = (
+    values = (
         value for report in reports for name, value in report.user_properties if name == PROPERTY
     )
-    return sorted({Row(**value) for value in found}, key=lambda row: row.fault)
+    return sorted({Row(**value) for value in values}, key=lambda row: row.fault)
 
 
 def markdown(rows: Iterable[Row]) -> str:

@@ -1,4 +1,4 @@
-"""A training that is evicted, killed or runs out of a resource ends with the bytes of an undisturbed one."""
+"""A training that is evicted, killed or runs out of a resource ends with the bytes of an undisturbed training."""
 
 import os
 
@@ -15,7 +15,8 @@ from testcluster.volume_provisioner import NODE_FOLDER
 
 NODE = "spot-1"
 ON_NODE = {"placement": {"capacity": "Spot"}, "pod": {"nodeSelector": {NAME: NODE}}}
-CLAIM, SIZE = "small", "12m"
+CLAIM = "small"
+SIZE = "12m"
 STAGES = {
     "evaluate": {
         "tasks": [{"name": "docstrings", "file": "pvc://demo/data/task.yaml", "limit": 4}],
@@ -34,15 +35,16 @@ all_faults = pytest.mark.skipif(
 
 @pytest.mark.parametrize("fault", chosen(POD_FAULTS), ids=lambda fault: fault.name)
 def test_training_survives_a_fault_of_its_pod(site, judge, fault):
-    with scene(site, fault.name.replace(" ", "-"), fault.changes) as found:
-        fault.inject(found)
-        judge(fault, found)
+    with scene(site, fault.name.replace(" ", "-"), fault.changes) as run:
+        fault.inject(run)
+        judge(fault, run)
 
 
 @pytest.fixture
 def small_workspace(site):
-    """A workspace of a few megabytes on one node."""
-    namespace, machine = site.workspace.namespace, site.cluster.machine(NODE)
+    """A workspace of a few megabytes on a node."""
+    namespace = site.workspace.namespace
+    machine = site.cluster.machine(NODE)
     namespace.claim(CLAIM)
     namespace.run_script("busybox true", "binder", node=NODE, claims={CLAIM: "/workspace"})
     folder = f"{NODE_FOLDER}/{namespace.get('pvc', CLAIM)['spec']['volumeName']}"
@@ -60,9 +62,9 @@ def small_workspace(site):
 @all_faults
 def test_training_survives_a_full_disk(site, judge, small_workspace):
     changes = {"prepare": ON_NODE, "train": ON_NODE}
-    with scene(site, "full-disk", changes, workspace=small_workspace) as found:
-        FULL_DISK.inject(found)
-        judge(FULL_DISK, found)
+    with scene(site, "full-disk", changes, workspace=small_workspace) as run:
+        FULL_DISK.inject(run)
+        judge(FULL_DISK, run)
 
 
 @all_faults
@@ -70,39 +72,39 @@ def test_training_survives_a_full_disk(site, judge, small_workspace):
 def test_stage_survives_an_eviction_before_its_result(site, record_row, stage):
     """The output is written and the result is not: the next attempt makes the same bytes again. Train is above."""
     rerun = {"prepare": ("prepare", "train"), "evaluate": ("evaluate",), "push": ("push",)}[stage]
-    with scene(site, f"evicted-{stage}", STAGES, rerun=rerun) as found:
-        found.workspace.put(f"hold-{stage}")
-        found.driver.until(lambda: recorded(found, stage), 300)
-        found.strike()
-        evict(found.namespace, found.driver.pod(stage).partition("/")[2])
-        found.workspace.remove(f"hold-{stage}")
-        found.driver.wait_finished(seconds=300)
-        first, second = found.driver.stage(stage)["attempts"]
-        adapter = found.workspace.shell(f"busybox sha256sum {PUBLISHED}").partition(" ")[0]
-        record_row(row(found, stage, first, identical=adapter == site.reference))
+    with scene(site, f"evicted-{stage}", STAGES, rerun=rerun) as run:
+        run.workspace.put(f"hold-{stage}")
+        run.driver.until(lambda: recorded(run, stage), 300)
+        run.strike()
+        evict(run.namespace, run.driver.pod(stage).partition("/")[2])
+        run.workspace.remove(f"hold-{stage}")
+        run.driver.wait_finished(seconds=300)
+        first, second = run.driver.stage(stage)["attempts"]
+        adapter = run.workspace.shell(f"busybox sha256sum {PUBLISHED}").partition(" ")[0]
+        record_row(row(run, stage, first, identical=adapter == site.reference))
         assert (first["outcome"], first["exitCode"], second["outcome"]) == (
             "Interrupted",
             75,
             "Succeeded",
         )
         assert "EvictionByEvictionAPI" in first["message"]
-        assert (found.driver.stage(stage)["failures"], found.driver.status["interruptions"]) == (
+        assert (run.driver.stage(stage)["failures"], run.driver.status["interruptions"]) == (
             0,
             1,
         )
         assert adapter == site.reference
 
 
-def recorded(found: Scene, stage: str) -> list[float]:
-    """Return when a stage had written its output."""
-    return [one.time for one in found.workspace.journal() if one.event == stage]
+def recorded(run: Scene, stage: str) -> list[float]:
+    """Return the times at which a stage had written its output."""
+    return [entry.time for entry in run.workspace.journal() if entry.event == stage]
 
 
-def row(found: Scene, stage: str, first: dict, *, identical: bool) -> Row:
-    seconds = max(recorded(found, stage)) - found.struck_at
+def row(run: Scene, stage: str, first: dict, *, identical: bool) -> Row:
+    seconds = max(recorded(run, stage)) - run.struck_at
     cause = first["message"].partition(" on ")[0]
     verdict = f"{first['outcome']}; {cause}"
-    attempts = str(len(found.driver.stage(stage)["attempts"]))
+    attempts = str(len(run.driver.stage(stage)["attempts"]))
     return Row(
         f"eviction in {stage}",
         verdict,

@@ -36,10 +36,14 @@ def row_of(fault: Fault, scene: Scene, cost: Cost, adapter: str) -> Row:
 
 
 def problems_of(fault: Fault, scene: Scene, cost: Cost, adapter: str) -> Iterator[str]:
-    """Yield what is wrong about a finished scene: nothing may be."""
-    status, train, first = scene.driver.status, scene.driver.stage("train"), scene.attempts[0]
+    """Yield the problems of a finished scene: a training that survived its fault has none."""
+    status = scene.driver.status
+    train = scene.driver.stage("train")
+    first = scene.attempts[0]
     yield from scene.problems
-    yield from _different("outcomes", [one["outcome"] for one in scene.attempts], [*fault.outcomes])
+    yield from _different(
+        "outcomes", [attempt["outcome"] for attempt in scene.attempts], [*fault.outcomes]
+    )
     yield from _different("failures", train["failures"], fault.outcomes.count(FAILED))
     yield from _different(
         "interruptions", train["interruptions"], fault.outcomes.count(INTERRUPTED)
@@ -62,17 +66,18 @@ def problems_of(fault: Fault, scene: Scene, cost: Cost, adapter: str) -> Iterato
 
 
 def _unpaid(costs: Object, attempts: list[Object]) -> Iterator[str]:
-    """Yield what is wrong about the costs of the stage: each attempt counts once, with the seconds that it ran."""
+    """Yield the problems of the costs of the stage: each attempt counts once, with the seconds that it ran."""
     yield from _different("attempts that are paid for", costs["attempts"], len(attempts))
-    seconds = sum(one.get("seconds", 0) for one in attempts)
+    seconds = sum(attempt.get("seconds", 0) for attempt in attempts)
     if abs(costs["seconds"] - seconds) > ROUNDING:
         yield f"the costs have {costs['seconds']} seconds, the attempts {seconds}"
 
 
 def _unsaved(attempts: list[Object]) -> Iterator[str]:
-    """Yield the attempts that SIGTERM ended and that did not report the step at which the next one started."""
+    """Yield the attempts that SIGTERM ended and that did not report the step at which the next attempt started."""
     for before, after in pairwise(attempts):
-        saved, message = before.get("savedStep"), before.get("message", "")
+        saved = before.get("savedStep")
+        message = before.get("message", "")
         if before.get("exitCode") != SIGTERM_CODE:
             continue
         if f"saved at step {saved}" not in message:
@@ -81,6 +86,6 @@ def _unsaved(attempts: list[Object]) -> Iterator[str]:
             yield f"attempt {after['number']} started at step {after.get('startStep')}, saved were {saved}"
 
 
-def _different(what: str, found: object, expected: object) -> Iterator[str]:
-    if found != expected:
-        yield f"{what}: {found}, expected {expected}"
+def _different(field: str, observed: object, expected: object) -> Iterator[str]:
+    if observed != expected:
+        yield f"{field}: {observed}, expected {expected}"

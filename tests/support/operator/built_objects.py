@@ -35,7 +35,7 @@ START = datetime(2030, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class BuiltObjects:
-    """The objects of one pipeline."""
+    """The objects of a pipeline."""
 
     claim: Object
     jobs: dict[str, Object]
@@ -52,7 +52,9 @@ class BuiltObjects:
     def __iter__(self) -> Iterator[Object]:
         yield self.claim
         yield from self.workloads.values()
-        yield from (one for one in (self.service, self.headless_service) if one)
+        for service in (self.service, self.headless_service):
+            if service:
+                yield service
 
 
 def built_objects(
@@ -60,28 +62,22 @@ def built_objects(
 ) -> BuiltObjects:
     """Return the objects of a manifest: the claim, each stage's Job or Deployment, the Services.
 
-    Raises ValidationError or Blocked where the operator would refuse the manifest.
+    Raises ValidationError or Blocked if the operator would refuse the manifest.
     """
     spec = PipelineSpec.model_validate(manifest["spec"])
     pipeline = Pipeline(Key(namespace, manifest["metadata"]["name"]), UID, 1, spec)
     templates = {name: _template(pipeline, name, settings or Settings()) for name in spec.stages()}
-    jobs = {
-        name: _as_json(build_job(pipeline, one))
-        for name, one in templates.items()
-        if not one.serving
-    }
     claim = _as_json(build_claim(pipeline))
-    several = [
-        _as_json(build_headless_service(pipeline, name))
-        for name, one in templates.items()
-        if one.pods > 1
-    ]
-    headless = several[0] if several else None
-    server = next((one for one in templates.values() if one.serving), None)
-    if server is None or server.serving is None:
-        return BuiltObjects(claim, jobs, None, None, headless)
-    deployment = _as_json(build_deployment(pipeline, server, server.serving))
-    service = _as_json(build_service(pipeline, server.stage, server.name))
+    jobs: dict[str, Object] = {}
+    deployment = service = headless = None
+    for name, template in templates.items():
+        if template.serving is None:
+            jobs[name] = _as_json(build_job(pipeline, template))
+        else:
+            deployment = _as_json(build_deployment(pipeline, template, template.serving))
+            service = _as_json(build_service(pipeline, template.stage, template.name))
+        if template.pods > 1:
+            headless = _as_json(build_headless_service(pipeline, name))
     return BuiltObjects(claim, jobs, deployment, service, headless)
 
 

@@ -31,7 +31,7 @@ def request(number, user, verb, resource, *, second=0, status=200, **fields):
 def audit_log(tmp_path):
     def write(*requests):
         file = tmp_path / "audit.log"
-        file.write_text("".join(json.dumps(one) + "\n" for one in requests))
+        file.write_text("".join(json.dumps(request) + "\n" for request in requests))
         return file
 
     return write
@@ -53,15 +53,15 @@ def test_requests_are_counted_once_by_agent_and_resource(audit_log):
         request(4, "finetune-e2e", "patch", "pods/status"),
         request(5, "system:serviceaccount:kube-system:job-controller", "create", "pods"),
     )
-    found = count_requests(log, "operator", 0)
-    assert found.of_account == {"watch jobs": 1, "update finetunepipelines/status": 1}
-    assert found.errors == {"409 update finetunepipelines/status": 1}
-    assert {agent: dict(verbs) for agent, verbs in found.by_agent.items()} == {
+    counts = count_requests(log, "operator", 0)
+    assert counts.of_account == {"watch jobs": 1, "update finetunepipelines/status": 1}
+    assert counts.errors == {"409 update finetunepipelines/status": 1}
+    assert {agent: dict(verbs) for agent, verbs in counts.by_agent.items()} == {
         "operator": {"watch": 1, "update": 1},
         "kwok": {"patch": 1},
         "job-controller": {"create": 1},
     }
-    assert (found.own_writes, found.all_writes) == (1, 3)
+    assert (counts.own_writes, counts.all_writes) == (1, 3)
 
 
 def test_requests_before_the_start_are_not_counted(audit_log):

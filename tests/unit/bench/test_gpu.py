@@ -23,18 +23,18 @@ def test_plan_measures_every_variant_and_resumes_equal_bytes(tmp_path: Path):
     subprocess.run(
         command, env=os.environ | {"PYTHON": sys.executable}, cwd=tmp_path, check=True, timeout=900
     )
-    found = json.loads(output.read_text())
-    assert [name for name, one in found.items() if "error" in one] == []
-    assert found.pop("device") == "cpu"
-    assert found.pop("torch")
-    assert len(found.pop("pauses")["milliseconds"]) > 1
-    resumes = found.pop("resumes")
+    figures = json.loads(output.read_text())
+    assert [name for name, figure in figures.items() if "error" in figure] == []
+    assert figures.pop("device") == "cpu"
+    assert figures.pop("torch")
+    assert len(figures.pop("pauses")["milliseconds"]) > 1
+    resumes = figures.pop("resumes")
     assert (resumes["equal bytes"], resumes["repeatable"]) == (True, True)
     assert resumes["resumed from step"] >= 2
     assert resumes["seconds to the end of the first step"] > 0
-    resumed = found.pop("methods")
+    resumed = figures.pop("methods")
     assert {"LoRA", "QLoRA", "Full", "DPO", "compiled layers"} <= resumed.keys()
     assert set(resumed.values()) == {True}, resumed
-    assert 0 < found.pop("attention")["mask"]["gradients"] < 0.05  # in bf16
-    assert {"all on", "HF Trainer", "compiled layers", "all logits", "mask"} <= found.keys()
-    assert all(one["tokens/s"] > 0 for one in found.values())
+    assert 0 < figures.pop("attention")["mask"]["gradients"] < 0.05  # in bf16
+    assert {"all on", "HF Trainer", "compiled layers", "all logits", "mask"} <= figures.keys()
+    assert all(figure["tokens/s"] > 0 for figure in figures.values())

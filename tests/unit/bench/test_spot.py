@@ -32,14 +32,18 @@ def a_job(**fields) -> Job:
 
 
 def a_trace(*zones, graceful=False) -> Trace:
-    """Zones of one node class, each a list of intervals."""
-    return Trace("mine", [Zone("spot", 1.0, one, [graceful] * len(one)) for one in zones], FOREVER)
+    """Return a trace with zones of a node class, each a list of intervals."""
+    return Trace(
+        "mine",
+        [Zone("spot", 1.0, intervals, [graceful] * len(intervals)) for intervals in zones],
+        FOREVER,
+    )
 
 
 def run(policy, job, trace):
-    found = start(job, trace)
-    policy(found)
-    return found
+    simulation = start(job, trace)
+    policy(simulation)
+    return simulation
 
 
 def cheapest_plan(job, availability) -> float:
@@ -53,7 +57,10 @@ def cheapest_plan(job, availability) -> float:
 
 
 def plan_cost(job, availability, plan) -> float:
-    cost, done, before, age = 0.0, 0, None, 0
+    cost = 0.0
+    done = 0
+    before = None
+    age = 0
     for minute, action in enumerate(plan):
         if done == job.work:
             break
@@ -76,8 +83,9 @@ def test_optimum_equals_cheapest_of_all_plans(seed):
         [(minute, minute + 1) for minute in np.flatnonzero(row)] + [(500, 501)]
         for row in availability
     ]
-    joined = [spot_intervals(one) for one in minutes]
-    work, restart = int(rng.integers(1, deadline - 1)), int(rng.integers(0, 3))
+    joined = [spot_intervals(zone) for zone in minutes]
+    work = int(rng.integers(1, deadline - 1))
+    restart = int(rng.integers(0, 3))
     job = a_job(
         work=work,
         restart=restart,
@@ -89,13 +97,13 @@ def test_optimum_equals_cheapest_of_all_plans(seed):
 
 def spot_intervals(minutes):
     """Return intervals of minutes that follow each other."""
-    found = []
+    intervals = []
     for begin, end in minutes:
-        if found and found[-1][1] == begin:
-            found[-1] = (found[-1][0], int(end))
+        if intervals and intervals[-1][1] == begin:
+            intervals[-1] = (intervals[-1][0], int(end))
         else:
-            found.append((int(begin), int(end)))
-    return found
+            intervals.append((int(begin), int(end)))
+    return intervals
 
 
 def test_optimum_is_infinite_if_deadline_cannot_be_met():
@@ -110,20 +118,20 @@ def test_safe_optimum_uses_spot_only_with_reserve(slack, on_spot):
 
 
 def test_auto_stays_on_spot_while_nothing_is_taken():
-    found = run(auto, a_job(), a_trace([(0, FOREVER)]))
-    assert found.history == [("spot", 0, 123)]
-    assert found.cost == pytest.approx(123 * 0.6 / 60)
+    simulation = run(auto, a_job(), a_trace([(0, FOREVER)]))
+    assert simulation.history == [("spot", 0, 123)]
+    assert simulation.cost == pytest.approx(123 * 0.6 / 60)
 
 
 def test_auto_waits_for_spot_if_deadline_leaves_time():
-    found = run(auto, a_job(deadline=720), a_trace([(100, FOREVER)]))
-    assert found.history == [("wait", 0, 100), ("spot", 100, 223)]
+    simulation = run(auto, a_job(deadline=720), a_trace([(100, FOREVER)]))
+    assert simulation.history == [("wait", 0, 100), ("spot", 100, 223)]
 
 
 def test_auto_meets_deadline_without_any_spot_capacity():
-    found = run(auto, a_job(deadline=300), a_trace([(FOREVER - 1, FOREVER)]))
-    assert not found.is_late
-    assert {kind for kind, _, _ in found.history} == {"wait", "on-demand"}
+    simulation = run(auto, a_job(deadline=300), a_trace([(FOREVER - 1, FOREVER)]))
+    assert not simulation.is_late
+    assert {kind for kind, _, _ in simulation.history} == {"wait", "on-demand"}
 
 
 def test_auto_runs_on_demand_at_once_if_there_is_no_slack():
@@ -133,37 +141,37 @@ def test_auto_runs_on_demand_at_once_if_there_is_no_slack():
 
 
 def test_auto_returns_to_spot_when_capacity_is_back():
-    found = run(
+    simulation = run(
         auto, a_job(work=600, estimate=600, deadline=900), a_trace([(0, 60), (400, FOREVER)])
     )
-    assert found.history[0][0] == "spot"
-    assert found.history[-1][0] == "spot"
-    assert "on-demand" in {kind for kind, _, _ in found.history}
-    assert not found.is_late
+    assert simulation.history[0][0] == "spot"
+    assert simulation.history[-1][0] == "spot"
+    assert "on-demand" in {kind for kind, _, _ in simulation.history}
+    assert not simulation.is_late
 
 
 def test_auto_without_deadline_leaves_spot_after_ten_minutes():
-    found = run(auto_without_deadline, a_job(), a_trace([(FOREVER - 1, FOREVER)]))
-    assert found.history[:2] == [("wait", 0, 10), ("on-demand", 10, 40)]
+    simulation = run(auto_without_deadline, a_job(), a_trace([(FOREVER - 1, FOREVER)]))
+    assert simulation.history[:2] == [("wait", 0, 10), ("on-demand", 10, 40)]
 
 
 def test_auto_goes_on_demand_where_spot_costs_more():
-    found = run(auto, a_job(spot_price=1.14, on_demand_price=1.04), a_trace([(0, FOREVER)]))
-    assert found.history == [("on-demand", 0, 123)]
+    simulation = run(auto, a_job(spot_price=1.14, on_demand_price=1.04), a_trace([(0, FOREVER)]))
+    assert simulation.history == [("on-demand", 0, 123)]
 
 
 @pytest.mark.parametrize(("graceful", "done"), [(True, 57), (False, 55)])
 def test_eviction_loses_work_after_last_checkpoint(graceful, done):
-    found = start(a_job(), a_trace([(0, 60), (100, FOREVER)], graceful=graceful))
-    assert found.spot(found.zones[0])
-    assert (found.done, found.now) == (done, 60)
+    simulation = start(a_job(), a_trace([(0, 60), (100, FOREVER)], graceful=graceful))
+    assert simulation.spot(simulation.zones[0])
+    assert (simulation.done, simulation.now) == (done, 60)
 
 
 def test_uniform_progress_runs_on_demand_only_when_behind():
-    found = run(uniform_progress, a_job(deadline=246), a_trace([(40, FOREVER)]))
-    kinds = [kind for kind, _, _ in found.history]
+    simulation = run(uniform_progress, a_job(deadline=246), a_trace([(40, FOREVER)]))
+    kinds = [kind for kind, _, _ in simulation.history]
     assert kinds == ["wait", "on-demand", "wait", "spot"]
-    assert not found.is_late
+    assert not simulation.is_late
 
 
 def test_policies_end_without_any_interval_of_capacity():
@@ -174,8 +182,8 @@ def test_policies_end_without_any_interval_of_capacity():
 
 
 def test_greedy_waits_until_no_slack_is_left():
-    found = run(greedy, a_job(deadline=300), a_trace([(200, FOREVER)]))
-    assert found.history == [("wait", 0, 164), ("on-demand", 164, 287)]
+    simulation = run(greedy, a_job(deadline=300), a_trace([(200, FOREVER)]))
+    assert simulation.history == [("wait", 0, 164), ("on-demand", 164, 287)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -183,13 +191,12 @@ def test_no_policy_beats_optimum_and_auto_is_never_late(family):
     for seed in range(4):
         rng = np.random.default_rng([7, seed])
         trace = generate(family, rng)
-        job = next(
-            one for one in (draw_job(rng) for _ in itertools.count()) if one.deadline <= 1500
-        )
+        jobs = (draw_job(rng) for _ in itertools.count())
+        job = next(job for job in jobs if job.deadline <= 1500)
         lowest = optimum(job, trace)
         runs = {name: run(policy, job, trace) for name, policy in POLICIES.items()}
         assert not runs["Auto"].is_late
-        assert all(one.is_late or one.cost >= lowest - 1e-9 for one in runs.values())
+        assert all(job.is_late or job.cost >= lowest - 1e-9 for job in runs.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -221,7 +228,7 @@ def test_csv_and_json_of_one_trace_are_the_same(tmp_path):
         json.dumps({"metadata": {"gap_seconds": 1800}, "data": [1, 2, 0, 1, 1, 1]}),
     )
     traces = [read_trace(tmp_path / name) for name in ("mine.csv", "mine.json")]
-    assert [(one.zones[0].intervals, one.length) for one in traces] == [
+    assert [(trace.zones[0].intervals, trace.length) for trace in traces] == [
         ([(0, 60), (90, 180)], 180)
     ] * 2
 

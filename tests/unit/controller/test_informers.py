@@ -53,7 +53,9 @@ class InformerScenario:
     """An API server with a pipeline that trains, and the informers with their cache and their queue."""
 
     def __init__(self, namespaces=("team",)):
-        self.api, self.cache, self.queue = SlowApi(), ResourceCache(), WorkQueue()
+        self.api = SlowApi()
+        self.cache = ResourceCache()
+        self.queue = WorkQueue()
         self.informers = Informers(self.api, self.cache, self.queue, StopSignal(), namespaces)
         self.create(PIPELINES, pipeline_object(status=running_status(NAME)))
         self.create(JOBS, job_of())
@@ -200,7 +202,8 @@ def test_changed_job_of_a_finished_pipeline_waits_behind_others():
     "error", [RecursionError("too deep"), KeyError("metadata"), ClusterError("no answer")]
 )
 def test_failed_list_is_logged_and_retried(error, caplog):
-    scenario, errors = InformerScenario(), [error, error]
+    scenario = InformerScenario()
+    errors = [error, error]
 
     def during_list():
         if errors:
@@ -216,9 +219,11 @@ def test_failed_list_is_logged_and_retried(error, caplog):
 
 def test_new_leader_has_not_synced_before_its_first_list():
     """A replica that led before has the time of a list of then, and its cache is as old."""
-    scenario, errors = InformerScenario(), [ClusterError("no answer")]
+    scenario = InformerScenario()
+    errors = [ClusterError("no answer")]
     scenario.list()
-    known, synced = scenario.informers, []
+    known = scenario.informers
+    synced = []
 
     def during_list():
         synced.append(known.synced_at)
@@ -267,7 +272,8 @@ def test_list_fails_when_nothing_can_be_listed_or_server_is_busy(errors):
 
 
 def test_namespace_is_watched_once_it_can_be_listed():
-    scenario, watched = two_namespaces(), []
+    scenario = two_namespaces()
+    watched = []
 
     async def operator(*, namespaces, **_):
         watched.append(sorted(namespaces))
@@ -297,7 +303,8 @@ def test_namespace_is_watched_once_it_can_be_listed():
 
 
 def test_watches_survive_an_outage_after_kopf_has_ended():
-    scenario, starts = two_namespaces(), []
+    scenario = two_namespaces()
+    starts = []
 
     async def operator(**_):
         starts.append(1)

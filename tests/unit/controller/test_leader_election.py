@@ -15,7 +15,9 @@ class FakeLeaseApi:
     """An API server with one Lease; `down` makes every request fail."""
 
     def __init__(self):
-        self.lease, self.version, self.down = None, 0, False
+        self.lease = None
+        self.version = 0
+        self.down = False
 
     async def get(self, _path):
         self._raise_if_down()
@@ -66,7 +68,8 @@ def run(scenario):
 def test_first_replica_leads_and_second_stands_by():
     async def scenario():
         api = FakeLeaseApi()
-        first, second = replica(api, "one"), replica(api, "two")
+        first = replica(api, "one")
+        second = replica(api, "two")
         await first.acquire()
         renewing = asyncio.create_task(first.renew())
         acquiring = asyncio.create_task(second.acquire())
@@ -83,7 +86,8 @@ def test_first_replica_leads_and_second_stands_by():
 def test_released_lease_is_acquired_at_once():
     async def scenario():
         api = FakeLeaseApi()
-        first, second = replica(api, "one"), replica(api, "two")
+        first = replica(api, "one")
+        second = replica(api, "two")
         await first.acquire()
         acquiring = asyncio.create_task(second.acquire())
         await asyncio.sleep(0.2)
@@ -135,7 +139,8 @@ def test_renew_time_of_another_clock_is_ignored():
 def test_two_processes_with_one_name_do_not_both_lead():
     async def scenario():
         api = FakeLeaseApi()
-        first, second = replica(api, "host"), replica(api, "host")
+        first = replica(api, "host")
+        second = replica(api, "host")
         await first.acquire()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(second.acquire(), 0.5)
@@ -225,7 +230,8 @@ def test_deleted_lease_is_created_again_by_the_leader():
 def test_time_left_ends_before_another_replica_takes_over():
     async def scenario():
         api = FakeLeaseApi()
-        first, second = replica(api, "one"), replica(api, "two")
+        first = replica(api, "one")
+        second = replica(api, "two")
         assert first.seconds_left == 0.0
         await first.acquire()
         assert 0.5 < first.seconds_left <= leader_election.LEASE_DURATION
@@ -257,7 +263,8 @@ def test_leader_whose_requests_hang_stops_at_the_deadline(caplog):
         api = HangingLeaseApi()
         first = replica(api, "one")
         await first.acquire()
-        left, api.hangs = first.seconds_left, True
+        left = first.seconds_left
+        api.hangs = True
         began = asyncio.get_running_loop().time()
         await first.renew()
         stopped_after = asyncio.get_running_loop().time() - began
@@ -288,7 +295,8 @@ def test_orderly_release_warns_of_nothing(caplog):
 
 def test_lease_is_released_after_the_writes_under_way():
     async def scenario():
-        api, written = FakeLeaseApi(), asyncio.Event()
+        api = FakeLeaseApi()
+        written = asyncio.Event()
         first = replica(api, "one")
         await first.acquire()
         releasing = asyncio.create_task(first.release(written.wait))
@@ -306,7 +314,8 @@ def test_work_as_the_leader_goes_on_until_the_release_has_ended():
     """Its caller cancels it when `renew` returns: that would cut the writes that the release waits for."""
 
     async def scenario():
-        api, written = FakeLeaseApi(), asyncio.Event()
+        api = FakeLeaseApi()
+        written = asyncio.Event()
         first = replica(api, "one")
         await first.acquire()
         renewing = asyncio.create_task(first.renew())

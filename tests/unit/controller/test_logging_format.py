@@ -18,10 +18,11 @@ log = logging.getLogger("finetune_operator.test")
 
 @pytest.fixture
 def configured(capsys):
-    """Return a function that sets up the log and one that returns the text written since."""
-    root, own = logging.getLogger(), logging.getLogger("finetune_operator")
+    """Return two functions: the first sets up the log, the second returns the text written since."""
+    root = logging.getLogger()
+    own = logging.getLogger("finetune_operator")
     before = (root.level, root.handlers, own.level)
-    root.handlers = []  # those of pytest, which `configure` would close
+    root.handlers = []  # without the handlers of pytest, which `configure` would close
     yield (
         lambda level="info", log_format="json": configure(level, log_format),
         lambda: capsys.readouterr().err,

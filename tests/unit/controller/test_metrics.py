@@ -86,7 +86,8 @@ def test_stage_that_this_version_does_not_know_is_ignored():
 
 
 def test_counts_of_all_changes_are_the_attempts_of_the_pipeline():
-    scenario, counted = Scenario(a_pipeline()), Counter()
+    scenario = Scenario(a_pipeline())
+    counted = Counter()
     before = scenario.status
 
     def record():
@@ -201,7 +202,8 @@ def attempts_counted() -> float:
 
 def test_attempt_is_counted_once_its_status_is_written():
     async def scenario():
-        api, counted = StatusApi(), attempts_counted()
+        api = StatusApi()
+        counted = attempts_counted()
         cluster = KubernetesCluster(api, ResourceCache(), NoProgress(), NoProbe(), record_changes)
         pipeline = Pipeline(Key("team", "demo"), "uid", 1, a_pipeline(), status(attempt(1)))
         api.conflicts = True

@@ -193,7 +193,9 @@ def run(scenario):
 
 def test_taint_asks_each_pod_on_that_node_once():
     async def scenario():
-        api, here, elsewhere = FakeApi(), Trainers(202), Trainers(202)
+        api = FakeApi()
+        here = Trainers(202)
+        elsewhere = Trainers(202)
         async with serve_http(here.answer) as port, serve_http(elsewhere.answer) as other:
             pods = [
                 stage_pod(port, "one"),
@@ -221,7 +223,8 @@ def test_taint_asks_each_pod_on_that_node_once():
 
 def test_later_notice_of_the_same_node_asks_again():
     async def scenario():
-        api, trainers = FakeApi(), Trainers(202)
+        api = FakeApi()
+        trainers = Trainers(202)
         async with serve_http(trainers.answer) as port:
             api.watches[PATH] = [
                 [event("MODIFIED", node("spot-1", REBALANCE, version=300))],
@@ -238,7 +241,9 @@ def test_first_pod_saves_for_the_nodes_of_all():
     """Only it can save, and the attempt ends with any of its nodes."""
 
     async def scenario():
-        api, trainers, others = FakeApi(), Trainers(202), Trainers(202)
+        api = FakeApi()
+        trainers = Trainers(202)
+        others = Trainers(202)
         async with serve_http(trainers.answer) as port, serve_http(others.answer) as other:
             index = {"batch.kubernetes.io/job-completion-index": "1"}
             second = stage_pod(other, "two", "spot-2")
@@ -257,7 +262,8 @@ def test_first_pod_saves_for_the_nodes_of_all():
 
 def test_notice_found_by_the_first_list_counts():
     async def scenario():
-        api, trainers = FakeApi(), Trainers(202)
+        api = FakeApi()
+        trainers = Trainers(202)
         api.put(f"{PATH}/spot-1", node("spot-1", "karpenter.sh/disrupted"))
         async with serve_http(trainers.answer) as port, watching(api, [stage_pod(port)]):
             await until(lambda: trainers.requests)
@@ -269,7 +275,8 @@ def test_notice_found_by_the_first_list_counts():
 @pytest.mark.parametrize("change", ["finished", "not started", "server", "no port"])
 def test_pod_that_cannot_save_is_not_asked(change):
     async def scenario():
-        api, trainers = FakeApi(), Trainers(202)
+        api = FakeApi()
+        trainers = Trainers(202)
         async with serve_http(trainers.answer) as port:
             pod = stage_pod(0 if change == "no port" else port)
             if change == "finished":
@@ -294,7 +301,8 @@ def test_refused_request_is_repeated_where_that_may_help(statuses, requests):
     async def scenario():
         trainers = Trainers(*statuses)
         async with serve_http(trainers.answer) as port:
-            api, pods = FakeApi(), [stage_pod(port)]
+            api = FakeApi()
+            pods = [stage_pod(port)]
             api.watches[PATH] = [[event("MODIFIED", node("spot-1", SPOT_ITN, version=300))]]
             async with watching(api, pods) as (_, saves):
                 await until(lambda: trainers.requests and not saves.requests.tasks)
@@ -305,7 +313,8 @@ def test_refused_request_is_repeated_where_that_may_help(statuses, requests):
 
 def test_mute_pod_is_given_up_with_a_warning(caplog):
     async def scenario():
-        api, pods = FakeApi(), [stage_pod(1)]
+        api = FakeApi()
+        pods = [stage_pod(1)]
         api.watches[PATH] = [[event("MODIFIED", node("spot-1", SPOT_ITN, version=300))]]
         async with watching(api, pods, PATIENCE_SECONDS=0.1) as (_, saves):
             await until(lambda: saves.sent and not saves.requests.tasks)
@@ -373,7 +382,8 @@ class FlakyApi(FakeApi):
 
 def test_list_that_fails_otherwise_is_retried():
     async def scenario():
-        api, trainers = FlakyApi(), Trainers(202)
+        api = FlakyApi()
+        trainers = Trainers(202)
         api.put(f"{PATH}/spot-1", node("spot-1", SPOT_ITN))
         async with serve_http(trainers.answer) as port, watching(api, [stage_pod(port)]):
             await until(lambda: trainers.requests)

@@ -30,7 +30,10 @@ class Reflected:
     """A reflector of one kind, with its cache and the changes that it has passed on."""
 
     def __init__(self, kind=JOBS, first=()):
-        self.api, self.cache, self.changes, self.path = FakeApi(), ResourceCache(), [], PATHS[kind]
+        self.api = FakeApi()
+        self.cache = ResourceCache()
+        self.changes = []
+        self.path = PATHS[kind]
         self.cache.update(PIPELINES, pipeline_object(status=running_status("demo-train-a1")))
         resource = Resource(kind, self.path, first=first, namespace="team")
         self.reflector = Reflector(

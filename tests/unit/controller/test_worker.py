@@ -16,7 +16,8 @@ from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject
 
-GOOD, BAD = Key("team", "good"), Key("team", "bad")
+GOOD = Key("team", "good")
+BAD = Key("team", "bad")
 
 
 class FailingCluster(MemoryCluster):
@@ -24,7 +25,9 @@ class FailingCluster(MemoryCluster):
 
     def __init__(self, error):
         super().__init__(datetime.now(UTC))
-        self.error, self.invalid, self.lock = error, [], asyncio.Lock()
+        self.error = error
+        self.invalid = []
+        self.lock = asyncio.Lock()
         for key in (BAD, GOOD):
             self.submit(key, a_pipeline(), UID)
 
@@ -52,7 +55,8 @@ ERRORS = [
 @pytest.mark.parametrize(("error", "outcome"), ERRORS)
 def test_each_error_has_its_outcome_and_is_contained(error, outcome):
     async def scenario():
-        cluster, queue = FailingCluster(error), WorkQueue()
+        cluster = FailingCluster(error)
+        queue = WorkQueue()
         assert await process(BAD, queue, cluster, Settings()) == outcome
         assert await process(GOOD, queue, cluster, Settings()) == "done"
         assert len(cluster.jobs) == 1
@@ -66,7 +70,8 @@ def test_each_error_has_its_outcome_and_is_contained(error, outcome):
 )
 def test_pipeline_is_retried_after_an_error(error, outcome):
     async def scenario():
-        cluster, queue = FailingCluster(error), WorkQueue()
+        cluster = FailingCluster(error)
+        queue = WorkQueue()
         worker = asyncio.create_task(run_worker(queue, cluster, Settings))
         queue.add(BAD)
         await asyncio.sleep(0.05)
@@ -84,7 +89,8 @@ def test_worker_uses_the_settings_of_the_moment():
     """Prices may change while the operator runs."""
 
     async def scenario():
-        cluster, queue = FailingCluster(None), WorkQueue()
+        cluster = FailingCluster(None)
+        queue = WorkQueue()
         settings = [Settings(trainer_cpu_image="old")]
         worker = asyncio.create_task(run_worker(queue, cluster, lambda: settings[-1]))
         await asyncio.sleep(0)
@@ -101,7 +107,8 @@ def test_worker_uses_the_settings_of_the_moment():
 
 def test_deleted_pipeline_leaves_the_queue():
     async def scenario():
-        cluster, queue = FailingCluster(None), WorkQueue()
+        cluster = FailingCluster(None)
+        queue = WorkQueue()
         del cluster.pipelines[GOOD]
         queue.add_rate_limited(GOOD)
         assert await process(GOOD, queue, cluster, Settings()) == "done"
@@ -112,7 +119,8 @@ def test_deleted_pipeline_leaves_the_queue():
 
 def test_worker_survives_cancellation_of_an_awaited_task():
     async def scenario():
-        cluster, queue = FailingCluster(asyncio.CancelledError()), WorkQueue()
+        cluster = FailingCluster(asyncio.CancelledError())
+        queue = WorkQueue()
         worker = asyncio.create_task(run_worker(queue, cluster, Settings))
         for key in (BAD, GOOD):
             queue.add(key)
@@ -127,10 +135,11 @@ def test_worker_survives_cancellation_of_an_awaited_task():
 
 
 def test_pipeline_recreated_during_its_removal_is_reconciled():
-    """A pipeline is created again under the same name while a worker still processes the deletion of the old one."""
+    """A worker still processes the deletion of the old pipeline when a pipeline with the same name is created."""
 
     async def scenario():
-        cluster, queue = FailingCluster(None), WorkQueue()
+        cluster = FailingCluster(None)
+        queue = WorkQueue()
         stored = cluster.pipelines.pop(GOOD)
         queue.add(GOOD)
         assert await queue.get() == GOOD
@@ -148,7 +157,8 @@ def test_pipeline_recreated_during_its_removal_is_reconciled():
 )
 def test_worker_retries_when_invalid_status_is_not_written(error, caplog):
     async def scenario():
-        cluster, queue = FailingCluster(InvalidObject("of another version")), WorkQueue()
+        cluster = FailingCluster(InvalidObject("of another version"))
+        queue = WorkQueue()
 
         async def mark_invalid(key, reason):
             raise error
@@ -169,7 +179,8 @@ def test_worker_retries_when_invalid_status_is_not_written(error, caplog):
 
 def test_refused_pipeline_is_retried_with_a_growing_delay():
     async def scenario():
-        cluster, queue = FailingCluster(None), WorkQueue()
+        cluster = FailingCluster(None)
+        queue = WorkQueue()
         cluster.refusals["workspace"] = Blocker(Reason.WAITING_FOR_QUOTA, "exceeded quota")
         for _ in range(4):
             assert await process(GOOD, queue, cluster, Settings()) == "refused"
@@ -195,7 +206,8 @@ def test_pipelines_with_one_claim_are_reconciled_in_turn():
             return await super().observe(pipeline)
 
     async def scenario():
-        cluster, queue = SlowCluster(None), WorkQueue()
+        cluster = SlowCluster(None)
+        queue = WorkQueue()
         cluster.read = lambda key: MemoryCluster.read(cluster, key)
         outcomes = [process(key, queue, cluster, Settings()) for key in (GOOD, BAD)]
         assert await asyncio.gather(*outcomes) == ["done", "done"]
@@ -205,7 +217,8 @@ def test_pipelines_with_one_claim_are_reconciled_in_turn():
 
 def test_reconciles_without_requests_do_not_hold_up_other_tasks():
     """The Lease is renewed by another task of the same event loop: 5,000 finished pipelines take half a minute."""
-    finished, turns = [], [0]
+    finished = []
+    turns = [0]
 
     async def renew():
         while True:
@@ -217,13 +230,12 @@ def test_reconciles_without_requests_do_not_hold_up_other_tasks():
             finished.append(key)
 
     async def scenario():
-        cluster, queue = FinishedCluster(None), WorkQueue()
+        cluster = FinishedCluster(None)
+        queue = WorkQueue()
         for number in range(100):
             queue.add(Key("team", f"done-{number}"), low=True)
-        worker, renewing = (
-            asyncio.create_task(run_worker(queue, cluster, Settings)),
-            asyncio.create_task(renew()),
-        )
+        worker = asyncio.create_task(run_worker(queue, cluster, Settings))
+        renewing = asyncio.create_task(renew())
         while len(finished) < 100:  # noqa: ASYNC110  the cluster appends to a list
             await asyncio.sleep(0.001)
         worker.cancel()

@@ -136,7 +136,8 @@ def test_cancelled_worker_passes_its_wake_up_on():
 
 def test_every_pipeline_reaches_one_of_many_idle_workers():
     async def scenario():
-        queue, seen = WorkQueue(workers=8), []
+        queue = WorkQueue(workers=8)
+        seen = []
         keys = [Key(f"team-{number % 5}", str(number)) for number in range(200)]
 
         async def work():

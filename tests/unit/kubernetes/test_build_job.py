@@ -209,7 +209,8 @@ def test_claim_has_an_owner_only_when_deleted_with_it():
         spec = a_pipeline(workspace={"whenDeleted": when_deleted})
         return build_claim(Pipeline(Key("team", "demo"), "uid-1", 1, spec))
 
-    retained, deleted = claim("Retain"), claim("Delete")
+    retained = claim("Retain")
+    deleted = claim("Delete")
     assert retained["metadata"]["name"] == "demo-workspace"
     assert retained["metadata"]["ownerReferences"] == []
     assert [owner["uid"] for owner in deleted["metadata"]["ownerReferences"]] == ["uid-1"]

@@ -51,7 +51,8 @@ def deployment_of(**deploy) -> Object:
 
 def containers_of(deployment):
     pod = deployment["spec"]["template"]["spec"]
-    [verify], [server] = pod["initContainers"], pod["containers"]
+    [verify] = pod["initContainers"]
+    [server] = pod["containers"]
     return verify, server
 
 
@@ -237,7 +238,8 @@ NOW = datetime(2030, 1, 1, 0, 10, tzinfo=UTC)
 
 def servers_of(deployment: Object, *pods: Object, probes: object = None) -> Servers:
     """Return Servers whose cache holds these objects."""
-    cache, name = ResourceCache(), deployment["metadata"]["name"]
+    cache = ResourceCache()
+    name = deployment["metadata"]["name"]
     cache.update(DEPLOYMENTS, deployment)
     for number, pod in enumerate(pods):
         owner = controller_reference("ReplicaSet", f"{name}-5d")
@@ -256,7 +258,8 @@ def observed(*pods: Object, ready: int = 0, replicas: int = 1):
     """Return the attempt as observed from these pods."""
     deployment = deployment_of(replicas=replicas)
     deployment["status"] = {"readyReplicas": ready}
-    servers, name = servers_of(deployment, *pods), deployment["metadata"]["name"]
+    servers = servers_of(deployment, *pods)
+    name = deployment["metadata"]["name"]
     return asyncio.run(servers.observe_attempt(PIPELINE, name, NOW))
 
 
@@ -312,10 +315,8 @@ def test_image_pull_error_of_the_init_container_is_a_blocker():
 
 
 def test_unschedulable_replica_is_the_blocker():
-    scheduled, unscheduled = (
-        a_pod(running()),
-        a_pod(None, unschedulable("0/3 nodes"), phase="Pending"),
-    )
+    scheduled = a_pod(running())
+    unscheduled = a_pod(None, unschedulable("0/3 nodes"), phase="Pending")
     for pods in ((scheduled, unscheduled), (unscheduled, scheduled)):
         job = observed(*pods, replicas=2, ready=1)
         assert (job.state is JobState.FAILED, job.blocker and job.blocker.reason) in {

@@ -1,4 +1,4 @@
-"""Which pipelines a change wakes, and what the cache keeps of deleted pods."""
+"""The pipelines that a change wakes, and the deleted pods that the cache keeps."""
 
 import pytest
 from support.operator.cluster_objects import (
@@ -15,11 +15,14 @@ from finetune_operator.kubernetes.cache.cache import CLAIMS, EVENTS, JOBS, PIPEL
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.cluster import parse_pipeline
 
-DEMO, OTHER = Key("team", "demo"), Key("team", "other")
+DEMO = Key("team", "demo")
+OTHER = Key("team", "other")
 JOB = "demo-train-a1"
 SAVED = '{"interruption": {"step": 40, "savedStep": 40}}'
-NOW, LATER = Change((DEMO,), Urgency.NOW), Change((DEMO,), Urgency.LATER)
-COMPLETE, FAILED = job_condition("Complete"), job_condition("Failed")
+NOW = Change((DEMO,), Urgency.NOW)
+LATER = Change((DEMO,), Urgency.LATER)
+COMPLETE = job_condition("Complete")
+FAILED = job_condition("Failed")
 
 
 def training(**status):
@@ -56,8 +59,10 @@ def test_new_pipeline_and_an_edit_are_urgent():
 
 def test_change_that_is_not_read_wakes_no_pipeline():
     cache = training()
-    job, pod = job_of(version=10), pod_of(state=running(), version=11)
-    job["status"]["active"], pod["status"]["qosClass"] = 1, "Burstable"
+    job = job_of(version=10)
+    pod = pod_of(state=running(), version=11)
+    job["status"]["active"] = 1
+    pod["status"]["qosClass"] = "Burstable"
     job["metadata"]["labels"] = {"team": "x"}
     foreign = pipeline_object(
         version=12, status=running_status(JOB), annotations={"argocd/sync": "x"}
@@ -249,16 +254,11 @@ def test_late_version_of_a_deleted_pod_is_dropped():
 
 def test_younger_pod_of_a_job_counts():
     cache = training()
-    cache.update(
-        PODS,
-        pod_of(
-            state=running(),
-            version=10,
-            name="younger",
-            uid="u2",
-            creationTimestamp="2030-01-01T00:01:00Z",
-        ),
+    created = "2030-01-01T00:01:00Z"
+    younger = pod_of(
+        state=running(), version=10, name="younger", uid="u2", creationTimestamp=created
     )
+    cache.update(PODS, younger)
     cache.remove(PODS, pod_of(state=terminated(137), version=11))
     assert cache.pods_of("team", JOB)[0].name == "younger"
 
@@ -364,13 +364,8 @@ def test_deleted_claim_wakes_its_pipeline():
     meta = {"namespace": "team", "name": "demo-workspace", "uid": "c", "resourceVersion": "1"}
     claim = {"metadata": {**meta, "annotations": {"finetune.dev/workspace-of": "demo"}}, "spec": {}}
     cache = cache_of(persistentvolumeclaims=[claim])
-    assert (
-        cache.remove(
-            "persistentvolumeclaims",
-            {**claim, "metadata": {**claim["metadata"], "resourceVersion": "2"}},
-        )
-        == NOW
-    )
+    later = {**claim, "metadata": {**claim["metadata"], "resourceVersion": "2"}}
+    assert cache.remove(CLAIMS, later) == NOW
 
 
 def test_deleted_claim_has_no_lost_jobs():

@@ -32,7 +32,7 @@ def of_class(name: str) -> str:
 
 
 def with_pipelines() -> ResourceCache:
-    """Return a cache with an unfinished and a finished pipeline, and an unfinished one of another namespace."""
+    """Return a cache with an unfinished and a finished pipeline, and an unfinished pipeline of another namespace."""
     cache = cache_of(finetunepipelines=[pipeline_object()])
     cache.update(PIPELINES, pipeline_object("done", status=FINISHED))
     cache.update(PIPELINES, pipeline_object("other", namespace="others"))

@@ -34,7 +34,8 @@ def churned(cache: ResourceCache, numbers: range) -> int:
     """Return the memory in bytes that pipelines leave behind which came, were warned about, lost a Job and went."""
     before = tracemalloc.get_traced_memory()[0]
     for number in numbers:
-        name, version = f"pipeline-with-a-long-name-{number}", 4 * number
+        name = f"pipeline-with-a-long-name-{number}"
+        version = 4 * number
         objects = {
             PIPELINES: pipeline_object(name, version=version),
             CLAIMS: {

@@ -81,7 +81,8 @@ def test_trimmed_job_and_pod_give_the_same_observation():
     status = running_status(name)
     cache.update(PIPELINES, pipeline_object(status=status))
     cache.update(PODS, pod)
-    stored_job, [stored_pod] = cache.jobs.get(("team", name)), cache.pods_of("team", name)
+    stored_job = cache.jobs.get(("team", name))
+    [stored_pod] = cache.pods_of("team", name)
     assert max(length(stored_job), length(stored_pod.raw)) < MAX_STORED < length(job)
     assert is_owned_by(PIPELINE, stored_job)
     assert metrics_port(stored_pod) == metrics_port(Pod(pod)) > 0

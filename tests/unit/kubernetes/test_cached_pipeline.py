@@ -80,7 +80,7 @@ def test_suspended_pipeline_does_not_wait():
 
 @pytest.mark.parametrize("stalled", [True, False], ids=["malformed", "of a newer CRD"])
 def test_unreadable_pipeline_does_not_wait(stalled):
-    """Its stages are those of an earlier spec, with a reason of then."""
+    """Its stages belong to an earlier spec, and so does their reason."""
     before = stored_object(Scenario(a_pipeline()).reconcile_until_stable())
     assert (trim_pipeline(before).waiting.stage, trim_pipeline(before).unreadable) == (
         "prepare",
@@ -123,8 +123,9 @@ def waiting_in(scenario):
 
 
 def release(scenario):
-    """Find nodes for only some pods of the newest attempt, until it gives them up and the next one begins."""
-    job, now = scenario.attempt("train").job, scenario.cluster.now
+    """Find nodes for only some pods of the newest attempt, until it gives them up and the next attempt begins."""
+    job = scenario.attempt("train").job
+    now = scenario.cluster.now
     scenario.cluster.update_job(job, blocker=FULL, incomplete_since=now, unschedulable_since=now)
     while not scenario.cluster.jobs[job].asked_to_stop:
         scenario.after(60).reconcile_until_stable()

@@ -33,21 +33,22 @@ class SharedClaim:
     """Two pipelines with the same existing claim as workspace; the API server answers, and no watch runs."""
 
     def __init__(self):
-        self.api, self.queue = FakeApi(), []
+        self.api = FakeApi()
+        self.queue = []
         self.api.put(f"{CLAIMS}/shared", {})
         for name, created in (("older", "2030"), ("younger", "2031")):
             self.submit(name, created)
         self.restart()
 
     def restart(self):
-        """Replace the operator by a new one, whose cache is empty but for what it lists."""
+        """Replace the operator by a new operator, whose cache has only the objects that it lists."""
         self.cache = ResourceCache()
         self.cluster = KubernetesCluster(
             self.api, self.cache, NoProgress(), NoProbe(), enqueue=self.queue.append
         )
         for kind, part in ((PIPELINES, "finetunepipelines/"), (JOBS, "jobs/"), (PODS, "pods/")):
-            for where, actual in self.api.objects.items():
-                if part in where:
+            for path, actual in self.api.objects.items():
+                if part in path:
                     self.cache.update(kind, actual)
 
     def submit(self, name, created, **status):
@@ -63,9 +64,9 @@ class SharedClaim:
         return asyncio.run(reconcile(key, self.cluster, Settings(**settings), NOW))
 
     def end_job(self, name, condition="Failed"):
-        where = next(path for path in self.api.objects if path.startswith(f"{JOBS_PATH}/{name}-"))
+        path = next(path for path in self.api.objects if path.startswith(f"{JOBS_PATH}/{name}-"))
         job = self.api.put(
-            where, {**self.api.objects[where], "status": {"conditions": [job_condition(condition)]}}
+            path, {**self.api.objects[path], "status": {"conditions": [job_condition(condition)]}}
         )
         self.cache.update(JOBS, job)
 
@@ -83,9 +84,7 @@ class SharedClaim:
     def writers(self):
         """The pipelines with a Job, in the order of their names."""
         names = (
-            where.rpartition("/")[2]
-            for where in self.api.objects
-            if where.startswith(f"{JOBS_PATH}/")
+            path.rpartition("/")[2] for path in self.api.objects if path.startswith(f"{JOBS_PATH}/")
         )
         return sorted(name.split("-")[0] for name in names)
 
@@ -185,7 +184,7 @@ PODS_PATH = "/api/v1/namespaces/team/pods"
 
 @pytest.mark.parametrize("known", [False, True])
 def test_pod_that_no_watch_has_shown_holds_the_claim(sharing, known):
-    """The watch of pods may be behind that of Jobs, which shows that the Job was deleted."""
+    """The watch of pods may be behind the watch of Jobs, which shows that the Job was deleted."""
     earlier = [{"kind": "FineTunePipeline", "uid": "earlier"}]
     job = job_of("older", "prepare", claim="shared", ownerReferences=earlier)
     pod = sharing.api.put(
@@ -207,8 +206,8 @@ def test_unseen_pod_of_its_own_deleted_job_holds_the_claim(sharing):
     """The status does not have the Job's createdAt yet, so the attempt itself is not looked for."""
     sharing.submit("younger", "2031", **FINISHED)
     sharing.reconcile("older")
-    [where] = [path for path in sharing.api.objects if path.startswith(f"{JOBS_PATH}/older-")]
-    job = sharing.api.objects.pop(where)
+    [path] = [path for path in sharing.api.objects if path.startswith(f"{JOBS_PATH}/older-")]
+    job = sharing.api.objects.pop(path)
     meta = {"name": "left", "labels": {"batch.kubernetes.io/job-name": job["metadata"]["name"]}}
     owner = {
         "kind": "Job",
@@ -234,7 +233,8 @@ def test_deleted_job_that_had_ended_costs_no_read(sharing):
 
 def test_concurrent_reconciles_create_one_job(sharing):
     sharing.submit("older", "2030", **FINISHED)
-    replace_status, queue = sharing.api.replace, WorkQueue()
+    replace_status = sharing.api.replace
+    queue = WorkQueue()
 
     async def replace_slowly(path, body):
         await asyncio.sleep(0.01)

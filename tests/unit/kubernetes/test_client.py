@@ -62,7 +62,8 @@ def test_409_is_already_exists_or_conflict_by_reason(reason, error):
 
 def test_writes_under_way_can_be_awaited():
     async def scenario():
-        arrived, proceed = asyncio.Event(), asyncio.Event()
+        arrived = asyncio.Event()
+        proceed = asyncio.Event()
 
         async def respond(request):
             if request.method != "GET":
@@ -294,7 +295,8 @@ def test_list_follows_the_continue_token():
 
 
 def test_lease_lost_while_rate_limited_prevents_the_write():
-    methods, is_leader = [], [True]
+    methods = []
+    is_leader = [True]
 
     def respond(request):
         methods.append(request.method)

@@ -51,7 +51,8 @@ def event_line(kind, version):
 
 
 def test_watch_yields_events_and_bookmarks_in_order():
-    added, bookmark = event_line("ADDED", "8"), event_line("BOOKMARK", "20")
+    added = event_line("ADDED", "8")
+    bookmark = event_line("BOOKMARK", "20")
     events, error = watched(streaming(added[:9], added[9:] + bookmark))
     assert [event["type"] for event in events] == ["ADDED", "BOOKMARK"]
     assert error is None

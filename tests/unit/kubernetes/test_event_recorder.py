@@ -35,15 +35,13 @@ def recorded(*batches, api=None):
         running.cancel()
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
-    return [result["message"] for where, result in api.objects.items() if "/events/" in where]
+    return [result["message"] for path, result in api.objects.items() if "/events/" in path]
 
 
 def test_event_names_its_pipeline_by_uid():
     api = FakeApi()
     recorded([FAILED], api=api)
-    [result] = [
-        event for where, event in api.objects.items() if "/namespaces/team/events/" in where
-    ]
+    [result] = [event for path, event in api.objects.items() if "/namespaces/team/events/" in path]
     assert result["involvedObject"]["uid"] == PIPELINE.uid
     assert (result["type"], result["reason"], result["message"]) == (
         FAILED.type,
@@ -59,7 +57,8 @@ def test_event_that_is_recorded_twice_is_created_once(caplog):
 
 def test_failed_event_is_logged_and_the_next_is_created(caplog):
     api = FakeApi()
-    create, errors = api.create, [ApiError(503, "not now")]
+    create = api.create
+    errors = [ApiError(503, "not now")]
 
     async def create_after_an_error(path, body):
         if errors:
@@ -94,12 +93,13 @@ def test_slow_namespace_delays_its_own_events_only():
         return recorder
 
     recorder = asyncio.run(asyncio.wait_for(scenario(), 10))
-    assert [where.split("/")[4] for where in recorder.api.objects] == ["other", "other"]
+    assert [path.split("/")[4] for path in recorder.api.objects] == ["other", "other"]
     assert [result["message"] for result in recorder.waiting["team"]] == [FAILED.message]
 
 
 def test_event_interrupted_by_lost_leadership_is_created_later():
-    api, started = FakeApi(), asyncio.Event()
+    api = FakeApi()
+    started = asyncio.Event()
     create = api.create
 
     async def hang(_path, _body):

@@ -24,7 +24,7 @@ FIELDS = list(string_fields(spec_schema(), full_spec()))
 
 
 def build(spec: Object) -> BuiltObjects | None:
-    """Return the objects of a spec; None where the operator refuses it."""
+    """Return the objects of a spec; None if the operator refuses the spec."""
     manifest = {"metadata": {"name": "mine"}, "spec": spec}
     try:
         return built_objects(manifest, "own")
@@ -70,7 +70,8 @@ def test_fields_are_found_in_every_part_of_the_schema():
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("value", VALUES)
 def test_hostile_value_in_any_field_reaches_nothing(kind, value):
-    spec, accepted = SPECS[kind](), 0
+    spec = SPECS[kind]()
+    accepted = 0
     for path in FIELDS:
         if objects := build(with_value(spec, path, value)):
             accepted += 1
@@ -179,7 +180,7 @@ def test_checker_expands_as_the_kubelet_does(text, names):
     ],
 )
 def test_container_receives_each_text_unchanged(text):
-    """A manifest means the same in a local run, where nothing is expanded."""
+    """A manifest means the same in a local run, which expands nothing."""
     spec = full_spec()
     spec["train"]["pod"]["env"] = [{"name": "A", "value": text}]
     objects = build(spec)

@@ -35,7 +35,8 @@ class Observed:
     """A pipeline whose attempt of train runs, with these objects in the cache."""
 
     def __init__(self, *, seen=True, jobs=(), pods=()):
-        self.api, self.cache = FakeApi(), ResourceCache()
+        self.api = FakeApi()
+        self.cache = ResourceCache()
         self.cluster = KubernetesCluster(self.api, self.cache, NoProgress(), NoProbe())
         attempt = {"createdAt": ENDED} if seen else {}
         actual = pipeline_object(status=running_status(JOB, **attempt))

@@ -170,7 +170,7 @@ def test_ending_is_classified(case):
 
 
 def test_out_of_memory_pod_names_its_own_limit():
-    """The limit is that of the pod: a LimitRange may have set it, and the spec may have been edited since."""
+    """The message has the limit of the pod: a LimitRange may have set it, and the spec may have been edited since."""
     pod = a_pod(terminated(137, reason="OOMKilled"), phase="Failed")
     pod["metadata"]["labels"]["finetune.dev/stage"] = "train"
     pod["spec"]["containers"] = [{"name": "stage", "resources": {"limits": {"memory": "256Mi"}}}]

@@ -116,7 +116,8 @@ def test_probe_does_not_block_on_a_slow_server():
     async def scenario():
         async with serve_http(hang) as port, open_session() as session:
             with patch.multiple(probe_module, PORT=port):
-                probe, started = ServerProbe(session), time.monotonic()
+                probe = ServerProbe(session)
+                started = time.monotonic()
                 probe.start(A_POD, "demo", SERVING)
                 assert time.monotonic() - started < 1
                 await probe.close()
@@ -217,7 +218,8 @@ def server_pod(namespace: str, uid: str) -> Pod:
 
 @pytest.mark.parametrize(("namespaces", "requests"), [(1, REQUESTS_PER_NAMESPACE), (50, 100)])
 def test_hundred_mute_servers_do_not_delay_another_namespace(namespaces, requests):
-    waiting, peak = 0, 0
+    waiting = 0
+    peak = 0
 
     async def respond(request):
         nonlocal waiting, peak
@@ -258,7 +260,8 @@ def test_hundred_mute_servers_do_not_delay_another_namespace(namespaces, request
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_limit_of_a_namespace_without_requests_is_dropped(cancelled):
     async def scenario():
-        limits, release = NamespaceLimits(2), asyncio.Event()
+        limits = NamespaceLimits(2)
+        release = asyncio.Event()
 
         async def use(namespace):
             async with limits.slot(namespace):

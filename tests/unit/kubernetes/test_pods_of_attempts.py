@@ -1,4 +1,4 @@
-"""An attempt of several pods is one process: when it has started, what ended it, what it left and what blocks it."""
+"""An attempt of several pods is one process: its start, its end, its result and its blocker."""
 
 import json
 from datetime import UTC, datetime
@@ -160,7 +160,7 @@ def test_ending_has_the_cause_and_names_its_pod(pods, outcome, text):
 
 
 def test_unseen_eviction_is_known_from_the_job():
-    """The other pod exits with 75, too, and may be counted by the Job before the evicted one."""
+    """The other pod exits with 75, too, and may be counted by the Job before the evicted pod."""
     assert ended(pod(0, SAVED), condition=BY_RULE)[:2] == (
         Outcome.INTERRUPTED,
         "Pod team/x has condition DisruptionTarget; stopped at step 40, saved at step 40",
@@ -199,7 +199,7 @@ def test_success_of_the_others_alone_is_no_result():
 
 
 def test_complete_job_without_its_first_pod_runs_again():
-    """The Job controller stopped the other one, whose exit code says nothing."""
+    """The Job controller stopped the other pod, so its exit code has no meaning."""
     outcome, message, _ = ended(pod(1, terminated(143)), condition=job_condition("Complete"))
     assert (outcome, "before the result was read" in message) == (Outcome.INTERRUPTED, True)
 

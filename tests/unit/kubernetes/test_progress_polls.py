@@ -75,7 +75,8 @@ def with_poller(handler, scenario, **settings):
 
     async def run():
         async with serve_http(handler) as port, open_session() as session:
-            enqueued, pods = asyncio.Queue(), [training_pod(port)]
+            enqueued = asyncio.Queue()
+            pods = [training_pod(port)]
             poller = ProgressPoller(session, lambda: pods, enqueued.put_nowait)
             with patch.multiple(
                 progress_module, SCAN_SECONDS=0.01, _schedule=due_at_once, **settings
@@ -121,7 +122,8 @@ def test_only_the_first_of_several_pods_is_polled():
 def test_reading_progress_starts_no_request():
     async def scenario():
         async with open_session() as session:
-            poller, pod = ProgressPoller(session, list), training_pod(1)
+            poller = ProgressPoller(session, list)
+            pod = training_pod(1)
             assert poller.latest(pod) is None
             assert (poller.states, poller.requests.tasks) == ({}, {})
 
@@ -259,7 +261,8 @@ def test_invalid_progress_is_none(text):
 
 
 def test_hundred_mute_pods_do_not_delay_another_namespace():
-    waiting, peak = 0, 0
+    waiting = 0
+    peak = 0
 
     async def mute(_request):
         nonlocal waiting, peak
@@ -291,7 +294,8 @@ def test_hundred_mute_pods_do_not_delay_another_namespace():
 
 def request_times(pods: list[Pod], seconds: int) -> list[float]:
     """Return the times of the requests to pods that answer at once, on a clock that starts with 0."""
-    now, times = 0.0, []
+    now = 0.0
+    times = []
 
     async def answer(_pod):
         times.append(now)

@@ -91,7 +91,8 @@ def test_job_of_one_node_is_that_of_one_pod():
 def test_pods_know_their_index_and_the_first_one():
     pipeline = pipeline_of(nodes=2)
     job = build_job(pipeline, template_of(pipeline))
-    env, service = env_of(job), build_headless_service(pipeline, "train")
+    env = env_of(job)
+    service = build_headless_service(pipeline, "train")
     assert env.pop("FINETUNE_NODE_RANK") == {
         "fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}
     }
@@ -281,7 +282,8 @@ def test_pods_are_the_youngest_of_each_index_in_order():
 def test_attempt_is_read_again_where_a_pod_is_missing():
     """The Job has failed, and the watch of pods has not shown one of them yet."""
     env = EmptyCluster()
-    name, pipeline = env.template.name, env.pipeline
+    name = env.template.name
+    pipeline = env.pipeline
     attempt = {
         "number": 1,
         "job": name,

@@ -39,7 +39,7 @@ def env():
 
 
 def test_unreadable_object_is_stalled_for_kstatus(env):
-    """Its observedGeneration is that of the object, or kstatus would not read Stalled; finishedAt is another spec's."""
+    """Its observedGeneration equals the object's, or kstatus would not read Stalled; finishedAt is another spec's."""
     before = env.api.objects[PIPELINE]
     env.api.put(
         PIPELINE,

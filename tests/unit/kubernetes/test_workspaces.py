@@ -59,7 +59,7 @@ class OwnClaim:
         self.api.put(PIPELINE, {"metadata": meta, "spec": spec, "status": status})
 
     def restart(self):
-        """Replace the operator by a new one, without its memory."""
+        """Replace the operator by a new operator, without its memory."""
         self.cache = ResourceCache()
         self.cluster = KubernetesCluster(self.api, self.cache, NoProgress(), NoProbe())
 
@@ -239,7 +239,7 @@ def test_claim_created_by_an_earlier_leader_is_used():
     own.edit({}, suspend=False)
     own.cache.update(PIPELINES, own.api.objects[PIPELINE])
     asyncio.run(reconcile(Key("team", "demo"), own.cluster, Settings(), NOW))
-    assert len([where for where in own.api.objects if where.startswith(JOBS_PATH)]) == 1
+    assert len([path for path in own.api.objects if path.startswith(JOBS_PATH)]) == 1
 
 
 def test_refused_claim_is_told_and_no_job_is_created():
@@ -251,8 +251,8 @@ def test_refused_claim_is_told_and_no_job_is_created():
     )
     own.reconcile()
     assert "exceeded quota: storage" in own.ready["message"]
-    assert not [where for where in own.api.objects if where.startswith(JOBS_PATH)]
+    assert not [path for path in own.api.objects if path.startswith(JOBS_PATH)]
     own.api.rejected_creates.clear()
     own.reconcile()
     assert CLAIM in own.api.objects
-    assert len([where for where in own.api.objects if where.startswith(JOBS_PATH)]) == 1
+    assert len([path for path in own.api.objects if path.startswith(JOBS_PATH)]) == 1

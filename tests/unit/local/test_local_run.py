@@ -52,7 +52,7 @@ def test_evictions_are_interruptions_with_reported_lost_steps(workspace: CliWork
     assert [attempt.get("exitCode") for attempt in train["attempts"]] == [75, 137, 0]
     assert train["failures"] == 0
     evicted, killed, last = train["attempts"]
-    assert evicted["lostSteps"] == 0  # it saved a checkpoint at the step where it stopped
+    assert evicted["lostSteps"] == 0  # it saved a checkpoint at its last step
     assert killed["startStep"] == evicted["lastStep"]
     assert killed["lostSteps"] == killed["lastStep"] - last["startStep"]
     assert f"{workspace.status['lostSteps']} steps" in done.stdout
