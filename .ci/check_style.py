@@ -59,7 +59,9 @@ EXCEPTIONS = {
 def main() -> int:
     """Return 1 if a file breaks a rule, else 0. A new file is checked before it is committed."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     names = [name for name in output.splitlines() if name not in EXCEPTIONS]
     problems = [problem for name in names for problem in problems_of(name)]
     problems += repeated_classes(names)
@@ -106,7 +108,10 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
 def pronouns(start: int, text: str) -> Iterator[tuple[int, str]]:
     """Yield each pronoun that a reader would have to resolve; `start` is the line of the text."""
     for match in PRONOUNS.finditer(text):
-        yield start + text.count("\n", 0, match.start()), f"'{match[0]}': repeat the noun"
+        yield (
+            start + text.count("\n", 0, match.start()),
+            f"'{match[0]}': repeat the noun",
+        )
 
 
 def dense_forms(name: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -118,7 +123,10 @@ def dense_forms(name: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
     for function in functions_in(tree):
         walruses = sum(isinstance(node, ast.NamedExpr) for node in ast.walk(function))
         if walruses > 1:
-            yield function.lineno, f"{function.name} has {walruses} `:=`: assign first, then test"
+            yield (
+                function.lineno,
+                f"{function.name} has {walruses} `:=`: assign first, then test",
+            )
         branches = complexity(function)
         if branches > COMPLEXITY:
             yield (
@@ -131,7 +139,11 @@ def repeated_classes(names: list[str]) -> Iterator[str]:
     """Yield classes of the product that have the name of another class."""
     places: dict[str, list[str]] = {}
     for name in names:
-        if name.startswith(PRODUCT) and name.endswith(".py") and (ROOT / name).is_file():
+        if (
+            name.startswith(PRODUCT)
+            and name.endswith(".py")
+            and (ROOT / name).is_file()
+        ):
             for node in ast.parse((ROOT / name).read_text()).body:
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(name)
@@ -181,7 +193,9 @@ def docstring_problems(node: Documented) -> Iterator[tuple[int, str]]:
     """Yield problems of one docstring: its first word, and the length of its first sentence."""
     line = 1 if isinstance(node, ast.Module) else node.lineno
     name = "this module" if isinstance(node, ast.Module) else node.name
-    words = re.split(r"(?<=[.!?:])\s|\n\s*\n", ast.get_docstring(node) or "", maxsplit=1)[0].split()
+    words = re.split(
+        r"(?<=[.!?:])\s|\n\s*\n", ast.get_docstring(node) or "", maxsplit=1
+    )[0].split()
     if words and words[0].lower().strip(".,:`") in BANNED_FIRST_WORDS:
         yield line, f"the docstring of {name} starts with {words[0]}"
     yield from pronouns(line, ast.get_docstring(node) or "")

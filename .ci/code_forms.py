@@ -7,7 +7,15 @@ import ast
 from collections.abc import Iterator
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case)
+BRANCHES = (
+    ast.If,
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.ExceptHandler,
+    ast.IfExp,
+    ast.match_case,
+)
 VAGUE_NAMES = frozenset({"one", "ones", "found", "told", "why", "what", "whose"})
 
 WALRUS = "assignment expression"
@@ -30,7 +38,9 @@ def forms_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
                     yield node.lineno, NESTED
             case ast.Call(func=ast.Name("next"), args=[ast.GeneratorExp(), _]):
                 yield node.lineno, NEXT_DEFAULT
-            case ast.Assign(targets=[ast.Tuple()], value=ast.Tuple()) if not is_swap(node):
+            case ast.Assign(targets=[ast.Tuple()], value=ast.Tuple()) if not is_swap(
+                node
+            ):
                 yield node.lineno, TUPLE
             case ast.Name(name, ast.Store()) if name in VAGUE_NAMES:
                 yield node.lineno, f"{VAGUE} '{name}'"
@@ -46,7 +56,9 @@ def descendants(node: ast.AST) -> Iterator[ast.AST]:
 
 def is_swap(node: ast.Assign) -> bool:
     """Return whether an assignment exchanges names, which needs both at once: `a, b = b, a + b`."""
-    targets = {part.id for part in ast.walk(node.targets[0]) if isinstance(part, ast.Name)}
+    targets = {
+        part.id for part in ast.walk(node.targets[0]) if isinstance(part, ast.Name)
+    }
     values = {part.id for part in ast.walk(node.value) if isinstance(part, ast.Name)}
     return bool(targets & values)
 
@@ -65,6 +77,8 @@ def complexity(function: Function) -> int:
     """
     nodes = list(ast.walk(function))
     branches = sum(isinstance(node, BRANCHES) for node in nodes)
-    operators = sum(len(node.values) - 1 for node in nodes if isinstance(node, ast.BoolOp))
+    operators = sum(
+        len(node.values) - 1 for node in nodes if isinstance(node, ast.BoolOp)
+    )
     loops = [node for node in nodes if isinstance(node, ast.comprehension)]
     return 1 + branches + operators + len(loops) + sum(len(loop.ifs) for loop in loops)

@@ -17,7 +17,9 @@ def main(arguments: list[str]) -> int:
     """Write every file that differs from what is generated; with --check, return 1 if there is one."""
     parser = argparse.ArgumentParser(prog="generate.py", description=__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 where a file is out of date"
+        "--check",
+        action="store_true",
+        help="write nothing; exit 1 where a file is out of date",
     )
     check = parser.parse_args(arguments).check
     expected = reference_pages.files() | argocd_files.files() | chart_readme.files()
@@ -28,7 +30,10 @@ def main(arguments: list[str]) -> int:
     ]
     for path in differing:
         if check:
-            print(f"{path.relative_to(ROOT)} is out of date: run `make docs`", file=sys.stderr)
+            print(
+                f"{path.relative_to(ROOT)} is out of date: run `make docs`",
+                file=sys.stderr,
+            )
         else:
             write(path, expected[path])
     return int(check and bool(differing))

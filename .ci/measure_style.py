@@ -78,11 +78,15 @@ def main(arguments: list[str]) -> int:
     root = Path(arguments[0]) if arguments else Path(__file__).resolve().parents[1]
     areas = {name: measure_code(root, folder) for name, folder in AREAS.items()}
     print_table("Sizes", SIZES, {name: sizes(code) for name, code in areas.items()})
-    print_table("Density", DENSITY, {name: density(code) for name, code in areas.items()})
+    print_table(
+        "Density", DENSITY, {name: density(code) for name, code in areas.items()}
+    )
     prose = {name: words_of(code.docstrings) for name, code in areas.items()}
     prose["documents"] = words_of(documents(root))
     print_table(
-        "In a thousand words", tuple(prose["documents"]), {k: v.values() for k, v in prose.items()}
+        "In a thousand words",
+        tuple(prose["documents"]),
+        {k: v.values() for k, v in prose.items()},
     )
     print_table("Folders", FOLDERS, dict(folders(root)))
     return 0
@@ -150,8 +154,18 @@ def percentile(values: list[int], percent: int) -> int:
 
 def tracked(root: Path, *patterns: str) -> list[Path]:
     """Return the files of a checkout that git tracks, or would track."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
-    output = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+    command = [
+        "git",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        *patterns,
+    ]
+    output = subprocess.run(
+        command, cwd=root, check=True, capture_output=True, text=True
+    ).stdout
     return [path for name in output.splitlines() if (path := root / name).is_file()]
 
 
@@ -167,7 +181,9 @@ def measure_file(text: str, code: Code) -> None:
     """Add the counts of one file."""
     tree = ast.parse(text)
     docstrings = [
-        node for node in ast.walk(tree) if isinstance(node, Documented) and ast.get_docstring(node)
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, Documented) and ast.get_docstring(node)
     ]
     code.docstrings += [ast.get_docstring(node) or "" for node in docstrings]
     quiet = {line for node in docstrings for line in lines_of(node.body[0])}
@@ -181,16 +197,24 @@ def measure_file(text: str, code: Code) -> None:
     code.comments += sum(1 for token in tokens(text) if token.type == tokenize.COMMENT)
     code.forms.update(form for _, form in forms_in(tree))
     for function in outer_functions(tree.body):
-        body = [statement for statement in function.body if statement.lineno not in quiet]
-        code.body_lines += sum(len(lines.intersection(lines_of(statement))) for statement in body)
+        body = [
+            statement for statement in function.body if statement.lineno not in quiet
+        ]
+        code.body_lines += sum(
+            len(lines.intersection(lines_of(statement))) for statement in body
+        )
         code.nodes += sum(1 for statement in body for _ in ast.walk(statement))
         code.statements += sum(
             isinstance(node, ast.stmt) for part in body for node in ast.walk(part)
         )
     for node in ast.walk(tree):
         if isinstance(node, Function):
-            body = [statement for statement in node.body if statement.lineno not in quiet]
-            code.functions.append(sum(len(lines.intersection(lines_of(part))) for part in body))
+            body = [
+                statement for statement in node.body if statement.lineno not in quiet
+            ]
+            code.functions.append(
+                sum(len(lines.intersection(lines_of(part))) for part in body)
+            )
             code.complexities.append(complexity(node))
 
 
@@ -215,7 +239,11 @@ def outer_functions(body: list[ast.stmt]) -> Iterator[Function]:
 
 def documents(root: Path) -> list[str]:
     """Return the prose of the documents that people write, without blocks of code."""
-    paths = [path for path in tracked(root, *PROSE) if str(path.relative_to(root)) not in GENERATED]
+    paths = [
+        path
+        for path in tracked(root, *PROSE)
+        if str(path.relative_to(root)) not in GENERATED
+    ]
     return [
         re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
         for path in paths
@@ -245,7 +273,11 @@ def folders(root: Path) -> Iterator[tuple[str, list[object]]]:
     for base in ("operator", "trainer"):
         packages = sorted({path.parent for path in tracked(root, f"{base}/*.py")})
         for package in packages:
-            modules = {path.stem: path for path in package.glob("*.py") if path.stem != "__init__"}
+            modules = {
+                path.stem: path
+                for path in package.glob("*.py")
+                if path.stem != "__init__"
+            }
             if len(modules) >= 6:  # noqa: PLR2004 -- smaller folders are read at a glance
                 name = ".".join(package.relative_to(root / base).parts)
                 yield name, room(name, modules)

@@ -60,9 +60,15 @@ class Release:
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     """Publish the release. Return the exit code: 0 published, 2 refused."""
-    parser = argparse.ArgumentParser(prog="release.py", description=__doc__.partition("\n")[0])
-    parser.add_argument("registry", help="host and path to push below, as registry.example/TEAM")
-    parser.add_argument("--plain-http", action="store_true", help="the registry has no TLS")
+    parser = argparse.ArgumentParser(
+        prog="release.py", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "registry", help="host and path to push below, as registry.example/TEAM"
+    )
+    parser.add_argument(
+        "--plain-http", action="store_true", help="the registry has no TLS"
+    )
     options = parser.parse_args(arguments)
     try:
         release = Release(
@@ -93,10 +99,14 @@ def checked_version(root: Path) -> str:
         )
     changed = _run("git", "-C", str(root), "status", "--porcelain")
     if changed:
-        raise Refused(f"files differ from the commit: commit or remove them:\n{changed}")
+        raise Refused(
+            f"files differ from the commit: commit or remove them:\n{changed}"
+        )
     tags = _run("git", "-C", str(root), "tag", "--points-at", "HEAD").split()
     if f"v{version}" not in tags:
-        raise Refused(f"HEAD has no tag v{version}, but {tags or 'none'}: git tag -s v{version}")
+        raise Refused(
+            f"HEAD has no tag v{version}, but {tags or 'none'}: git tag -s v{version}"
+        )
     return version
 
 
@@ -113,16 +123,26 @@ def publish(release: Release) -> str:
     check_before_push(release)
     shutil.rmtree(release.dist, ignore_errors=True)
     release.dist.mkdir()
-    write_bill_of_materials(release)  # before the images: it downloads a package, which may fail
+    write_bill_of_materials(
+        release
+    )  # before the images: it downloads a package, which may fail
     digests = {name: push_image(release, name) for name in IMAGES}
     chart = push_chart(release, digests)
     artifacts = [
-        f"{release.image(name)}:{release.version}@{digest}" for name, digest in digests.items()
+        f"{release.image(name)}:{release.version}@{digest}"
+        for name, digest in digests.items()
     ]
     artifacts.append(f"oci://{release.registry}/charts/finetune-operator@{chart}")
     lines = [f"- `{artifact}`" for artifact in artifacts]
     notes = "\n".join(
-        [f"# {release.version}", "", *lines, "", changes(release.root, release.version), ""]
+        [
+            f"# {release.version}",
+            "",
+            *lines,
+            "",
+            changes(release.root, release.version),
+            "",
+        ]
     )
     (release.dist / "notes.md").write_text(notes)
     return notes
@@ -132,7 +152,9 @@ def check_before_push(release: Release) -> None:
     """Raise Refused for what would stop the release when some of its tags are pushed already."""
     for program in PROGRAMS:
         if not shutil.which(program):
-            raise Refused(f"{program} is not installed: it makes the release (docs/release.md)")
+            raise Refused(
+                f"{program} is not installed: it makes the release (docs/release.md)"
+            )
     with_images(release, dict.fromkeys(IMAGES, f"sha256:{'0' * 64}"))
 
 
@@ -156,8 +178,16 @@ def push_image(release: Release, name: str) -> str:
         f"SOURCE={source(release.root)}",
     ]
     command += [f"--build-arg={argument}" for argument in arguments]
-    command += [f"--file={release.root}/Dockerfile.{dockerfile}", f"--metadata-file={metadata}"]
-    _run(*command, f"--tag={release.image(name)}:{release.version}", "--push", str(release.root))
+    command += [
+        f"--file={release.root}/Dockerfile.{dockerfile}",
+        f"--metadata-file={metadata}",
+    ]
+    _run(
+        *command,
+        f"--tag={release.image(name)}:{release.version}",
+        "--push",
+        str(release.root),
+    )
     digest = str(json.loads(metadata.read_text()).get("containerimage.digest", ""))
     if not DIGEST.fullmatch(digest):
         raise Refused(
@@ -170,7 +200,9 @@ def source(root: Path) -> str:
     """Return the address of the remote `origin` without its credentials; empty if it is not https."""
     remotes = _run("git", "-C", str(root), "remote", "--verbose")
     origin = re.search(
-        r"^origin\thttps://(?:[^@/\s]*@)?(\S+?)(?:\.git)? \(fetch\)", remotes, re.MULTILINE
+        r"^origin\thttps://(?:[^@/\s]*@)?(\S+?)(?:\.git)? \(fetch\)",
+        remotes,
+        re.MULTILINE,
     )
     return f"https://{origin[1]}" if origin else ""
 
@@ -178,7 +210,9 @@ def source(root: Path) -> str:
 def push_chart(release: Release, digests: dict[str, str]) -> str:
     """Package the chart with the pushed images in its values, push it, and return its digest."""
     with tempfile.TemporaryDirectory() as folder:
-        chart = Path(shutil.copytree(release.root / CHART, Path(folder) / "finetune-operator"))
+        chart = Path(
+            shutil.copytree(release.root / CHART, Path(folder) / "finetune-operator")
+        )
         (chart / "values.yaml").write_text(with_images(release, digests))
         _run("helm", "package", str(chart), f"--destination={release.dist}")
     archive = release.dist / f"finetune-operator-{release.version}.tgz"
@@ -213,7 +247,9 @@ def with_image(values: str, name: str, image: str, digest: str) -> str:
     comments = r"(?: *#.*\n)*"
     head = rf'(?P<registry> registry: )""\n(?P<repository>{comments} +repository: ){name}\n'
     tail = rf'(?P<digest>{comments} +tag: ""\n{comments} +digest: )""'
-    filled = rf'\g<registry>{registry}\n\g<repository>{repository}\n\g<digest>"{digest}"'
+    filled = (
+        rf'\g<registry>{registry}\n\g<repository>{repository}\n\g<digest>"{digest}"'
+    )
     changed, count = re.subn(head + tail, filled, values)
     if count != 1:
         raise Refused(
@@ -225,7 +261,16 @@ def with_image(values: str, name: str, image: str, digest: str) -> str:
 def write_bill_of_materials(release: Release) -> None:
     """Write the Python packages that were tested, as CycloneDX; BuildKit attests what each image contains."""
     file = release.dist / f"finetune-operator-{release.version}.cdx.json"
-    tool = ["uv", "tool", "run", "--quiet", "--from", CYCLONEDX, "cyclonedx-py", "requirements"]
+    tool = [
+        "uv",
+        "tool",
+        "run",
+        "--quiet",
+        "--from",
+        CYCLONEDX,
+        "cyclonedx-py",
+        "requirements",
+    ]
     options = [
         "--mc-type=application",
         "--output-reproducible",

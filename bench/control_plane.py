@@ -71,7 +71,8 @@ def requests(run: Run, *verbs: str) -> float:
 def quantiles(runs: list[Run], field: Callable[[Run], list[int]]) -> str:
     """Return the medians of p50, p95 and p99."""
     return " / ".join(
-        f"{statistics.median(field(run)[index] for run in runs):.0f}" for index in range(3)
+        f"{statistics.median(field(run)[index] for run in runs):.0f}"
+        for index in range(3)
     )
 
 
@@ -82,7 +83,9 @@ COLUMNS: dict[str, Callable[[list[Run]], str]] = {
     "until last pod s": lambda runs: spread([run.pods_makespan for run in runs]),
     "first Job ms p50/p95/p99": lambda runs: quantiles(runs, lambda run: run.first_job),
     "pod done -> next Job ms": lambda runs: quantiles(runs, lambda run: run.from_pod),
-    "Complete -> next Job ms": lambda runs: quantiles(runs, lambda run: run.from_complete),
+    "Complete -> next Job ms": lambda runs: quantiles(
+        runs, lambda run: run.from_complete
+    ),
     "own CPU ms/stage": lambda runs: spread([run.cpu_ms_per_stage for run in runs]),
     "all CPU ms/stage": lambda runs: spread(
         [1000 * sum(run.cpu.values()) / run.jobs for run in runs]
@@ -108,9 +111,13 @@ def marked(runs: list[Run]) -> str:
 def table(count: int, runs: list[Run]) -> str:
     """Return the figures of all variants for one number of pipelines, as a table of Markdown."""
     groups = [
-        group for variant in VARIANTS if (group := [run for run in runs if run.variant == variant])
+        group
+        for variant in VARIANTS
+        if (group := [run for run in runs if run.variant == variant])
     ]
-    rows = [[title, *(cell(group) for group in groups)] for title, cell in COLUMNS.items()]
+    rows = [
+        [title, *(cell(group) for group in groups)] for title, cell in COLUMNS.items()
+    ]
     rows.insert(1, ["---"] * len(rows[0]))
     lines = [
         f"\n{count} pipelines, {len(groups[0])} runs",
@@ -126,7 +133,9 @@ def ratios(groups: list[list[Run]]) -> list[str]:
     for group in groups:
         if own and group[0].variant in {NULL_COMPLETE, NULL_POD}:
             pairs = zip(own, group, strict=True)
-            found = spread([a.stages_per_second / b.stages_per_second for a, b in pairs], 2)
+            found = spread(
+                [a.stages_per_second / b.stages_per_second for a, b in pairs], 2
+            )
             lines.append(f"stages/s, operator / {group[0].variant}: {found}")
     return lines
 
@@ -137,7 +146,9 @@ def details(run: Run) -> str:
     return f"{run.variant}, requests per pipeline:\n{by_agent}\n  own by resource: {run.own}\n  errors: {run.errors}"
 
 
-def measure(options: argparse.Namespace, count: int, scenario: Scenario, bodies: Path) -> list[Run]:
+def measure(
+    options: argparse.Namespace, count: int, scenario: Scenario, bodies: Path
+) -> list[Run]:
     """Run all variants in turns; each turn begins with another variant."""
     runs = []
     for turn in range(options.runs):
@@ -160,16 +171,30 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--pipelines", type=counts, default=[20, 100, 500], help="numbers of pipelines, with commas"
-    )
-    parser.add_argument("--runs", type=int, default=3, help="runs of each variant for each number")
-    parser.add_argument("--variants", type=lambda text: text.split(","), default=list(VARIANTS))
-    parser.add_argument("--workers", type=int, help="--workers of the operator (default: its own)")
-    parser.add_argument(
-        "--claims", choices=("existing", "created"), default="existing", help="see above"
+        "--pipelines",
+        type=counts,
+        default=[20, 100, 500],
+        help="numbers of pipelines, with commas",
     )
     parser.add_argument(
-        "--resync-check", action="store_true", help="restart the operator; it must write nothing"
+        "--runs", type=int, default=3, help="runs of each variant for each number"
+    )
+    parser.add_argument(
+        "--variants", type=lambda text: text.split(","), default=list(VARIANTS)
+    )
+    parser.add_argument(
+        "--workers", type=int, help="--workers of the operator (default: its own)"
+    )
+    parser.add_argument(
+        "--claims",
+        choices=("existing", "created"),
+        default="existing",
+        help="see above",
+    )
+    parser.add_argument(
+        "--resync-check",
+        action="store_true",
+        help="restart the operator; it must write nothing",
     )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
@@ -177,7 +202,9 @@ def main() -> None:
     print(", ".join(f"{name}: {value}" for name, value in facts.items()))
     with tempfile.TemporaryDirectory() as folder:
         bodies = Path(folder) / "bodies.json"
-        scenario = Scenario(options.workers, existing_claims=options.claims == "existing")
+        scenario = Scenario(
+            options.workers, existing_claims=options.claims == "existing"
+        )
         capture_bodies(scenario, bodies)
         for count in options.pipelines:
             found = measure(options, count, scenario, bodies)
@@ -187,7 +214,9 @@ def main() -> None:
         print(details([run for run in runs if run.variant == variant][-1]))
     if options.json:
         options.json.write_text(
-            json.dumps({"machine": facts, "runs": [run.as_json() for run in runs]}, indent=1)
+            json.dumps(
+                {"machine": facts, "runs": [run.as_json() for run in runs]}, indent=1
+            )
         )
     resynced = [run.resync_writes for run in runs if run.resync_writes is not None]
     if resynced:

@@ -63,7 +63,10 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument(
-        "--seconds", type=float, default=480, help="no measurement begins later than this"
+        "--seconds",
+        type=float,
+        default=480,
+        help="no measurement begins later than this",
     )
     parser.add_argument("--output", type=Path, default=Path("gpu.json"))
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -71,13 +74,16 @@ def main() -> None:
     parser.add_argument("--kill", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = options.folder or Path(
+            stack.enter_context(tempfile.TemporaryDirectory())
+        )
         large = LargeModel(folder, options.shape, options.device)
         if options.run:
             print(
                 json.dumps(
                     large.run(
-                        large.compared(options.run), KilledOnceSaved if options.kill else StepTimes
+                        large.compared(options.run),
+                        KilledOnceSaved if options.kill else StepTimes,
                     )
                 )
             )
@@ -88,7 +94,9 @@ def main() -> None:
             measure(parts(large, small), options)
 
 
-def parts(large: LargeModel, small: SmallModels) -> dict[str, Callable[[], dict[str, Any]]]:
+def parts(
+    large: LargeModel, small: SmallModels
+) -> dict[str, Callable[[], dict[str, Any]]]:
     """Return what is measured, by its name: the most important first, for what comes last may find no time."""
     speeds = {name: functools.partial(large.speed, name) for name in VARIANTS}
     compiled = "compiled layers"
@@ -104,7 +112,9 @@ def parts(large: LargeModel, small: SmallModels) -> dict[str, Callable[[], dict[
     }
 
 
-def measure(parts: dict[str, Callable[[], dict[str, Any]]], options: argparse.Namespace) -> None:
+def measure(
+    parts: dict[str, Callable[[], dict[str, Any]]], options: argparse.Namespace
+) -> None:
     """Run the plan until the time is up, and write the file after each part. What fails is recorded with its error."""
     began, results = (
         time.monotonic(),
@@ -124,7 +134,9 @@ def measure(parts: dict[str, Callable[[], dict[str, Any]]], options: argparse.Na
         release_memory(options.device)
         options.output.write_text(json.dumps(results, indent=1, default=str) + "\n")
         print(
-            name, json.dumps({k: v for k, v in results[name].items() if k != "trace"}), flush=True
+            name,
+            json.dumps({k: v for k, v in results[name].items() if k != "trace"}),
+            flush=True,
         )
 
 

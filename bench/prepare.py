@@ -113,9 +113,12 @@ class Corpus:
 
     def __init__(self) -> None:
         draw = random.Random(1)  # noqa: S311  text, no secret
-        syllables = [start + vowel + end for start in STARTS for vowel in VOWELS for end in ENDS]
+        syllables = [
+            start + vowel + end for start in STARTS for vowel in VOWELS for end in ENDS
+        ]
         words = [
-            "".join(draw.choices(syllables, k=draw.choice((1, 1, 2, 2, 3)))) for _ in range(6000)
+            "".join(draw.choices(syllables, k=draw.choice((1, 1, 2, 2, 3))))
+            for _ in range(6000)
         ]
         weights = [1 / (rank + 3) for rank in range(len(words))]
         self.sentences = [
@@ -124,7 +127,9 @@ class Corpus:
             for _ in range(8000)
         ]
 
-    def records(self, tokens: int, tokenizer: Any, *, chat: bool) -> Iterator[dict[str, Any]]:
+    def records(
+        self, tokens: int, tokenizer: Any, *, chat: bool
+    ) -> Iterator[dict[str, Any]]:
         """Yield records of about so many tokens, without end: a prompt and its completion, or five exchanges."""
         draw = random.Random(2)  # noqa: S311  text, no secret
         lengths = tokenizer(
@@ -132,19 +137,25 @@ class Corpus:
         ).input_ids
         mean = statistics.fmean(map(len, lengths))
         while True:
-            count = max(10 if chat else 2, round(tokens / mean * draw.uniform(0.6, 1.4)))
+            count = max(
+                10 if chat else 2, round(tokens / mean * draw.uniform(0.6, 1.4))
+            )
             chosen = draw.choices(self.sentences, k=count)
             if chat:
                 parts = [" ".join(chosen[turn::10]) for turn in range(10)]
                 roles = ("user", "assistant")
                 yield {
                     "messages": [
-                        {"role": roles[at % 2], "content": part} for at, part in enumerate(parts)
+                        {"role": roles[at % 2], "content": part}
+                        for at, part in enumerate(parts)
                     ]
                 }
             else:
                 prompt = " ".join(chosen[: count * 3 // 4])
-                yield {"prompt": prompt, "completion": " " + " ".join(chosen[count * 3 // 4 :])}
+                yield {
+                    "prompt": prompt,
+                    "completion": " " + " ".join(chosen[count * 3 // 4 :]),
+                }
 
 
 def write(path: Path, rows: Iterable[dict[str, str]]) -> None:
@@ -173,7 +184,10 @@ def make_tokenizer(folder: Path, texts: Iterable[str]) -> None:
     """Train a byte-level BPE tokenizer and save it as a model folder without weights."""
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(
-        texts, vocab_size=4096, show_progress=False, special_tokens=["<pad>", "<bos>", "<eos>"]
+        texts,
+        vocab_size=4096,
+        show_progress=False,
+        special_tokens=["<pad>", "<bos>", "<eos>"],
     )
     PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer,  # noqa: SLF001  tokenizers offers no public conversion
@@ -196,15 +210,25 @@ class Memory(threading.Thread):
         """Sample until the process has ended."""
         while not self.over.wait(0.5):
             try:
-                children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+                children = (
+                    Path(f"/proc/{self.pid}/task/{self.pid}/children")
+                    .read_text()
+                    .split()
+                )
             except OSError:  # the process has ended
                 return
             self.together = max(
                 self.together,
-                sum(number_in(pid, "smaps_rollup", "Pss") for pid in (self.pid, *children)),
+                sum(
+                    number_in(pid, "smaps_rollup", "Pss")
+                    for pid in (self.pid, *children)
+                ),
             )
             self.largest_child = max(
-                [self.largest_child, *(number_in(pid, "status", "VmHWM") for pid in children)]
+                [
+                    self.largest_child,
+                    *(number_in(pid, "status", "VmHWM") for pid in children),
+                ]
             )
 
 
@@ -212,7 +236,12 @@ def number_in(pid: str | int, file: str, name: str) -> int:
     """Return a number of kilobytes in a file of /proc, in bytes; 0 if the process has ended."""
     try:
         return (
-            int(re.search(rf"{name}:\s+(\d+)", Path(f"/proc/{pid}/{file}").read_text())[1]) * 1024
+            int(
+                re.search(rf"{name}:\s+(\d+)", Path(f"/proc/{pid}/{file}").read_text())[
+                    1
+                ]
+            )
+            * 1024
         )
     except (OSError, TypeError):
         return 0
@@ -237,7 +266,11 @@ class Run:
 
     def text(self, count: int) -> str:
         """Return one line."""
-        child = f", of each other process {self.largest_child:,.0f}" if self.largest_child else ""
+        child = (
+            f", of each other process {self.largest_child:,.0f}"
+            if self.largest_child
+            else ""
+        )
         return (
             f"{count:>9,} records: peak {self.peak:,.0f} MiB{child}, Pss together {self.together:,.0f}; "
             f"{self.seconds:.1f} s: {count / self.seconds:,.0f} records/s, {self.speed:,.0f} tokens/s, "
@@ -255,16 +288,24 @@ def measure(folder: Path, data: Path, processes: int, packages: Path) -> Run:
         recipe=PrepareRecipe(context_length=1024),
     )
     environment = Environment(
-        folder / "workspace", manifest_dir=folder, termination_log=folder / "termination-log"
+        folder / "workspace",
+        manifest_dir=folder,
+        termination_log=folder / "termination-log",
     )
     # Without the defaults, because an older version does not know those that have been added since.
-    values = config.model_dump(mode="json", exclude_unset=True) | {"stage": config.stage}
+    values = config.model_dump(mode="json", exclude_unset=True) | {
+        "stage": config.stage
+    }
     variables = (
-        os.environ | environment.variables() | {CONFIG: json.dumps(values), "HF_HUB_OFFLINE": "1"}
+        os.environ
+        | environment.variables()
+        | {CONFIG: json.dumps(values), "HF_HUB_OFFLINE": "1"}
     )
     variables["PYTHONPATH"] = str(packages)
     command = [sys.executable, "-c", RUNNER, str(folder / "model"), str(processes)]
-    process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, text=True
+    )
     memory = Memory(process.pid)
     memory.start()
     output, _ = process.communicate()
@@ -286,7 +327,9 @@ def measure(folder: Path, data: Path, processes: int, packages: Path) -> Run:
     )
 
 
-def compare_sizes(folder: Path, options: argparse.Namespace, written: dict[int, Path]) -> None:
+def compare_sizes(
+    folder: Path, options: argparse.Namespace, written: dict[int, Path]
+) -> None:
     """Print memory and speed for each size, and the ratio of the memory of the last two."""
     runs = []
     for count, data in written.items():
@@ -302,7 +345,9 @@ def compare_sizes(folder: Path, options: argparse.Namespace, written: dict[int, 
     )
 
 
-def compare_in_turns(folder: Path, options: argparse.Namespace, count: int, data: Path) -> None:
+def compare_in_turns(
+    folder: Path, options: argparse.Namespace, count: int, data: Path
+) -> None:
     """Print the speed of each variant in each turn, and the ratios to the first."""
     variants: dict[str, tuple[int, Path]] = {
         "as it is": (options.processes, ROOT / "trainer"),
@@ -319,13 +364,17 @@ def compare_in_turns(folder: Path, options: argparse.Namespace, count: int, data
     first = runs["as it is"]
     for name, measured in runs.items():
         speeds = [run.speed for run in measured]
-        ratios = [one.speed / other.speed for one, other in zip(first, measured, strict=True)]
+        ratios = [
+            one.speed / other.speed for one, other in zip(first, measured, strict=True)
+        ]
         print(
             f"{name:>12}: median {statistics.median(speeds):,.0f} ({min(speeds):,.0f}-{max(speeds):,.0f}) tokens/s"
         )
         if name != "as it is":
             middle = statistics.median(ratios)
-            print(f"  as it is / {name}: median {middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f})")
+            print(
+                f"  as it is / {name}: median {middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+            )
 
 
 def main() -> None:
@@ -333,9 +382,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--records", type=int, nargs=2, default=(10_000, 1_000_000), help="sizes to compare"
+        "--records",
+        type=int,
+        nargs=2,
+        default=(10_000, 1_000_000),
+        help="sizes to compare",
     )
-    parser.add_argument("--format", choices=("jsonl", "json", "csv", "parquet"), default="jsonl")
+    parser.add_argument(
+        "--format", choices=("jsonl", "json", "csv", "parquet"), default="jsonl"
+    )
     parser.add_argument("--tokens", type=int, help="tokens of a record, on average")
     parser.add_argument(
         "--chat",
@@ -343,10 +398,17 @@ def main() -> None:
         help="with --tokens: conversations of five exchanges, in jsonl",
     )
     parser.add_argument(
-        "--processes", type=int, default=0, help="processes that tokenize; 0: as the stage decides"
+        "--processes",
+        type=int,
+        default=0,
+        help="processes that tokenize; 0: as the stage decides",
     )
-    parser.add_argument("--turns", type=int, help="compare with one process, so many times")
-    parser.add_argument("--other", type=Path, help="with --turns: another checkout to compare with")
+    parser.add_argument(
+        "--turns", type=int, help="compare with one process, so many times"
+    )
+    parser.add_argument(
+        "--other", type=Path, help="with --turns: another checkout to compare with"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

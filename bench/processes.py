@@ -29,7 +29,9 @@ def cpu_seconds(pid: int) -> float:
 def memory_mib(pid: int, field_name: str) -> float:
     """Return VmRSS, VmHWM or another field of /proc/PID/status in MiB."""
     found = re.search(
-        rf"^{field_name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+        rf"^{field_name}:\s+(\d+) kB",
+        Path(f"/proc/{pid}/status").read_text(),
+        re.MULTILINE,
     )
     assert found, f"/proc/{pid}/status has no {field_name}"
     return int(found[1]) / 1024
@@ -41,8 +43,13 @@ def cluster_programs(folder: Path) -> dict[int, str]:
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             arguments = (entry / "cmdline").read_bytes()
-            if os.fsencode(f"{folder}/") in arguments and int(entry.name) != os.getpid():
-                found[int(entry.name)] = Path(os.fsdecode(arguments.split(b"\0")[0])).name
+            if (
+                os.fsencode(f"{folder}/") in arguments
+                and int(entry.name) != os.getpid()
+            ):
+                found[int(entry.name)] = Path(
+                    os.fsdecode(arguments.split(b"\0")[0])
+                ).name
     return found
 
 
@@ -75,7 +82,9 @@ class CpuAccount:
             with suppress(OSError):
                 used[name] = used.get(name, 0.0) + cpu_seconds(pid) - self.before[pid]
         foreign = (busy - sum(used.values())) / (wall_seconds * (os.cpu_count() or 1))
-        return {name: round(seconds, 2) for name, seconds in used.items()}, round(foreign, 3)
+        return {name: round(seconds, 2) for name, seconds in used.items()}, round(
+            foreign, 3
+        )
 
 
 def machine_facts() -> dict[str, str]:

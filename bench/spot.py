@@ -86,7 +86,9 @@ def main() -> int:
     return print_mistakes(results)
 
 
-def from_families(families: list[str], traces: int, seed: int) -> Iterator[tuple[str, Job, Trace]]:
+def from_families(
+    families: list[str], traces: int, seed: int
+) -> Iterator[tuple[str, Job, Trace]]:
     """Yield jobs with generated traces, the same for the same seed."""
     for family in families:
         for number in range(traces):
@@ -103,7 +105,11 @@ def from_file(file: Path, jobs: int, seed: int) -> Iterator[tuple[str, Job, Trac
     trace = read_trace(file)
     for number in range(jobs):
         rng = np.random.default_rng([seed, number])
-        yield trace.family, draw_job(rng), replace(trace, begin=int(rng.integers(trace.length)))
+        yield (
+            trace.family,
+            draw_job(rng),
+            replace(trace, begin=int(rng.integers(trace.length))),
+        )
 
 
 def measure(family: str, job: Job, trace: Trace) -> Result:
@@ -117,7 +123,11 @@ def measure(family: str, job: Job, trace: Trace) -> Result:
     auto_without_deadline(free)
     safe = optimum(job, trace, reserve=2 * job.restart + job.checkpoint) / lowest
     return Result(
-        family, ratios, safe, free.cost / job.on_demand_cost(), free.now / (job.work + job.restart)
+        family,
+        ratios,
+        safe,
+        free.cost / job.on_demand_cost(),
+        free.now / (job.work + job.restart),
     )
 
 
@@ -131,7 +141,9 @@ def summaries(results: list[Result]) -> dict[str, dict[str, Summary]]:
     for one in results:
         families.setdefault(one.family, []).append(one)
     return {
-        family: {name: summary([one.ratios[name] for one in chosen]) for name in POLICIES}
+        family: {
+            name: summary([one.ratios[name] for one in chosen]) for name in POLICIES
+        }
         for family, chosen in families.items()
     }
 
@@ -155,7 +167,10 @@ def print_table(results: list[Result]) -> None:
             family in ("all", one.family) and (family == DEAR or one.family != DEAR)
             for one in results
         )
-        cells = (f"{median:.2f}, {p95:.2f}, {missed}" for median, p95, missed in found.values())
+        cells = (
+            f"{median:.2f}, {p95:.2f}, {missed}"
+            for median, p95, missed in found.values()
+        )
         print(f"| {family} ({count}) |", " | ".join(cells), "|")
 
 
@@ -163,9 +178,18 @@ def print_bounds(results: list[Result]) -> None:
     """Print what safety costs the optimum, and what Auto costs and how long it takes without a deadline."""
     chosen = [one for one in results if one.family != DEAR]
     for title, values in (
-        ("optimum that is safe from evictions / optimum: cost", [one.safe for one in chosen]),
-        ("Auto without a deadline / always on-demand: cost", [one.free_cost for one in chosen]),
-        ("Auto without a deadline / always on-demand: time", [one.free_time for one in chosen]),
+        (
+            "optimum that is safe from evictions / optimum: cost",
+            [one.safe for one in chosen],
+        ),
+        (
+            "Auto without a deadline / always on-demand: cost",
+            [one.free_cost for one in chosen],
+        ),
+        (
+            "Auto without a deadline / always on-demand: time",
+            [one.free_time for one in chosen],
+        ),
     ):
         middle, high = np.percentile(values, [50, 95])
         print(f"{title} {middle:.2f} (median), {high:.2f} (p95)")

@@ -57,7 +57,14 @@ sys.path.insert(0, str(ROOT / "bench"))
 from finetune_trainer.contract import Environment  # noqa: E402
 from train_bench import trainer_process  # noqa: E402
 from train_bench.benchmark import BATCH, CONTEXT, VOCABULARY, Benchmark  # noqa: E402
-from train_bench.measuring import CLOCKS, Pause, make_pairs, make_rows, spread, steps_by_pause  # noqa: E402
+from train_bench.measuring import (  # noqa: E402
+    CLOCKS,
+    Pause,
+    make_pairs,
+    make_rows,
+    spread,
+    steps_by_pause,
+)
 from train_bench.ranks import Recorded  # noqa: E402
 
 TRAINERS = {
@@ -67,7 +74,10 @@ TRAINERS = {
     "TRL DPOTrainer": "train_bench.with_trl:train_dpo",
 }
 """Name -> the function that trains and returns the times at which the steps ended."""
-OBJECTIVES = {"SFT": ("ours", "HF Trainer", "TRL SFTTrainer"), "DPO": ("ours", "TRL DPOTrainer")}
+OBJECTIVES = {
+    "SFT": ("ours", "HF Trainer", "TRL SFTTrainer"),
+    "DPO": ("ours", "TRL DPOTrainer"),
+}
 """Objective -> the trainers that have it."""
 PAUSES = {
     "ours": "train_bench.ours:pauses",
@@ -128,7 +138,9 @@ def measure(benchmark: Benchmark, function: str) -> Measured:
         str(benchmark.folder),
         json.dumps(vars(benchmark.options)),
     ]
-    done = subprocess.run(command, env=environment, capture_output=True, check=False, text=True)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, check=False, text=True
+    )
     if done.returncode:
         sys.exit(f"bench/train.py: {function} failed:\n{done.stderr}")
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
@@ -157,7 +169,10 @@ def throughput(benchmark: Benchmark) -> None:
             f"{name:15} {spread(speeds[name], ',.0f')} tokens/s, peak memory {spread(peaks[name], ',.0f')} MiB"
         )
     for name in names[1:]:
-        ratios = [ours / theirs for ours, theirs in zip(speeds["ours"], speeds[name], strict=True)]
+        ratios = [
+            ours / theirs
+            for ours, theirs in zip(speeds["ours"], speeds[name], strict=True)
+        ]
         print(f"ours / {name:15} {spread(ratios, '.2f')}")
 
 
@@ -170,7 +185,9 @@ def pauses(benchmark: Benchmark) -> None:
     benchmark = Benchmark(benchmark.folder, options)
     names = OBJECTIVES[options.objective]
     found: dict[str, list[float]] = {name: [] for name in names}
-    steps: dict[str, dict[bool, list[float]]] = {name: {False: [], True: []} for name in names}
+    steps: dict[str, dict[bool, list[float]]] = {
+        name: {False: [], True: []} for name in names
+    }
     peaks: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(options.pauses):
         for name in order_of(turn, names):
@@ -196,20 +213,22 @@ def longer(steps: dict[bool, list[float]]) -> str:
     if not all(steps.values()):
         return "not measured: there are too few steps"
     with_one, without = (statistics.median(steps[has_one]) for has_one in (True, False))
-    return (
-        f"by {1e3 * (with_one - without):.1f} ms, to {1e3 * with_one:.1f} from {1e3 * without:.1f}"
-    )
+    return f"by {1e3 * (with_one - without):.1f} ms, to {1e3 * with_one:.1f} from {1e3 * without:.1f}"
 
 
 def milliseconds(seconds: list[float]) -> str:
     """Return median, minimum and maximum in milliseconds."""
-    return f"{spread([1e3 * each for each in seconds], '.1f')} ms" if seconds else "none"
+    return (
+        f"{spread([1e3 * each for each in seconds], '.1f')} ms" if seconds else "none"
+    )
 
 
 def print_checkpoint_size(benchmark: Benchmark) -> None:
     """Print the size of our newest checkpoint."""
     folder = max((benchmark.folder / "train" / "ours" / "checkpoints").glob("step-*"))
-    print(f"ours has {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.0f} MB")
+    print(
+        f"ours has {sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.0f} MB"
+    )
 
 
 def waiting(benchmark: Benchmark) -> None:
@@ -255,7 +274,9 @@ def stopping(benchmark: Benchmark, repeats: int) -> None:
             "PYTHONWARNINGS": "ignore",
         }
         command = [sys.executable, "-m", "finetune_trainer", "train"]
-        process = subprocess.Popen(command, env=os.environ | variables, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command, env=os.environ | variables, stdout=subprocess.DEVNULL
+        )
         while not (
             environment.progress_file.exists()
             and json.loads(environment.progress_file.read_text())["step"] > 2
@@ -273,9 +294,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=5, help="turns of the speeds; 0: none")
     parser.add_argument(
-        "--pauses", type=int, default=3, help="turns in which checkpoints are timed; 0: none"
+        "--repeats", type=int, default=5, help="turns of the speeds; 0: none"
+    )
+    parser.add_argument(
+        "--pauses",
+        type=int,
+        default=3,
+        help="turns in which checkpoints are timed; 0: none",
     )
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument(
@@ -285,7 +311,9 @@ def main() -> None:
         default=0.25,
         help="fraction of the tokens in the loss",
     )
-    parser.add_argument("--dropout", type=float, default=0.0, help="of the adapter's inputs")
+    parser.add_argument(
+        "--dropout", type=float, default=0.0, help="of the adapter's inputs"
+    )
     parser.add_argument("--method", choices=("LoRA", "QLoRA", "Full"), default="LoRA")
     parser.add_argument("--objective", choices=OBJECTIVES, default="SFT")
     parser.add_argument("--dtype", choices=("FP32", "BF16"), default="FP32")
@@ -295,17 +323,26 @@ def main() -> None:
         default="wall",
         help="cpu: CPU seconds, for a machine with other load",
     )
-    parser.add_argument("--processes", type=int, default=1, help="with several, only ours runs")
     parser.add_argument(
-        "--parallelism", choices=("DDP", "FSDP"), default="DDP", help="of several processes"
+        "--processes", type=int, default=1, help="with several, only ours runs"
+    )
+    parser.add_argument(
+        "--parallelism",
+        choices=("DDP", "FSDP"),
+        default="DDP",
+        help="of several processes",
     )
     options = parser.parse_args()
     if options.objective == "DPO" and options.dropout:
         parser.error("TRL's DPOTrainer has no dropout: leave --dropout out")
     if options.method == "Full" and options.dropout:
-        parser.error("method Full has no adapter, so it has no dropout: leave --dropout out")
+        parser.error(
+            "method Full has no adapter, so it has no dropout: leave --dropout out"
+        )
     if options.processes > 1 and options.clock == "cpu":
-        parser.error("a process that waits uses no CPU seconds: with --processes leave --clock out")
+        parser.error(
+            "a process that waits uses no CPU seconds: with --processes leave --clock out"
+        )
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     recipe = f"{options.dtype}, {options.method}, {options.objective}"
@@ -313,7 +350,9 @@ def main() -> None:
     rows = f"{BATCH * options.processes} rows of {CONTEXT} tokens per step"
     rows += f", {options.target_fraction:.0%} of the tokens in the loss"
     print(f"{rows}, dropout {options.dropout:g}")
-    print(f"{options.repeats} turns, {options.clock} clock; {options.pauses} turns of the pauses")
+    print(
+        f"{options.repeats} turns, {options.clock} clock; {options.pauses} turns of the pauses"
+    )
     if options.processes > 1:
         print(f"{options.processes} processes, {options.parallelism}")
     with tempfile.TemporaryDirectory() as folder:

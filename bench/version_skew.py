@@ -18,7 +18,12 @@ from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "operator"), str(ROOT / "trainer"), str(ROOT / "tests")]
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "operator"),
+    str(ROOT / "trainer"),
+    str(ROOT / "tests"),
+]
 
 from support.faults.lease import add_standby, steal_lease  # noqa: E402
 from support.faults.life import Outcome, a_life  # noqa: E402
@@ -31,12 +36,17 @@ from testcluster import fixtures  # noqa: E402
 
 
 async def live(
-    simulated: Simulation, namespace: str, first: OperatorForks, second: OperatorForks | None
+    simulated: Simulation,
+    namespace: str,
+    first: OperatorForks,
+    second: OperatorForks | None,
 ) -> Outcome:
     """Run one life with the first version, and a standby of the second."""
     await simulated.create_namespace(namespace)
     async with AsyncExitStack() as stack:
-        life = await stack.enter_async_context(a_life(simulated, namespace, "demo", forks=first))
+        life = await stack.enter_async_context(
+            a_life(simulated, namespace, "demo", forks=first)
+        )
         if second:
             await add_standby(stack, life, forks=second)
             life.hooks = dict.fromkeys(STAGES, lambda _pod: steal_lease(life))
@@ -57,7 +67,10 @@ async def live_all(
             ]
             alone, *skewed = await asyncio.gather(
                 live(simulated, "alone", current, None),
-                *(live(simulated, f"skewed-{number}", *pair) for number, pair in enumerate(pairs)),
+                *(
+                    live(simulated, f"skewed-{number}", *pair)
+                    for number, pair in enumerate(pairs)
+                ),
             )
     return [
         found
@@ -82,10 +95,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--previous", required=True, help="revision of the other version")
+    parser.add_argument(
+        "--previous", required=True, help="revision of the other version"
+    )
     parser.add_argument("--lives", type=int, default=4)
     chosen = parser.parse_args()
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # connections of killed replicas
+    logging.getLogger("aiohttp.server").setLevel(
+        logging.CRITICAL
+    )  # connections of killed replicas
     with (
         tempfile.TemporaryDirectory() as folder,
         fixtures.cluster("skew", "none", control_plane=PLANE) as cluster,
@@ -94,13 +111,18 @@ def main() -> int:
         git("worktree", "add", "--detach", str(checkout), chosen.previous)
         try:
             install_crd(cluster.kube)
-            with closing(OperatorForks(checkout)) as previous, closing(OperatorForks()) as current:
+            with (
+                closing(OperatorForks(checkout)) as previous,
+                closing(OperatorForks()) as current,
+            ):
                 differences = asyncio.run(
                     live_all(cluster.kubeconfig, previous, current, chosen.lives)
                 )
         finally:
             git("worktree", "remove", "--force", str(checkout))
-    print("\n".join(differences) or f"{chosen.lives} lives ended as that of one version")
+    print(
+        "\n".join(differences) or f"{chosen.lives} lives ended as that of one version"
+    )
     return int(bool(differences))
 
 

@@ -21,7 +21,12 @@ ARGO_CD = ("luavm", "miniredis", "argocd")
 FLUX = ("source-controller", "kustomize-controller", "helm-controller")
 SERIAL_TESTS = "testcluster/tests/e2e/test_cleanup.py"
 """Runs alone: it compares the machine's processes, mounts and networks, so no other test may create clusters then."""
-XDIST_ARGUMENTS = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "-v")
+XDIST_ARGUMENTS = (
+    "--numprocesses=2",
+    "--dist=loadfile",
+    "--no-loadscope-reorder",
+    "-v",
+)
 """Two workers, each with its own cluster, because the tests mostly wait.
 
 `loadfile` keeps the tests of a file in one worker, where they share module fixtures. `--no-loadscope-reorder` keeps the
@@ -39,7 +44,8 @@ def main(arguments: list[str]) -> int:
         prepare(of_tests(named))
     except UsageError as error:
         print(
-            f"\n*** SKIPPED: {' and '.join(LAYERS)} (real Kubernetes): {error}\n", file=sys.stderr
+            f"\n*** SKIPPED: {' and '.join(LAYERS)} (real Kubernetes): {error}\n",
+            file=sys.stderr,
         )
         return int(os.environ.get("CI", "") in {"true", "1"})
     except TimedOut as error:
@@ -83,13 +89,19 @@ def install_docker() -> None:
     """Install Debian's engine, which the tests on kind start, unless an engine answers. Raises UsageError."""
     if not ENGINES["docker"].is_available():
         deps.install(
-            [package for package, program in engine.PACKAGES.items() if not shutil.which(program)]
+            [
+                package
+                for package, program in engine.PACKAGES.items()
+                if not shutil.which(program)
+            ]
         )
 
 
 def _test(*arguments: str) -> int:
     command = [sys.executable, "-m", "pytest", "--durations=15", *arguments]
-    return subprocess.run(command, cwd=Path(__file__).parents[1], check=False).returncode
+    return subprocess.run(
+        command, cwd=Path(__file__).parents[1], check=False
+    ).returncode
 
 
 if __name__ == "__main__":

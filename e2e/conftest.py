@@ -41,7 +41,9 @@ IMAGES = ("finetune-operator:dev", "finetune-trainer-cpu:dev")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests by the position of their file in ORDER."""
     items.sort(
-        key=lambda item: ORDER.index(item.path.stem) if item.path.stem in ORDER else len(ORDER)
+        key=lambda item: (
+            ORDER.index(item.path.stem) if item.path.stem in ORDER else len(ORDER)
+        )
     )
 
 
@@ -52,7 +54,9 @@ def pytest_terminal_summary(
     rows = rows_of(terminalreporter.stats)
     if rows:
         table = markdown(rows)
-        path = Path(os.environ.get("FAULT_TABLE") or config.cache.mkdir("faults") / "table.md")
+        path = Path(
+            os.environ.get("FAULT_TABLE") or config.cache.mkdir("faults") / "table.md"
+        )
         path.write_text(table)
         terminalreporter.section("fault matrix")
         terminalreporter.write(f"{table}\nwritten to {path}\n")
@@ -73,7 +77,11 @@ def cluster() -> Iterator[Provider]:
 
 
 @pytest.fixture
-def namespace(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
+def namespace(
+    cluster: Provider, request: pytest.FixtureRequest
+) -> Iterator[KubeNamespace]:
     """A new namespace for one test, which enforces Pod Security "restricted"."""
-    with temporary_namespace(cluster.kube, fixtures.namespace_name(request.node.name)) as created:
+    with temporary_namespace(
+        cluster.kube, fixtures.namespace_name(request.node.name)
+    ) as created:
         yield created

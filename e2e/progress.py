@@ -12,9 +12,13 @@ PORT = 8080
 def progress(namespace: KubeNamespace, selector: str) -> dict[str, Any]:
     """Read the progress of the only pod that the selector matches; empty while the pod does not respond."""
     try:
-        [pod] = json.loads(namespace.run("get", "pods", "-l", selector, "-o", "json"))["items"]
+        [pod] = json.loads(namespace.run("get", "pods", "-l", selector, "-o", "json"))[
+            "items"
+        ]
         path = f"/api/v1/namespaces/{namespace.name}/pods/{pod['metadata']['name']}:{PORT}/proxy/progress"
-        response: dict[str, Any] = json.loads(namespace.kube.run("get", "--raw", path, timeout=5))
+        response: dict[str, Any] = json.loads(
+            namespace.kube.run("get", "--raw", path, timeout=5)
+        )
     except (ValueError, TimedOut):
         # The pod may not exist yet or any more, or its process may still be importing.
         return {}
@@ -28,4 +32,6 @@ def wait_for_step(namespace: KubeNamespace, selector: str, step: int) -> dict[st
         current = progress(namespace, selector)
         return current if (current.get("step") or 0) >= step else {}
 
-    return dict(until(reached, 180, lambda: namespace.run("logs", "-l", selector, "--tail=20")))
+    return dict(
+        until(reached, 180, lambda: namespace.run("logs", "-l", selector, "--tail=20"))
+    )

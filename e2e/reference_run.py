@@ -57,15 +57,27 @@ def reference_run(tmp_path_factory: pytest.TempPathFactory) -> ReferenceRun:
 def make_material(folder: Path) -> None:
     """Create the demo's material with a base model trained for one step; raises CalledProcessError."""
     make = f"import material, pathlib; material.make(pathlib.Path({str(folder)!r}), steps=1)"
-    subprocess.run([sys.executable, "-c", make], cwd=DEMO, env=environment(), check=True)
+    subprocess.run(
+        [sys.executable, "-c", make], cwd=DEMO, env=environment(), check=True
+    )
 
 
 def run_demo(material: Path, workdir: Path, until: str) -> None:
     """Run the manifest through the command line; raises CalledProcessError."""
-    options = ["--claim", f"demo={material}", "--workdir", str(workdir), "--until", until]
+    options = [
+        "--claim",
+        f"demo={material}",
+        "--workdir",
+        str(workdir),
+        "--until",
+        until,
+    ]
     command = [sys.executable, "-m", "finetune_cli", "run", str(MANIFEST), *options]
     code = subprocess.run(command, env=environment(), check=False).returncode
-    if code not in {DONE, BELOW_GATE}:  # a base model of one step does not pass the manifest's gate
+    if code not in {
+        DONE,
+        BELOW_GATE,
+    }:  # a base model of one step does not pass the manifest's gate
         raise subprocess.CalledProcessError(code, command)
 
 
@@ -80,21 +92,27 @@ def environment() -> dict[str, str]:
     }
 
 
-def upload_material(namespace: KubeNamespace, reference_run: ReferenceRun, **mounts: str) -> None:
+def upload_material(
+    namespace: KubeNamespace, reference_run: ReferenceRun, **mounts: str
+) -> None:
     """Copy the demo's material to the claim `demo` through the pod `filler`, which keeps running.
 
     `mounts` are further claims of that pod: {claim: mount path}.
     """
     namespace.claim("demo")
     claims = {"demo": "/claims/demo", **mounts}
-    namespace.create(pod("filler", "busybox sleep 3600", node="ondemand-1", claims=claims, grace=1))
+    namespace.create(
+        pod("filler", "busybox sleep 3600", node="ondemand-1", claims=claims, grace=1)
+    )
     namespace.wait_phase("filler", "Running")
     upload(namespace, reference_run.material, "/claims/demo")
 
 
 def upload(namespace: KubeNamespace, folder: Path, target: str) -> None:
     """Copy a folder to a path in the pod `filler`; raises CalledProcessError."""
-    pack = subprocess.Popen(["tar", "-C", str(folder), "-cf", "-", "."], stdout=subprocess.PIPE)
+    pack = subprocess.Popen(
+        ["tar", "-C", str(folder), "-cf", "-", "."], stdout=subprocess.PIPE
+    )
     execute = [
         "--kubeconfig",
         str(namespace.kube.kubeconfig),
@@ -106,6 +124,8 @@ def upload(namespace: KubeNamespace, folder: Path, target: str) -> None:
         "--",
     ]
     unpack = ["busybox", "tar", "-C", target, "-xf", "-"]
-    subprocess.run([str(namespace.kube.kubectl), *execute, *unpack], stdin=pack.stdout, check=True)
+    subprocess.run(
+        [str(namespace.kube.kubectl), *execute, *unpack], stdin=pack.stdout, check=True
+    )
     if code := pack.wait():
         raise subprocess.CalledProcessError(code, pack.args)

@@ -13,7 +13,10 @@ from testcluster.provider import Provider
 
 
 def test_published_model_is_mounted_in_a_pod(
-    cluster: Provider, namespace: KubeNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Provider,
+    namespace: KubeNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setenv("FINETUNE_INSECURE_REGISTRIES", cluster.registry)
     model = make_model(tmp_path / "model")
@@ -22,17 +25,20 @@ def test_published_model_is_mounted_in_a_pod(
         .publish(model.folder, model.digest, model.names)
         .uri
     )
-    reader = pod("reader", "cd /model && busybox find . -type f -exec busybox sha256sum {} +")
+    reader = pod(
+        "reader", "cd /model && busybox find . -type f -exec busybox sha256sum {} +"
+    )
     reader["spec"]["volumes"].append(
         {"name": "model", "image": {"reference": uri.removeprefix("oci://")}}
     )
     mount = {"name": "model", "mountPath": "/model", "subPath": MODEL_FOLDER}
     reader["spec"]["containers"][0]["volumeMounts"].append(mount)
     namespace.create(reader)
-    assert namespace.wait_phase("reader", "Succeeded", "Failed", seconds=90) == "Succeeded", (
-        namespace.run("logs", "reader")
-    )
+    assert (
+        namespace.wait_phase("reader", "Succeeded", "Failed", seconds=90) == "Succeeded"
+    ), namespace.run("logs", "reader")
     expected = {
-        f"{digest_file(model.folder / name)}  ./{name}" for name in [*model.names, MANIFEST]
+        f"{digest_file(model.folder / name)}  ./{name}"
+        for name in [*model.names, MANIFEST]
     }
     assert set(namespace.run("logs", "reader").splitlines()) == expected

@@ -41,13 +41,19 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize(
-    ("name", "package"), [("operator", "finetune_operator"), ("trainer-cpu", "finetune_trainer")]
+    ("name", "package"),
+    [("operator", "finetune_operator"), ("trainer-cpu", "finetune_trainer")],
 )
 def test_image_holds_what_it_needs_and_no_build_tools(
     namespace: KubeNamespace, name: str, package: str
 ):
     namespace.create(
-        pod("inspect", "", image=f"finetune-{name}:dev", command=["python", "-c", INSPECT, package])
+        pod(
+            "inspect",
+            "",
+            image=f"finetune-{name}:dev",
+            command=["python", "-c", INSPECT, package],
+        )
     )
     phase = namespace.wait_phase("inspect", "Succeeded", "Failed", seconds=120)
     assert phase == "Succeeded", namespace.run("logs", "inspect")
@@ -80,6 +86,6 @@ def test_cli_in_operator_image_runs_without_a_cluster(namespace: KubeNamespace):
             command=["python", "-m", "finetune_cli", "init", "--help"],
         )
     )
-    assert namespace.wait_phase("help", "Succeeded", "Failed") == "Succeeded", namespace.run(
-        "logs", "help"
+    assert namespace.wait_phase("help", "Succeeded", "Failed") == "Succeeded", (
+        namespace.run("logs", "help")
     )

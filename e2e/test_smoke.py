@@ -27,7 +27,8 @@ def test_pods_run_on_on_demand_and_spot_nodes(namespace: KubeNamespace):
         )
         node = namespace.get("pod", name)["spec"]["nodeName"]
         assert (
-            namespace.get("node", node)["metadata"]["labels"]["finetune.dev/capacity"] == capacity
+            namespace.get("node", node)["metadata"]["labels"]["finetune.dev/capacity"]
+            == capacity
         )
 
 
@@ -35,7 +36,9 @@ def test_pod_without_toleration_is_not_scheduled_on_spot(namespace: KubeNamespac
     intolerant = pod("intolerant", "true", selector={"finetune.dev/capacity": "spot"})
     del intolerant["spec"]["tolerations"]
     namespace.create(intolerant)
-    conditions = until(lambda: namespace.get("pod", "intolerant")["status"].get("conditions"), 60)
+    conditions = until(
+        lambda: namespace.get("pod", "intolerant")["status"].get("conditions"), 60
+    )
     assert conditions[0]["reason"] == "Unschedulable"
     assert "untolerated taint" in conditions[0]["message"]
 
@@ -56,10 +59,14 @@ def test_volume_keeps_data_for_a_pod_on_another_node(namespace: KubeNamespace):
 
 def test_strict_volume_admits_one_pod_at_a_time(namespace: KubeNamespace):
     namespace.claim("single", "ReadWriteOncePod", STRICT)
-    namespace.create(pod("first", "busybox sleep 600", claims={"single": "/data"}, grace=1))
+    namespace.create(
+        pod("first", "busybox sleep 600", claims={"single": "/data"}, grace=1)
+    )
     namespace.wait_phase("first", "Running")
     namespace.create(pod("second", "true", claims={"single": "/data"}))
-    conditions = until(lambda: namespace.get("pod", "second")["status"].get("conditions"), 60)
+    conditions = until(
+        lambda: namespace.get("pod", "second")["status"].get("conditions"), 60
+    )
     assert "ReadWriteOncePod" in conditions[0]["message"]
     namespace.run("delete", "pod", "first", "--now")
     assert namespace.wait_phase("second", "Succeeded", seconds=90) == "Succeeded"
@@ -85,14 +92,15 @@ def test_service_name_resolves_from_another_node(namespace: KubeNamespace):
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": {"name": "server"},
-            "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": 8080}]},
+            "spec": {
+                "selector": {"app": "server"},
+                "ports": [{"port": 80, "targetPort": 8080}],
+            },
         },
     )
     namespace.wait_phase("server", "Running")
     name = f"server.{namespace.name}.svc.cluster.local"
-    request = (
-        f"for i in $(busybox seq 60); do busybox nc -w 2 {name} 80 && break; busybox sleep 1; done"
-    )
+    request = f"for i in $(busybox seq 60); do busybox nc -w 2 {name} 80 && break; busybox sleep 1; done"
     assert namespace.run_script(request, "client", node="spot-2").strip() == "here"
 
 
@@ -102,15 +110,25 @@ def test_operator_image_reads_api_with_service_account(namespace: KubeNamespace)
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "Role",
             "metadata": {"name": "reader"},
-            "rules": [{"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get"]}],
+            "rules": [
+                {"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get"]}
+            ],
         },
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "RoleBinding",
             "metadata": {"name": "reader"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "Role",
+                "name": "reader",
+            },
             "subjects": [
-                {"kind": "ServiceAccount", "name": "default", "namespace": namespace.name}
+                {
+                    "kind": "ServiceAccount",
+                    "name": "default",
+                    "namespace": namespace.name,
+                }
             ],
         },
         pod(

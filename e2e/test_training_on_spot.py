@@ -23,7 +23,8 @@ from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("FAULTS") != "all", reason="test_quick_start.py has it; set FAULTS=all"
+    os.environ.get("FAULTS") != "all",
+    reason="test_quick_start.py has it; set FAULTS=all",
 )
 CHECKPOINT_STEPS = 20
 """Steps between two periodic checkpoints in the demo's manifest."""
@@ -31,7 +32,9 @@ CHECKPOINT_STEPS = 20
 
 @pytest.fixture(scope="module")
 def namespace(
-    cluster: Provider, reference_run: ReferenceRun, tmp_path_factory: pytest.TempPathFactory
+    cluster: Provider,
+    reference_run: ReferenceRun,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[KubeNamespace]:
     """A namespace with two claims: the demo's material, and a workspace with the output of `prepare`."""
     with temporary_namespace(cluster.kube, "training-on-spot") as namespace:
@@ -43,7 +46,9 @@ def namespace(
         yield namespace
 
 
-def train(namespace: KubeNamespace, reference_run: ReferenceRun, name: str, *, node: str) -> None:
+def train(
+    namespace: KubeNamespace, reference_run: ReferenceRun, name: str, *, node: str
+) -> None:
     """Start one training attempt as a plain Job on a node."""
     template = pod(
         name,
@@ -93,17 +98,25 @@ def test_training_evicted_then_killed_matches_reference_bytes(
         assert first["disruption"] == "DeletionByTaintManager"
         saved = json.loads(first["message"])["interruption"]["savedStep"]
         assert saved >= 70
-        until(lambda: ("Failed", "PodFailurePolicy") in outcome(namespace, "train-a1"), 30)
+        until(
+            lambda: ("Failed", "PodFailurePolicy") in outcome(namespace, "train-a1"), 30
+        )
 
         train(namespace, reference_run, "train-a2", node="spot-2")
-        second = wait_for_step(namespace, "attempt=train-a2", saved + 2 * CHECKPOINT_STEPS + 5)
-        assert second["startStep"] == saved  # no step is repeated: SIGTERM saved the current step
+        second = wait_for_step(
+            namespace, "attempt=train-a2", saved + 2 * CHECKPOINT_STEPS + 5
+        )
+        assert (
+            second["startStep"] == saved
+        )  # no step is repeated: SIGTERM saved the current step
         cluster.delete("spot-2")
         until(lambda: watched.is_deleted("train-a2"), 120)
         assert watched.termination("train-a2") == {"disruption": "DeletionByPodGC"}
 
         train(namespace, reference_run, "train-a3", node="spot-3")
-        third = wait_for_step(namespace, "attempt=train-a3", saved + 2 * CHECKPOINT_STEPS)
+        third = wait_for_step(
+            namespace, "attempt=train-a3", saved + 2 * CHECKPOINT_STEPS
+        )
         until(lambda: outcome(namespace, "train-a3"), 180)
         assert ("Complete", "CompletionsReached") in outcome(namespace, "train-a3")
         # SIGKILL leaves only the last periodic checkpoint.
@@ -114,7 +127,12 @@ def test_training_evicted_then_killed_matches_reference_bytes(
 
     expected_folder = (reference_run.workspace / reference_run.adapter).parent
     actual = namespace.run(
-        "exec", "filler", "--", "busybox", "sha256sum", f"/workspace/{reference_run.adapter}"
+        "exec",
+        "filler",
+        "--",
+        "busybox",
+        "sha256sum",
+        f"/workspace/{reference_run.adapter}",
     ).split()[0]
     expected = subprocess.run(
         ["sha256sum", str(expected_folder / "adapter_model.safetensors")],
@@ -140,12 +158,15 @@ def test_training_evicted_during_imports_exits_in_time(
         train(namespace, early, "early", node="ondemand-2")
         until(
             lambda: any(
-                seen["status"].get("phase") == "Running" for _, seen in watched.events_of("early")
+                seen["status"].get("phase") == "Running"
+                for _, seen in watched.events_of("early")
             ),
             60,
         )
         namespace.run("delete", "pod", "-l", "attempt=early", "--wait=false")
         until(
-            lambda: watched.is_deleted("early"), 30, "the pod did not end within its grace period"
+            lambda: watched.is_deleted("early"),
+            30,
+            "the pod did not end within its grace period",
         )
         assert watched.termination("early")["code"] == 75

@@ -32,7 +32,8 @@ def main() -> int:
         return _fail(problem, 2)
     except PermissionError as problem:
         return _fail(
-            f"{problem}; run the command as the user who created the cluster, or with sudo", 2
+            f"{problem}; run the command as the user who created the cluster, or with sudo",
+            2,
         )
     except (TimedOut, OSError) as problem:
         return _fail(problem, 1)
@@ -48,7 +49,9 @@ def _fail(problem: Exception | str, exit_code: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m testcluster", description=__doc__)
-    parser.add_argument("--name", default="dev", help="name of the cluster (default: dev)")
+    parser.add_argument(
+        "--name", default="dev", help="name of the cluster (default: dev)"
+    )
     parser.add_argument(
         "--provider",
         choices=sorted(providers.PROVIDERS),
@@ -56,19 +59,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_up_options(
-        _add_verb(verbs, "up", up, "create a cluster and wait until its nodes are Ready")
+        _add_verb(
+            verbs, "up", up, "create a cluster and wait until its nodes are Ready"
+        )
     )
     _add_verb(verbs, "down", down, "delete a cluster, whatever state it is in")
-    _add_verb(verbs, "status", status, "print the state of a cluster and the KUBECONFIG line")
+    _add_verb(
+        verbs, "status", status, "print the state of a cluster and the KUBECONFIG line"
+    )
     _add_verb(verbs, "build", build, "build the programs of a cluster and cache them")
     _add_images(_add_verb(verbs, "load", load, "load images onto every node"))
     reclaiming = _add_node(
         _add_verb(
-            verbs, "reclaim", reclaim_node, "give notice, then delete the node, as a cloud does"
+            verbs,
+            "reclaim",
+            reclaim_node,
+            "give notice, then delete the node, as a cloud does",
         )
     )
     reclaiming.add_argument(
-        "--notice", type=duration, default=30.0, help="notice period, as in 30s (default) or 2m"
+        "--notice",
+        type=duration,
+        default=30.0,
+        help="notice period, as in 30s (default) or 2m",
     )
     reclaiming.add_argument(
         "--by", choices=get_args(Notice), default="taint", help="how pods are notified"
@@ -94,13 +107,18 @@ def _add_verb(
 
 def _add_up_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--nodes", default="ondemand,spot:2", help="classes and counts, as in ondemand,spot:3,gpu:1"
+        "--nodes",
+        default="ondemand,spot:2",
+        help="classes and counts, as in ondemand,spot:3,gpu:1",
     )
     parser.add_argument(
         "--kwok", type=count, default=0, metavar="N", help="number of KWOK nodes to add"
     )
     parser.add_argument(
-        "--image", action="append", default=[], help="image to load onto every node; repeatable"
+        "--image",
+        action="append",
+        default=[],
+        help="image to load onto every node; repeatable",
     )
     parser.add_argument(
         "--node-image", help="kind only: the image of a node, for example a local one"
@@ -109,7 +127,10 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_images(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "images", nargs="+", metavar="IMAGE", help="a name that docker or buildah knows, or a .tar"
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="a name that docker or buildah knows, or a .tar",
     )
 
 
@@ -142,7 +163,9 @@ def _add_node_verbs(verbs: argparse._SubParsersAction) -> None:  # type: ignore[
 def count(text: str) -> int:
     """Parse a number of KWOK nodes."""
     if not re.fullmatch(r"\d{1,4}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes; write 0 to 9999")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of nodes; write 0 to 9999"
+        )
     return int(text)
 
 
@@ -157,7 +180,9 @@ def duration(text: str) -> float:
 def up(arguments: argparse.Namespace) -> None:
     """Create a cluster."""
     nodes = parse(arguments.nodes)
-    cluster = providers.choose(arguments.name, arguments.provider, node_image=arguments.node_image)
+    cluster = providers.choose(
+        arguments.name, arguments.provider, node_image=arguments.node_image
+    )
     started = time.monotonic()
     cluster.up(ClusterSpec(nodes, arguments.kwok, arguments.image))
     print(f"{len(nodes)} nodes Ready in {time.monotonic() - started:.1f} s")
@@ -188,7 +213,9 @@ def load(arguments: argparse.Namespace) -> None:
 def add(arguments: argparse.Namespace) -> None:
     """Create more nodes."""
     cluster = providers.find(arguments.name, arguments.provider)
-    for node in parse(arguments.classes, frozenset(existing.name for existing in cluster.nodes())):
+    for node in parse(
+        arguments.classes, frozenset(existing.name for existing in cluster.nodes())
+    ):
         cluster.add(node)
         print(f"{node.name} is Ready")
 

@@ -23,7 +23,13 @@ from pathlib import Path
 from testcluster import go_build, go_modules, toolchain
 from testcluster.cluster_state import cache
 from testcluster.errors import UsageError
-from testcluster.go_modules import BINARIES, module_folder, needed_go, providing_module, version
+from testcluster.go_modules import (
+    BINARIES,
+    module_folder,
+    needed_go,
+    providing_module,
+    version,
+)
 
 
 def folder(name: str = "") -> Path:
@@ -32,12 +38,18 @@ def folder(name: str = "") -> Path:
     The name of the folder is a hash of all versions, sources and build options.
     """
     test_module = _test_module(name)
-    group = {key: binary for key, binary in BINARIES.items() if _test_module(key) == test_module}
+    group = {
+        key: binary
+        for key, binary in BINARIES.items()
+        if _test_module(key) == test_module
+    }
     options = f"{go_build.architecture()} {go_build.FLAGS} {sorted(group.items())}"
     digest = hashlib.sha256(options.encode())
     for file in _sources({binary.module for binary in group.values()}):
         path = file.relative_to(go_modules.MODULES)
-        digest.update(f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
+        digest.update(
+            f"{path}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode()
+        )
     parts = ("bin", test_module, digest.hexdigest()[:16])
     return cache() / "-".join(part for part in parts if part)
 
@@ -45,7 +57,9 @@ def folder(name: str = "") -> Path:
 def _sources(modules: set[str]) -> list[Path]:
     """Return the files that determine the programs of these modules, sorted."""
     root = go_modules.MODULES
-    files = [file for pattern in ("go.mod", "go.sum", "*.go") for file in root.rglob(pattern)]
+    files = [
+        file for pattern in ("go.mod", "go.sum", "*.go") for file in root.rglob(pattern)
+    ]
     return sorted(file for file in files if file.relative_to(root).parts[0] in modules)
 
 
@@ -85,7 +99,9 @@ def source(name: str) -> Path:
     return Path(answer["Dir"])
 
 
-def build_missing(names: Iterable[str], report: Callable[[str], None] = report_progress) -> Path:
+def build_missing(
+    names: Iterable[str], report: Callable[[str], None] = report_progress
+) -> Path:
     """Build the programs that are missing. Go is needed only when a program is missing.
 
     Return the folder of a cluster's programs. Of two processes that build at the same time, the second waits and uses
@@ -97,11 +113,15 @@ def build_missing(names: Iterable[str], report: Callable[[str], None] = report_p
     if missing:
         go = _toolchain(missing)
         for target in dict.fromkeys(folder(name) for name in missing):
-            _build_folder(go, [name for name in wanted if folder(name) == target], target, report)
+            _build_folder(
+                go, [name for name in wanted if folder(name) == target], target, report
+            )
     return folder()
 
 
-def _build_folder(go: str, names: list[str], target: Path, report: Callable[[str], None]) -> None:
+def _build_folder(
+    go: str, names: list[str], target: Path, report: Callable[[str], None]
+) -> None:
     with _locked(target, report):
         for leftover in target.glob(".building-*"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -109,7 +129,9 @@ def _build_folder(go: str, names: list[str], target: Path, report: Callable[[str
         _build_all(go, _missing(names), target, report)
 
 
-def _build_all(go: str, names: list[str], target: Path, report: Callable[[str], None]) -> None:
+def _build_all(
+    go: str, names: list[str], target: Path, report: Callable[[str], None]
+) -> None:
     """Build two modules in parallel: one compiles while the other is downloaded or linked, which uses one core."""
 
     def build(module: str) -> None:

@@ -85,7 +85,9 @@ Owner = TypeVar("Owner", bound=HasFolder)
 P = ParamSpec("P")
 
 
-def exclusive(verb: Callable[Concatenate[Owner, P], None]) -> Callable[Concatenate[Owner, P], None]:
+def exclusive(
+    verb: Callable[Concatenate[Owner, P], None],
+) -> Callable[Concatenate[Owner, P], None]:
     """Make a verb wait until no other verb changes the cluster.
 
     Such verbs may not call each other: the second would wait for the first forever.
@@ -180,7 +182,9 @@ class State:
                 f"node {node.name} was created by another command in the meantime; run this command again"
             )
         free = (
-            index for index in range(1, len(self.indexes) + 2) if index not in self.indexes.values()
+            index
+            for index in range(1, len(self.indexes) + 2)
+            if index not in self.indexes.values()
         )
         self.indexes[node.name] = next(free)
         self.nodes[node.name] = node

@@ -7,7 +7,9 @@ import subprocess
 from testcluster.errors import TimedOut
 
 
-def run_command(*command: str, called: str = "", given: str = "", timeout: float = 60) -> str:
+def run_command(
+    *command: str, called: str = "", given: str = "", timeout: float = 60
+) -> str:
     """Run a command and return its standard output.
 
     `called` is the name used in errors, by default the first five words. `given` is written to standard input.
@@ -26,7 +28,9 @@ def run_command(*command: str, called: str = "", given: str = "", timeout: float
     except subprocess.TimeoutExpired as expired:
         raise TimedOut(f"{name}: did not finish within {timeout:g} s") from expired
     if done.returncode:
-        raise TimedOut(f"{name}: {(done.stderr.strip() or done.stdout.strip())[-2000:]}")
+        raise TimedOut(
+            f"{name}: {(done.stderr.strip() or done.stdout.strip())[-2000:]}"
+        )
     return done.stdout
 
 

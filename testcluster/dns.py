@@ -60,7 +60,11 @@ def manifests(address: str, service: str) -> list[dict[str, Any]]:
         {"name": f"dns-{protocol.lower()}", "port": _PORT, "protocol": protocol}
         for protocol in ("UDP", "TCP")
     ]
-    metadata = {"name": "kube-dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}}
+    metadata = {
+        "name": "kube-dns",
+        "namespace": "kube-system",
+        "labels": {"k8s-app": "kube-dns"},
+    }
     slice_metadata = {**metadata, "labels": {"kubernetes.io/service-name": "kube-dns"}}
     role = {
         "apiGroup": "rbac.authorization.k8s.io",
@@ -94,7 +98,11 @@ def manifests(address: str, service: str) -> list[dict[str, Any]]:
             "metadata": {"name": role["name"]},
             "roleRef": role,
             "subjects": [
-                {"kind": "User", "name": "system:coredns", "apiGroup": "rbac.authorization.k8s.io"}
+                {
+                    "kind": "User",
+                    "name": "system:coredns",
+                    "apiGroup": "rbac.authorization.k8s.io",
+                }
             ],
         },
     ]

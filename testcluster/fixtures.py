@@ -11,7 +11,12 @@ from pathlib import Path
 
 from testcluster import cluster_state, providers
 from testcluster.nodes import parse
-from testcluster.provider import USUAL_CONTROL_PLANE, ClusterSpec, ControlPlaneOptions, Provider
+from testcluster.provider import (
+    USUAL_CONTROL_PLANE,
+    ClusterSpec,
+    ControlPlaneOptions,
+    Provider,
+)
 
 PROVIDER = os.environ.get("FINETUNE_PROVIDER") or (
     "linux-namespaces" if os.geteuid() == 0 else None
@@ -28,7 +33,9 @@ def cluster_name(purpose: str) -> str:
 def namespace_name(test: str) -> str:
     """Return a namespace name for a test: its name, and six hexadecimal digits that distinguish its parameters."""
     plain = re.sub(r"[^a-z0-9]+", "-", test.removeprefix("test_").lower())
-    return f"{plain[:50].strip('-')}-{blake2s(test.encode(), digest_size=3).hexdigest()}"
+    return (
+        f"{plain[:50].strip('-')}-{blake2s(test.encode(), digest_size=3).hexdigest()}"
+    )
 
 
 def remove_leftovers() -> None:

@@ -9,7 +9,13 @@ import subprocess
 from pathlib import Path
 
 from testcluster.errors import TimedOut, UsageError
-from testcluster.go_modules import BINARIES, Binary, module_folder, providing_module, version
+from testcluster.go_modules import (
+    BINARIES,
+    Binary,
+    module_folder,
+    providing_module,
+    version,
+)
 
 FLAGS = ("-mod=readonly", "-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false")
 """go.mod and go.sum are not changed; programs contain no paths of this machine and no version control data.
@@ -92,7 +98,8 @@ def _stamps(binary: Binary) -> dict[str, str]:
                 "Commit": "none",
             }
             return {
-                f"k8s.io/component-base/version.git{key}": value for key, value in stamps.items()
+                f"k8s.io/component-base/version.git{key}": value
+                for key, value in stamps.items()
             }
         case "helm":
             return {"helm.sh/helm/v4/internal/version.version": f"v{known}"}
@@ -114,7 +121,9 @@ def verify(go: str, name: str, program: Path) -> None:
     if not binary.names_its_version:
         output = _build_information(go, name, program)
     expected = version(binary)
-    if done.returncode or not re.search(rf"(?<![\d.]){re.escape(expected)}(?![\d.])", output):
+    if done.returncode or not re.search(
+        rf"(?<![\d.]){re.escape(expected)}(?![\d.])", output
+    ):
         raise UsageError(
             f"{name} {expected} was built but reports the version {output.strip()[:200]!r}; it is not used"
         )
@@ -132,7 +141,9 @@ def _build_information(go: str, name: str, program: Path) -> str:
 
 def _run(name: str, *command: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as problem:
         raise UsageError(
             f"{name} was built but does not run on this machine: {problem}"

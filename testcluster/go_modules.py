@@ -36,12 +36,16 @@ class Binary:
 
 def _kubernetes(name: str, *version_arguments: str) -> Binary:
     return Binary(
-        "kubernetes", f"k8s.io/kubernetes/cmd/{name}", version_arguments or ("--version",)
+        "kubernetes",
+        f"k8s.io/kubernetes/cmd/{name}",
+        version_arguments or ("--version",),
     )
 
 
 def _older_kubernetes(name: str, minor: str) -> Binary:
-    return Binary(f"kubernetes-{minor}", f"k8s.io/kubernetes/cmd/{name}", for_tests=True)
+    return Binary(
+        f"kubernetes-{minor}", f"k8s.io/kubernetes/cmd/{name}", for_tests=True
+    )
 
 
 def _containerd(name: str) -> Binary:
@@ -52,7 +56,10 @@ def _prometheus(name: str) -> Binary:
     # The tests use two service discoveries: Kubernetes and files. All others would compile the clouds' libraries.
     tags = "remove_all_sd,enable_kubernetes_sd"
     return Binary(
-        "prometheus", f"github.com/prometheus/prometheus/cmd/{name}", tags=tags, for_tests=True
+        "prometheus",
+        f"github.com/prometheus/prometheus/cmd/{name}",
+        tags=tags,
+        for_tests=True,
     )
 
 
@@ -83,19 +90,29 @@ BINARIES: dict[str, Binary] = {
     "containerd": _containerd("containerd"),
     "containerd-shim-runc-v2": _containerd("containerd-shim-runc-v2"),
     "ctr": _containerd("ctr"),
-    "registry": Binary("registry", ".", version_module="github.com/distribution/distribution/v3"),
+    "registry": Binary(
+        "registry", ".", version_module="github.com/distribution/distribution/v3"
+    ),
     "coredns": Binary("coredns", ".", version_module="github.com/coredns/coredns"),
     "kwok": Binary("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     "kind": Binary("kind", "sigs.k8s.io/kind"),
     "kubeadm": Binary(
-        "kubernetes", "k8s.io/kubernetes/cmd/kubeadm", ("version", "--output=short"), for_tests=True
+        "kubernetes",
+        "k8s.io/kubernetes/cmd/kubeadm",
+        ("version", "--output=short"),
+        for_tests=True,
     ),
     "helm": Binary("helm", "helm.sh/helm/v4/cmd/helm", ("version", "--short")),
     "versitygw": Binary("versitygw", "github.com/versity/versitygw/cmd/versitygw"),
     "fake-gcs-server": Binary(
-        "fake-gcs-server", ".", version_module="github.com/fsouza/fake-gcs-server", for_tests=True
+        "fake-gcs-server",
+        ".",
+        version_module="github.com/fsouza/fake-gcs-server",
+        for_tests=True,
     ),
-    "kstatus": Binary("kstatus", ".", version_module="github.com/fluxcd/cli-utils", for_tests=True),
+    "kstatus": Binary(
+        "kstatus", ".", version_module="github.com/fluxcd/cli-utils", for_tests=True
+    ),
     "flux-health": Binary(
         "flux-kustomize-controller",
         "./health",
@@ -103,10 +120,16 @@ BINARIES: dict[str, Binary] = {
         for_tests=True,
     ),
     "luavm": Binary(
-        "argocd", "./luavm", version_module="github.com/argoproj/argo-cd/v3", for_tests=True
+        "argocd",
+        "./luavm",
+        version_module="github.com/argoproj/argo-cd/v3",
+        for_tests=True,
     ),
     "miniredis": Binary(
-        "argocd", "./miniredis", version_module="github.com/alicebob/miniredis/v2", for_tests=True
+        "argocd",
+        "./miniredis",
+        version_module="github.com/alicebob/miniredis/v2",
+        for_tests=True,
     ),
     "promql": Binary(
         "prometheus",
@@ -122,7 +145,10 @@ BINARIES: dict[str, Binary] = {
         for_tests=True,
     ),
     "argocd": Binary(
-        "argocd", "github.com/argoproj/argo-cd/v3/cmd", ("version", "--client"), for_tests=True
+        "argocd",
+        "github.com/argoproj/argo-cd/v3/cmd",
+        ("version", "--client"),
+        for_tests=True,
     ),
     **{
         f"{name}-{minor}": _older_kubernetes(name, minor)
@@ -143,7 +169,9 @@ def version(binary: Binary) -> str:
 def providing_module(binary: Binary) -> tuple[str, str]:
     """Return path and version of the Go module that a program comes from; no path for our own `pause`."""
     package = f"{binary.version_module or binary.package}/"
-    required = re.findall(r"^(?:require )?\s*(\S+/\S+) v(\S+)", _go_mod(binary), re.MULTILINE)
+    required = re.findall(
+        r"^(?:require )?\s*(\S+/\S+) v(\S+)", _go_mod(binary), re.MULTILINE
+    )
     providing = [module for module in required if package.startswith(f"{module[0]}/")]
     if not providing:
         return "", "1"
@@ -154,7 +182,9 @@ def providing_module(binary: Binary) -> tuple[str, str]:
 
 def needed_go(names: Iterable[str] = BINARIES) -> str:
     """Return the oldest Go version that builds all of these programs, from the `go` lines of go.mod."""
-    lines = (re.search(r"^go (\S+)", _go_mod(BINARIES[name]), re.MULTILINE) for name in names)
+    lines = (
+        re.search(r"^go (\S+)", _go_mod(BINARIES[name]), re.MULTILINE) for name in names
+    )
     return max((line[1] for line in lines if line), key=toolchain.parts)
 
 

@@ -26,7 +26,10 @@ class Kube:
         """Run kubectl and return its output; `given` is its standard input. Raises TimedOut with kubectl's error."""
         command = [str(self.kubectl), "--kubeconfig", str(self.kubeconfig), *arguments]
         return run_command(
-            *command, called=f"kubectl {' '.join(arguments)}", given=given, timeout=timeout
+            *command,
+            called=f"kubectl {' '.join(arguments)}",
+            given=given,
+            timeout=timeout,
         )
 
     def json(self, *arguments: str) -> dict[str, Any]:
@@ -68,7 +71,9 @@ class Kube:
 
     def find_nodes(self, name: str) -> list[dict[str, Any]]:
         """Return the Node object of a node, whose own name may differ; an empty list when it is deleted."""
-        found: list[dict[str, Any]] = self.json("get", "nodes", "-l", f"{NAME}={name}")["items"]
+        found: list[dict[str, Any]] = self.json("get", "nodes", "-l", f"{NAME}={name}")[
+            "items"
+        ]
         return found
 
     def wait_ready(
@@ -90,7 +95,9 @@ class Kube:
         except (TimedOut, KeyError):
             return f"{name} never registered"
         messages = [
-            condition["message"] for condition in conditions if condition["type"] == "Ready"
+            condition["message"]
+            for condition in conditions
+            if condition["type"] == "Ready"
         ]
         return f"{name}: {' '.join(messages)}"
 

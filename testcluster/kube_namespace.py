@@ -58,14 +58,20 @@ def wait_until_established(kube: Kube, *crds: str, seconds: float = 30) -> None:
     `kubectl wait` fails at once on a new CRD, which has no conditions until the API server has processed it.
     """
     until(
-        lambda: all(crd_conditions(kube, crd).get("Established") == "True" for crd in crds), seconds
+        lambda: all(
+            crd_conditions(kube, crd).get("Established") == "True" for crd in crds
+        ),
+        seconds,
     )
 
 
 def crd_conditions(kube: Kube, crd: str) -> dict[str, str]:
     """Return the status of each condition of a CRD; a new one has none."""
     status = kube.json("get", "crd", crd).get("status", {})
-    return {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
+    return {
+        condition["type"]: condition["status"]
+        for condition in status.get("conditions") or ()
+    }
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,9 @@ class KubeNamespace:
 
     def run(self, *arguments: str, given: str = "", timeout: float = 60) -> str:
         """Run kubectl in the namespace and return its output; `given` is its standard input."""
-        return self.kube.run("--namespace", self.name, *arguments, given=given, timeout=timeout)
+        return self.kube.run(
+            "--namespace", self.name, *arguments, given=given, timeout=timeout
+        )
 
     def get(self, kind: str, name: str) -> Object:
         """Return an object, or an empty dictionary when it does not exist."""
@@ -93,7 +101,10 @@ class KubeNamespace:
         self, name: str, mode: str = "ReadWriteOnce", storage_class: str | None = None
     ) -> None:
         """Create a PersistentVolumeClaim of 1 GiB."""
-        spec: Object = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
+        spec: Object = {
+            "accessModes": [mode],
+            "resources": {"requests": {"storage": "1Gi"}},
+        }
         if storage_class:
             spec["storageClassName"] = storage_class
         self.create(
@@ -122,7 +133,9 @@ class KubeNamespace:
     def run_script(self, script: str, name: str = "script", **options: Any) -> str:
         """Run a shell script to completion in a pod of the toolbox image, and return its output."""
         self.create(pod(name, script, **options))
-        assert self.wait_phase(name, "Succeeded", "Failed") == "Succeeded", self.run("logs", name)
+        assert self.wait_phase(name, "Succeeded", "Failed") == "Succeeded", self.run(
+            "logs", name
+        )
         return self.run("logs", name)
 
 
@@ -174,7 +187,8 @@ def pod(
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *_mounts(claims)],
     }
     volumes = [
-        {"name": claim, "persistentVolumeClaim": {"claimName": claim}} for claim in claims or {}
+        {"name": claim, "persistentVolumeClaim": {"claimName": claim}}
+        for claim in claims or {}
     ]
     spec: Object = {
         "restartPolicy": "Never",
@@ -189,7 +203,9 @@ def pod(
 
 
 def _mounts(claims: dict[str, str] | None) -> list[Object]:
-    return [{"name": claim, "mountPath": path} for claim, path in (claims or {}).items()]
+    return [
+        {"name": claim, "mountPath": path} for claim, path in (claims or {}).items()
+    ]
 
 
 def job(name: str, template: Object) -> Object:
@@ -205,9 +221,17 @@ def job(name: str, template: Object) -> Object:
             ]
         },
         "podReplacementPolicy": "Failed",
-        "template": {"metadata": {"labels": {"attempt": name}}, "spec": template["spec"]},
+        "template": {
+            "metadata": {"labels": {"attempt": name}},
+            "spec": template["spec"],
+        },
     }
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 @dataclass
@@ -219,7 +243,9 @@ class PodWatch:
     def events_of(self, prefix: str) -> list[tuple[str, Object]]:
         """Return the events of pods whose name starts with the prefix."""
         return [
-            (kind, pod) for kind, pod in self.events if pod["metadata"]["name"].startswith(prefix)
+            (kind, pod)
+            for kind, pod in self.events
+            if pod["metadata"]["name"].startswith(prefix)
         ]
 
     def is_deleted(self, prefix: str) -> bool:

@@ -26,7 +26,9 @@ def service(binaries: Path, kubeconfig: Path) -> Service:
         "--server-address=",
         stages,
     ]
-    return Service("kwok", [str(binaries / "kwok"), f"--kubeconfig={kubeconfig}", *options])
+    return Service(
+        "kwok", [str(binaries / "kwok"), f"--kubeconfig={kubeconfig}", *options]
+    )
 
 
 def create_nodes(kube: Kube, count: int) -> None:
@@ -35,7 +37,9 @@ def create_nodes(kube: Kube, count: int) -> None:
     for first in range(0, count, NODES_PER_APPLY):
         kube.apply(nodes[first : first + NODES_PER_APPLY])
     if nodes:
-        kube.wait_ready([node["metadata"]["name"] for node in nodes], 60 + count * SECONDS_PER_NODE)
+        kube.wait_ready(
+            [node["metadata"]["name"] for node in nodes], 60 + count * SECONDS_PER_NODE
+        )
 
 
 def _node(number: int) -> dict[str, Any]:
@@ -46,7 +50,13 @@ def _node(number: int) -> dict[str, Any]:
         "metadata": {
             "name": name,
             "annotations": {_ANNOTATION: "fake"},
-            "labels": {"kubernetes.io/hostname": name, "type": "kwok", "workload": "training"},
+            "labels": {
+                "kubernetes.io/hostname": name,
+                "type": "kwok",
+                "workload": "training",
+            },
         },
-        "spec": {"taints": [{"key": _ANNOTATION, "value": "fake", "effect": "NoSchedule"}]},
+        "spec": {
+            "taints": [{"key": _ANNOTATION, "value": "fake", "effect": "NoSchedule"}]
+        },
     }

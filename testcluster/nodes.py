@@ -113,7 +113,11 @@ def _parse_class(text: str) -> tuple[str, str, int]:
             f"--nodes: {text!r} is not a node class; write {', '.join(NODE_CLASSES)}, as in ondemand,spot:3"
         )
     kind = found["capacity"]
-    return kind, found["workload"] or NODE_CLASSES[kind].workload, int(found["count"] or 1)
+    return (
+        kind,
+        found["workload"] or NODE_CLASSES[kind].workload,
+        int(found["count"] or 1),
+    )
 
 
 def _free_name(kind: str, used: Counter[str], taken: frozenset[str]) -> str:

@@ -11,7 +11,10 @@ from testcluster.kind.provider import Kind
 from testcluster.linux_namespaces.provider import LinuxNamespaces
 from testcluster.provider import Provider
 
-PROVIDERS: dict[str, Callable[..., Provider]] = {"kind": Kind, "linux-namespaces": LinuxNamespaces}
+PROVIDERS: dict[str, Callable[..., Provider]] = {
+    "kind": Kind,
+    "linux-namespaces": LinuxNamespaces,
+}
 """kind comes first: linux-namespaces takes every folder for its own, and would delete the pids of kind's services."""
 
 
@@ -20,7 +23,9 @@ def choose(name: str, wanted: str | None, *, node_image: str | None = None) -> P
 
     The default is kind where a Docker engine answers, else Linux namespaces.
     """
-    provider = wanted or ("kind" if ENGINES["docker"].is_available() else "linux-namespaces")
+    provider = wanted or (
+        "kind" if ENGINES["docker"].is_available() else "linux-namespaces"
+    )
     if provider == "kind":
         return Kind(name, node_image=node_image)
     if node_image:
@@ -34,7 +39,9 @@ def find(name: str, wanted: str | None = None) -> Provider:
     """Return the existing cluster of that name. Raises UsageError when there is none."""
     for cluster in existing(name, wanted):
         return cluster
-    names = sorted(folder.name for folder in cluster_state.clusters().glob("*") if folder.is_dir())
+    names = sorted(
+        folder.name for folder in cluster_state.clusters().glob("*") if folder.is_dir()
+    )
     others = f"; existing clusters: {', '.join(names)}" if names else ""
     raise UsageError(
         f"there is no cluster {name}{others}; `python -m testcluster --name {name} up` creates one"
@@ -43,7 +50,9 @@ def find(name: str, wanted: str | None = None) -> Provider:
 
 def existing(name: str, wanted: str | None = None) -> list[Provider]:
     """Return each provider that holds anything under that name, complete or not."""
-    candidates = (create(name) for key, create in PROVIDERS.items() if wanted in (None, key))
+    candidates = (
+        create(name) for key, create in PROVIDERS.items() if wanted in (None, key)
+    )
     return [cluster for cluster in candidates if cluster.exists()]
 
 

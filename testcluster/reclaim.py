@@ -39,7 +39,10 @@ def reclaim(
     else:
         _drain(kube, metadata["name"], notice)
     time.sleep(max(0.0, started + notice - time.monotonic()))
-    if any(current["metadata"]["uid"] != metadata["uid"] for current in kube.find_nodes(node)):
+    if any(
+        current["metadata"]["uid"] != metadata["uid"]
+        for current in kube.find_nodes(node)
+    ):
         raise UsageError(
             f"{node} was replaced by another machine, which got no notice; the new machine is left alone"
         )

@@ -29,15 +29,21 @@ def go(needed: str, module: Path, target: Path, required_bytes: int) -> str:
 
     Raises NoGo when there is none, and UsageError when its caches have too little disk space.
     """
-    environment = str(Path(sys.executable).parent) if sys.prefix != sys.base_prefix else ""
+    environment = (
+        str(Path(sys.executable).parent) if sys.prefix != sys.base_prefix else ""
+    )
     found = [
-        program for program in (shutil.which("go"), shutil.which("go", path=environment)) if program
+        program
+        for program in (shutil.which("go"), shutil.which("go", path=environment))
+        if program
     ]
     settings = {program: _go_env(program, module) for program in found}
     for program, known in settings.items():
         if parts(known.get("GOVERSION", "")) >= parts(needed):
             for folder in (target, Path(known["GOCACHE"]), Path(known["GOMODCACHE"])):
-                fix = "FINETUNE_CACHE, GOCACHE and GOMODCACHE to folders on another disk"
+                fix = (
+                    "FINETUNE_CACHE, GOCACHE and GOMODCACHE to folders on another disk"
+                )
                 check_disk(folder, required_bytes, "a build", fix)
             return program
     rejected = " and ".join(
@@ -69,8 +75,12 @@ def parts(version: str) -> tuple[int, ...]:
 def _go_env(program: str, module: Path) -> dict[str, str]:
     # Run in the module's folder: a Go that may download a newer toolchain reports the version it would use there.
     command = [program, "env", "-json", "GOVERSION", "GOCACHE", "GOMODCACHE"]
-    done = subprocess.run(command, cwd=module, capture_output=True, text=True, check=False)
-    environment: dict[str, str] = json.loads(done.stdout) if done.returncode == 0 else {}
+    done = subprocess.run(
+        command, cwd=module, capture_output=True, text=True, check=False
+    )
+    environment: dict[str, str] = (
+        json.loads(done.stdout) if done.returncode == 0 else {}
+    )
     return environment
 
 

@@ -82,7 +82,8 @@ class Provisioner:
                     self.sweep()
             except Exception as problem:  # noqa: BLE001 -- the API server may be down; this process keeps running
                 log.warning(
-                    "the API request failed, retrying: %s", str(problem).splitlines()[0][:200]
+                    "the API request failed, retrying: %s",
+                    str(problem).splitlines()[0][:200],
                 )
                 time.sleep(0.5)
 
@@ -178,7 +179,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", required=True)
     parser.add_argument(
-        "--folder", type=Path, required=True, help="where volumes are created on this host"
+        "--folder",
+        type=Path,
+        required=True,
+        help="where volumes are created on this host",
     )
     parser.add_argument(
         "--path", default=NODE_FOLDER, help="where that folder is mounted on every node"

@@ -36,13 +36,17 @@ def main(site: Path) -> None:
     for library in map(Library, sorted((site / "nvidia").glob("**/*.so*"))):
         if library.path.name in needed:
             write_empty(
-                torch / "lib" / library.path.name, sorted(used & library.defined), library.version
+                torch / "lib" / library.path.name,
+                sorted(used & library.defined),
+                library.version,
             )
     for path in (site / "bitsandbytes").glob("*.so"):
         if DRIVERS.search(path.name):
             path.unlink()
     version = torch / "version.py"
-    text = replaced_once(r"^(__version__ = '[^+']*)[^']*'", r"\1+cpu'", version.read_text())
+    text = replaced_once(
+        r"^(__version__ = '[^+']*)[^']*'", r"\1+cpu'", version.read_text()
+    )
     version.write_text(replaced_once(r"^cuda\b.*", "cuda = None", text))
 
 
@@ -70,14 +74,19 @@ class Library:
                 if symbol.name[:2] != "_Z"
             ]
             self.needed = {
-                tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")
+                tag.needed
+                for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")
             }
             self.undefined = {
                 symbol.name for symbol in symbols if symbol["st_shndx"] == "SHN_UNDEF"
             }
             self.defined = {symbol.name for symbol in symbols} - self.undefined
             versions = elf.get_section_by_name(".gnu.version_d")
-            names = [next(names).name for _, names in versions.iter_versions()] if versions else []
+            names = (
+                [next(names).name for _, names in versions.iter_versions()]
+                if versions
+                else []
+            )
         # The first is the library's own name, the others are what the users of its functions ask for.
         self.version = names[1] if len(names) > 1 else None
 
@@ -104,7 +113,8 @@ def write_empty(path: Path, functions: Iterable[str], version: str | None) -> No
         ]
         options += [f"-Wl,--version-script={script}"] if version else []
         subprocess.run(
-            [sys.executable, "-m", "ziglang", "cc", *options, "-o", path, source], check=True
+            [sys.executable, "-m", "ziglang", "cc", *options, "-o", path, source],
+            check=True,
         )
 
 

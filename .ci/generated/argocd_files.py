@@ -15,7 +15,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 ARGOCD = ROOT / "deploy" / "argocd"
 RESOURCE = ARGOCD / "finetune.dev" / "FineTunePipeline"
-CHART_COPY = ROOT / "charts" / "finetune-operator" / "files" / "argocd-customizations.yaml"
+CHART_COPY = (
+    ROOT / "charts" / "finetune-operator" / "files" / "argocd-customizations.yaml"
+)
 CONDITIONS = ROOT / "docs" / "reference" / "conditions.md"
 BEGIN = "<!-- begin of the generated table -->\n"
 END = "<!-- end of the generated table -->\n"
@@ -43,7 +45,10 @@ class Dumper(yaml.SafeDumper):
 
 
 Dumper.add_representer(
-    Text, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|")
+    Text,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|"
+    ),
 )
 
 
@@ -62,8 +67,10 @@ def files() -> dict[Path, str | None]:
     return dict.fromkeys((RESOURCE / "testdata").iterdir()) | {
         ARGOCD / "argocd-cm.yaml": GENERATED + dump(patch),
         CHART_COPY: GENERATED + dump(data),
-        RESOURCE / "health_test.yaml": GENERATED + dump({"tests": list(_health_tests(STATES))}),
-        RESOURCE / "actions" / "action_test.yaml": GENERATED + dump(_action_tests(STATES)),
+        RESOURCE / "health_test.yaml": GENERATED
+        + dump({"tests": list(_health_tests(STATES))}),
+        RESOURCE / "actions" / "action_test.yaml": GENERATED
+        + dump(_action_tests(STATES)),
         **{_result(verb): GENERATED + dump(_after(STATES, verb)) for verb in RESULTS},
         **{
             _example(name): GENERATED + dump(_shortened(state.object()))
@@ -80,13 +87,17 @@ def customizations() -> dict[str, Text]:
         "definitions": [
             {
                 "name": verb,
-                "action.lua": Text((RESOURCE / "actions" / verb / "action.lua").read_text()),
+                "action.lua": Text(
+                    (RESOURCE / "actions" / verb / "action.lua").read_text()
+                ),
             }
             for verb in ICONS
         ],
     }
     return {
-        "resource.customizations.actions.finetune.dev_FineTunePipeline": Text(dump(actions)),
+        "resource.customizations.actions.finetune.dev_FineTunePipeline": Text(
+            dump(actions)
+        ),
         "resource.customizations.health.finetune.dev_FineTunePipeline": Text(
             (RESOURCE / "health.lua").read_text()
         ),
@@ -105,7 +116,9 @@ def _example(name: str) -> Path:
 def _shortened(example: dict[str, Any]) -> dict[str, Any]:
     """Return an example with the fields that the scripts read; all stages and the spec would be a hundred lines."""
     left_out = {"stages", "costs", "model"}
-    status = {name: value for name, value in example["status"].items() if name not in left_out}
+    status = {
+        name: value for name, value in example["status"].items() if name not in left_out
+    }
     failed = [
         _failed_stage(stage)
         for stage in example["status"].get("stages", [])
@@ -153,14 +166,17 @@ def _discovery_tests(states: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name, state in states.items():
         icons = {verb: f"fa fa-fw fa-{ICONS[verb]}" for verb in state.actions}
         offered = [
-            {"name": verb, "disabled": False, "iconClass": icon} for verb, icon in icons.items()
+            {"name": verb, "disabled": False, "iconClass": icon}
+            for verb, icon in icons.items()
         ]
         yield {"inputPath": f"../testdata/{_example(name).name}", "result": offered}
 
 
 def _conditions_page(states: dict[str, Any]) -> str:
     before, _, rest = CONDITIONS.read_text().partition(BEGIN)
-    return before + BEGIN + "\n".join(_table(states)) + "\n" + END + rest.partition(END)[2]
+    return (
+        before + BEGIN + "\n".join(_table(states)) + "\n" + END + rest.partition(END)[2]
+    )
 
 
 def _table(states: dict[str, Any]) -> Iterator[str]:

@@ -79,7 +79,9 @@ def api_page() -> str:
 
     version = definition()["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]["properties"]
-    head = API_HEAD.format(group=GROUP, version=VERSION, short=SHORT_NAME, plural=PLURAL)
+    head = API_HEAD.format(
+        group=GROUP, version=VERSION, short=SHORT_NAME, plural=PLURAL
+    )
     tables = [*_objects("spec", schema["spec"]), *_objects("status", schema["status"])]
     return "\n".join([head, *tables])
 

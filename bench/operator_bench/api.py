@@ -40,7 +40,11 @@ class Api:
         self.session = session
 
     async def send(
-        self, verb: str, path: str, body: bytes | Object | None = None, kind: str = "json"
+        self,
+        verb: str,
+        path: str,
+        body: bytes | Object | None = None,
+        kind: str = "json",
     ) -> Object:
         """Send one request; `kind` is json, or merge-patch+json. Raises ApiError."""
         data = json.dumps(body).encode() if isinstance(body, dict) else body
@@ -75,7 +79,9 @@ class Api:
                 return items, page["metadata"]["resourceVersion"]
             more = {"continue": token}
 
-    async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[Object]:
+    async def watch(
+        self, path: str, version: str, **query: str
+    ) -> AsyncIterator[Object]:
         """Yield the events of a collection after this resourceVersion, forever. Raises ApiError where they expired."""
         no_end = aiohttp.ClientTimeout(total=None)
         while True:
@@ -85,12 +91,15 @@ class Api:
                 "allowWatchBookmarks": "true",
                 "resourceVersion": version,
             }
-            async with self.session.get(f"{path}?{urlencode(where)}", timeout=no_end) as response:
+            async with self.session.get(
+                f"{path}?{urlencode(where)}", timeout=no_end
+            ) as response:
                 async for line in _lines(response.content):
                     event: Object = json.loads(line)
                     if event["type"] == "ERROR":
                         raise ApiError(
-                            event["object"].get("code", 0), str(event["object"].get("message"))
+                            event["object"].get("code", 0),
+                            str(event["object"].get("message")),
                         )
                     version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":

@@ -49,7 +49,10 @@ def is_of(event: Object, account: str) -> bool:
 def resource_of(event: Object) -> str:
     """Return the resource, with its subresource."""
     found = event.get("objectRef") or {}
-    parts = (found.get("resource", event["requestURI"].split("?")[0]), found.get("subresource"))
+    parts = (
+        found.get("resource", event["requestURI"].split("?")[0]),
+        found.get("subresource"),
+    )
     return "/".join(part for part in parts if part)
 
 
@@ -76,7 +79,9 @@ class Requests:
 
     def own(self, *verbs: str) -> int:
         """Return the requests of the measured program with one of these verbs."""
-        return sum(count for key, count in self.of_account.items() if key.split()[0] in verbs)
+        return sum(
+            count for key, count in self.of_account.items() if key.split()[0] in verbs
+        )
 
     @property
     def own_writes(self) -> int:

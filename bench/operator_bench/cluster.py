@@ -26,7 +26,10 @@ FLAGS: Mapping[str, Mapping[str, object]] = {
     "kube-scheduler": {"kube-api-qps": 500, "kube-api-burst": 1000},
 }
 """Limits of the control plane, the same for every variant. With the defaults they would be measured instead."""
-METADATA: Mapping[str, Any] = {"omitStages": ["RequestReceived"], "rules": [{"level": "Metadata"}]}
+METADATA: Mapping[str, Any] = {
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata"}],
+}
 CREATED = [
     {"group": "batch", "resources": ["jobs"]},
     {"group": "", "resources": ["persistentvolumeclaims"]},
@@ -59,9 +62,13 @@ class BenchCluster:
 
 
 @contextmanager
-def cluster(folder: Path, policy: Mapping[str, Any] = METADATA) -> Iterator[BenchCluster]:
+def cluster(
+    folder: Path, policy: Mapping[str, Any] = METADATA
+) -> Iterator[BenchCluster]:
     """Create a fresh cluster and delete it at the end; `folder` gets the kubeconfigs."""
-    options = ControlPlaneOptions(flags=FLAGS, audit_policy=policy, provisions_volumes=False)
+    options = ControlPlaneOptions(
+        flags=FLAGS, audit_policy=policy, provisions_volumes=False
+    )
     with fixtures.cluster(
         "bench", "none", kwok_nodes=KWOK_NODES, control_plane=options
     ) as provider:
@@ -69,13 +76,23 @@ def cluster(folder: Path, policy: Mapping[str, Any] = METADATA) -> Iterator[Benc
         kube = provider.kube
         kube.apply((ROOT / "crds" / "finetunepipelines.yaml").read_text())
         until(
-            lambda: "finetunepipelines" in kube.run("api-resources", "--api-group=finetune.dev"), 30
+            lambda: (
+                "finetunepipelines"
+                in kube.run("api-resources", "--api-group=finetune.dev")
+            ),
+            30,
         )
         kube.apply(
-            [*preparations(), *(one for account in ACCOUNTS for one in service_account(account))]
+            [
+                *preparations(),
+                *(one for account in ACCOUNTS for one in service_account(account)),
+            ]
         )
         until(
-            lambda: kube.run("-n", NAMESPACE, "get", "serviceaccount", "default", "-o", "name"), 30
+            lambda: kube.run(
+                "-n", NAMESPACE, "get", "serviceaccount", "default", "-o", "name"
+            ),
+            30,
         )
         for account in ACCOUNTS:
             _write_credentials(created, account)
@@ -85,6 +102,10 @@ def cluster(folder: Path, policy: Mapping[str, Any] = METADATA) -> Iterator[Benc
 def _write_credentials(created: BenchCluster, account: str) -> None:
     config = yaml.safe_load(created.provider.kubeconfig.read_text())
     kube = created.provider.kube
-    token = kube.run("-n", NAMESPACE, "create", "token", account, "--duration=24h").strip()
-    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
+    token = kube.run(
+        "-n", NAMESPACE, "create", "token", account, "--duration=24h"
+    ).strip()
+    config["users"] = [
+        {"name": user["name"], "user": {"token": token}} for user in config["users"]
+    ]
     created.kubeconfig(account).write_text(yaml.safe_dump(config))

@@ -19,11 +19,24 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from operator_bench.api import CLAIMS, JOBS, PIPELINE, PODS, STAGE, STAGES, Api, condition, open_api
+from operator_bench.api import (
+    CLAIMS,
+    JOBS,
+    PIPELINE,
+    PODS,
+    STAGE,
+    STAGES,
+    Api,
+    condition,
+    open_api,
+)
 from operator_bench.pipelines import pipeline_name
 
 TRIGGERS = {
-    "complete": (JOBS, {"labelSelector": STAGE, "fieldSelector": "status.successful=1"}),
+    "complete": (
+        JOBS,
+        {"labelSelector": STAGE, "fieldSelector": "status.successful=1"},
+    ),
     "pod": (PODS, {"labelSelector": STAGE, "fieldSelector": "status.phase=Succeeded"}),
 }
 
@@ -64,7 +77,10 @@ class NullOperator:
             found = event["object"]
             if self.trigger == "complete" and not condition(found, "Complete"):
                 continue
-            key = (found["metadata"]["labels"][PIPELINE], found["metadata"]["labels"][STAGE])
+            key = (
+                found["metadata"]["labels"][PIPELINE],
+                found["metadata"]["labels"][STAGE],
+            )
             if event["type"] != "DELETED" and key not in self.seen:
                 self.seen.add(key)
                 yield key
@@ -85,10 +101,14 @@ class NullOperator:
         await self._create(JOBS, self.jobs[0], name)
 
     async def _create(self, path: str, body: str, name: str) -> None:
-        await self.api.discard("POST", path, body.replace(pipeline_name(0), name).encode())
+        await self.api.discard(
+            "POST", path, body.replace(pipeline_name(0), name).encode()
+        )
 
 
-async def run(kubeconfig: Path, bodies: list[str], count: int, trigger: str) -> dict[str, float]:
+async def run(
+    kubeconfig: Path, bodies: list[str], count: int, trigger: str
+) -> dict[str, float]:
     async with open_api(kubeconfig, "null-operator") as api:
         return await NullOperator(api, bodies, trigger).run(count)
 
@@ -99,14 +119,18 @@ def main() -> None:
     )
     parser.add_argument("kubeconfig", type=Path)
     parser.add_argument(
-        "bodies", type=Path, help="JSON array: the claim if any, then the Jobs, of pipeline 0"
+        "bodies",
+        type=Path,
+        help="JSON array: the claim if any, then the Jobs, of pipeline 0",
     )
     parser.add_argument("count", type=int)
     parser.add_argument("--on", choices=TRIGGERS, default="complete")
     options = parser.parse_args()
     bodies = [json.dumps(body) for body in json.loads(options.bodies.read_text())]
     print(
-        json.dumps(asyncio.run(run(options.kubeconfig, bodies, options.count, options.on))),
+        json.dumps(
+            asyncio.run(run(options.kubeconfig, bodies, options.count, options.on))
+        ),
         flush=True,
     )
     sys.stdin.read()

@@ -69,11 +69,17 @@ class Observer:
 
     def _note(self, times: Times, found: Object) -> None:
         labels = found["metadata"]["labels"]
-        times.setdefault(labels[PIPELINE], {}).setdefault(labels[STAGE], time.monotonic())
+        times.setdefault(labels[PIPELINE], {}).setdefault(
+            labels[STAGE], time.monotonic()
+        )
 
     def _check_done(self) -> None:
-        complete = sum(STAGES[-1] in stages for stages in self.complete.values()) >= self.count
-        if complete and (not self.watches_pipelines or len(self.finished) >= self.count):
+        complete = (
+            sum(STAGES[-1] in stages for stages in self.complete.values()) >= self.count
+        )
+        if complete and (
+            not self.watches_pipelines or len(self.finished) >= self.count
+        ):
             self.done.set()
 
     def result(self) -> Object:
@@ -105,7 +111,10 @@ async def observe(observer: Observer, kubeconfig: Path) -> None:
     ]
     if observer.watches_pipelines:
         watched.append((PIPELINES, observer.pipeline, {}))
-    async with open_api(kubeconfig, "bench-observer") as api, asyncio.TaskGroup() as tasks:
+    async with (
+        open_api(kubeconfig, "bench-observer") as api,
+        asyncio.TaskGroup() as tasks,
+    ):
         versions = [(await api.list(path, **query))[1] for path, _, query in watched]
         watches = [
             tasks.create_task(follow(api, path, note, version, **query))
@@ -125,7 +134,9 @@ def main() -> None:
     parser.add_argument("count", type=int)
     parser.add_argument("file", type=Path)
     parser.add_argument(
-        "--pipelines", action="store_true", help="wait for the pipelines' own condition Finished"
+        "--pipelines",
+        action="store_true",
+        help="wait for the pipelines' own condition Finished",
     )
     options = parser.parse_args()
     observer = Observer(options.count, watches_pipelines=options.pipelines)

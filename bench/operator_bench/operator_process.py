@@ -80,10 +80,14 @@ class OperatorProcess:
         return time.monotonic() - self.started
 
     def _is_ready(self) -> bool:
-        assert self.process.poll() is None, f"the operator ended: {self.log.read_text()[-2000:]}"
+        assert self.process.poll() is None, (
+            f"the operator ended: {self.log.read_text()[-2000:]}"
+        )
         with (
             suppress(OSError),
-            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5) as response,
+            urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}/readyz", timeout=5
+            ) as response,
         ):
             return bool(response.status == 200)
         return False
@@ -114,7 +118,9 @@ class OperatorProcess:
 
 
 @contextmanager
-def running_operator(bench: BenchCluster, workers: int | None = None) -> Iterator[OperatorProcess]:
+def running_operator(
+    bench: BenchCluster, workers: int | None = None
+) -> Iterator[OperatorProcess]:
     """Start an operator, wait until it is ready, and stop it at the end."""
     operator = OperatorProcess(bench, workers)
     operator.start()
@@ -139,7 +145,9 @@ def running_module(module: str, *arguments: str) -> Iterator["subprocess.Popen[s
     )
     with process:
         try:
-            assert _pipe(process.stdout).readline() == "ready\n", f"{module} did not start"
+            assert _pipe(process.stdout).readline() == "ready\n", (
+                f"{module} did not start"
+            )
             yield process
         finally:
             process.kill()

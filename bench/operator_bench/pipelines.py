@@ -28,7 +28,10 @@ def pipeline(name: str, claim: str | None) -> Object:
     Its workspace is the existing claim, or with None a claim that the operator creates.
     """
     stages: Object = {stage: {"pod": {"tolerations": [KWOK_TAINT]}} for stage in STAGES}
-    stages["evaluate"] |= {"tasks": [{"name": "exam"}], "gates": [{"task": "exam", "value": 0.6}]}
+    stages["evaluate"] |= {
+        "tasks": [{"name": "exam"}],
+        "gates": [{"task": "exam", "value": 0.6}],
+    }
     stages["push"] |= {"targets": [{"uri": f"pvc://{PUBLISHED}/bench"}]}
     created = {"size": SIZE, "storageClassName": STORAGE_CLASS, "whenDeleted": "Delete"}
     return {
@@ -83,14 +86,22 @@ def preparations() -> list[Object]:
         "provisioner": "kubernetes.io/no-provisioner",
         "volumeBindingMode": "Immediate",
     }
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    namespace = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": NAMESPACE},
+    }
     return [namespace, storage_class, volume(f"volume-{PUBLISHED}"), claim(PUBLISHED)]
 
 
 def service_account(name: str) -> list[Object]:
     """Return a service account with every right. The audit log tells the programs of the benchmark apart by it."""
     subject = {"kind": "ServiceAccount", "name": name, "namespace": NAMESPACE}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+    role = {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": "cluster-admin",
+    }
     return [
         {
             "apiVersion": "v1",

@@ -107,14 +107,22 @@ def capture_bodies(scenario: Scenario, file: Path) -> None:
     file.write_text(json.dumps(bodies))
 
 
-def run_variant(variant: str, count: int, scenario: Scenario, bodies: Path, *, resync: bool) -> Run:
+def run_variant(
+    variant: str, count: int, scenario: Scenario, bodies: Path, *, resync: bool
+) -> Run:
     """Create a control plane, run this many pipelines, and return the figures."""
     with tempfile.TemporaryDirectory() as name, cluster(Path(name)) as bench:
         prepare_claims(bench, count, existing=scenario.existing_claims)
         if variant == OPERATOR:
             return _run_operator(bench, count, scenario, resync=resync)
         trigger = variant.removeprefix("null-")
-        arguments = [str(bench.kubeconfig("null")), str(bodies), str(count), "--on", trigger]
+        arguments = [
+            str(bench.kubeconfig("null")),
+            str(bodies),
+            str(count),
+            "--on",
+            trigger,
+        ]
         with running_module("null_operator", *arguments) as process:
             measured = Measurement(bench, "null", process.pid)
 
@@ -125,7 +133,9 @@ def run_variant(variant: str, count: int, scenario: Scenario, bodies: Path, *, r
             return measured.run(variant, count, work, lambda: read_result(process))
 
 
-def _run_operator(bench: BenchCluster, count: int, scenario: Scenario, *, resync: bool) -> Run:
+def _run_operator(
+    bench: BenchCluster, count: int, scenario: Scenario, *, resync: bool
+) -> Run:
     with running_operator(bench, scenario.workers) as operator:
         operator.wait_idle()
         measured = Measurement(bench, "operator", operator.pid)
@@ -169,7 +179,9 @@ def _observer(
     return running_module("observer", *arguments)
 
 
-def wait_observed(bench: BenchCluster, observer: "subprocess.Popen[str]", count: int) -> Object:
+def wait_observed(
+    bench: BenchCluster, observer: "subprocess.Popen[str]", count: int
+) -> Object:
     """Wait for the observer's file and return its content. The observer runs on, so that its CPU can be read."""
     file, deadline = (
         bench.folder / OBSERVED,
@@ -200,9 +212,16 @@ class Measurement:
     ) -> Run:
         """Start the work, wait until everything is done, and return the figures."""
         idle = memory_mib(self.pid, "VmRSS")
-        with _observer(self.bench, count, with_pipelines=variant == OPERATOR) as observer:
-            programs = {**cluster_programs(self.bench.provider.folder), os.getpid(): "user"}
-            account = CpuAccount({**programs, self.pid: "measured", observer.pid: "observer"})
+        with _observer(
+            self.bench, count, with_pipelines=variant == OPERATOR
+        ) as observer:
+            programs = {
+                **cluster_programs(self.bench.provider.folder),
+                os.getpid(): "user",
+            }
+            account = CpuAccount(
+                {**programs, self.pid: "measured", observer.pid: "observer"}
+            )
             since, began = time.time(), time.monotonic()
             account.start()
             started = work()
@@ -214,9 +233,18 @@ class Measurement:
             "ended": max(observed["finished"].values(), default=0.0),
         } | told
         requests = count_requests(self.bench.audit_log, self.account, since)
-        memory = {"rss_idle": round(idle, 1), "rss_peak": round(memory_mib(self.pid, "VmHWM"), 1)}
+        memory = {
+            "rss_idle": round(idle, 1),
+            "rss_peak": round(memory_mib(self.pid, "VmHWM"), 1),
+        }
         return _figures(
-            variant, observed, cpu, requests, pipelines=count, foreign_share=foreign, **memory
+            variant,
+            observed,
+            cpu,
+            requests,
+            pipelines=count,
+            foreign_share=foreign,
+            **memory,
         )
 
 
@@ -231,30 +259,43 @@ def _figures(
 ) -> Run:
     jobs = sum(len(stages) for stages in observed["created"].values())
     makespan = observed["ended"] - observed["started"]
-    last_pod = max(seen for stages in observed["podSucceeded"].values() for seen in stages.values())
+    last_pod = max(
+        seen for stages in observed["podSucceeded"].values() for seen in stages.values()
+    )
     firsts = [
-        1000 * (stages[STAGES[0]] - observed["started"]) for stages in observed["created"].values()
+        1000 * (stages[STAGES[0]] - observed["started"])
+        for stages in observed["created"].values()
     ]
     return Run(
         variant=variant,
         pipelines=pipelines,
-        succeeded=observed["succeeded"] if variant == OPERATOR else len(observed["complete"]),
+        succeeded=observed["succeeded"]
+        if variant == OPERATOR
+        else len(observed["complete"]),
         jobs=jobs,
         stages_per_second=round(jobs / makespan, 2),
         makespan=round(makespan, 2),
         pods_makespan=round(last_pod - observed["started"], 2),
         first_job=percentiles(firsts),
-        from_pod=percentiles(transitions(observed["podSucceeded"], observed["created"])),
-        from_complete=percentiles(transitions(observed["complete"], observed["created"])),
+        from_pod=percentiles(
+            transitions(observed["podSucceeded"], observed["created"])
+        ),
+        from_complete=percentiles(
+            transitions(observed["complete"], observed["created"])
+        ),
         cpu=cpu,
         cpu_ms_per_stage=round(1000 * cpu["measured"] / jobs, 2),
         all_writes=round(requests.all_writes / pipelines, 1),
         own={
-            key: round(number / pipelines, 2) for key, number in sorted(requests.of_account.items())
+            key: round(number / pipelines, 2)
+            for key, number in sorted(requests.of_account.items())
         },
         errors=dict(requests.errors),
         by_agent={
-            agent: {verb: round(number / pipelines, 2) for verb, number in sorted(verbs.items())}
+            agent: {
+                verb: round(number / pipelines, 2)
+                for verb, number in sorted(verbs.items())
+            }
             for agent, verbs in sorted(requests.by_agent.items())
         },
         **others,  # type: ignore[arg-type]  # memory and foreign load
@@ -276,4 +317,7 @@ def transitions(
 def percentiles(values: list[float]) -> list[int]:
     """Return p50, p95 and p99 by the nearest rank."""
     ordered = sorted(values)
-    return [round(ordered[math.ceil(len(ordered) * share) - 1]) for share in (0.50, 0.95, 0.99)]
+    return [
+        round(ordered[math.ceil(len(ordered) * share) - 1])
+        for share in (0.50, 0.95, 0.99)
+    ]

@@ -14,7 +14,9 @@ BOUND_WITHIN, BOUND_SECONDS_PER_CLAIM = 300, 0.1
 """Timeout until claims are bound."""
 
 
-async def gather(work: Iterable[Coroutine[Any, Any, Any]], limit: int = CONCURRENT) -> list[Any]:
+async def gather(
+    work: Iterable[Coroutine[Any, Any, Any]], limit: int = CONCURRENT
+) -> list[Any]:
     """Run coroutines, at most `limit` of them at a time, and return their results in order."""
     semaphore = asyncio.Semaphore(limit)
 
@@ -54,7 +56,9 @@ def prepare_claims(bench: BenchCluster, count: int, *, existing: bool) -> None:
     async def create() -> None:
         names = [pipeline_name(number) for number in range(count)]
         async with open_api(bench.kubeconfig("user"), "bench-user") as api:
-            await (create_claims(api, names) if existing else create_volumes(api, names))
+            await (
+                create_claims(api, names) if existing else create_volumes(api, names)
+            )
 
     asyncio.run(create())
 
@@ -65,7 +69,8 @@ def submit(bench: BenchCluster, count: int, *, existing_claims: bool) -> float:
     async def create() -> float:
         names = (pipeline_name(number) for number in range(count))
         manifests = (
-            pipeline(name, claim_name(name) if existing_claims else None) for name in names
+            pipeline(name, claim_name(name) if existing_claims else None)
+            for name in names
         )
         async with open_api(bench.kubeconfig("user"), "bench-user") as api:
             return await create_pipelines(api, manifests)

@@ -55,10 +55,13 @@ class Auto:
 
     def __post_init__(self) -> None:
         job = self.run.job
-        self.on_demand_offer = [Offer(NodeGroup(ON_DEMAND), Decimal(str(job.on_demand_price)))]
+        self.on_demand_offer = [
+            Offer(NodeGroup(ON_DEMAND), Decimal(str(job.on_demand_price)))
+        ]
         prices = {zone.node_class: Decimal(str(zone.price)) for zone in self.run.zones}
         self.spot_offers = [
-            Offer(NodeGroup(SPOT, node_class), price) for node_class, price in prices.items()
+            Offer(NodeGroup(SPOT, node_class), price)
+            for node_class, price in prices.items()
         ]
 
     def attempt(self) -> None:
@@ -72,7 +75,11 @@ class Auto:
     def decide(self, given_up: dict[NodeGroup, Cause]) -> Decision:
         """Ask the operator's function."""
         return decide(
-            AUTO, self.spot_offers, self.on_demand_offer, self.experience(given_up), self.limits
+            AUTO,
+            self.spot_offers,
+            self.on_demand_offer,
+            self.experience(given_up),
+            self.limits,
         )
 
     def experience(self, given_up: dict[NodeGroup, Cause]) -> Experience:
@@ -133,7 +140,9 @@ class Auto:
         """Run on an on-demand node until the work is done, or spot nodes are to be tried again."""
         run = self.run
         self.on_demand_attempts += 1
-        least = int(return_time(decision.cause, self.experience({}), self.limits) / minutes(1))
+        least = int(
+            return_time(decision.cause, self.experience({}), self.limits) / minutes(1)
+        )
         end = run.now + max(1, least)
         look = _after(run, end)
         while not look.is_done and not self.returns(look):

@@ -32,7 +32,9 @@ class Job:
         return (self.work + self.restart) * self.on_demand_price / 60
 
 
-def draw_job(rng: np.random.Generator, prices: tuple[float, float] | None = None) -> Job:
+def draw_job(
+    rng: np.random.Generator, prices: tuple[float, float] | None = None
+) -> Job:
     """Return a job of 1 to 48 hours, whose deadline is 1.1 to 3 times what it needs on on-demand nodes.
 
     Short ones are as frequent as long ones: the logarithm of the work is uniform. The estimate is wrong by up to 20 %,

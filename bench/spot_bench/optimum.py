@@ -44,7 +44,11 @@ class _Nodes:
     """Cost-to-go of an attempt that works on nodes of one price, in the last minutes that were computed."""
 
     def __init__(self, job: Job, price: float, zone: Capacity | None) -> None:
-        self._price, self._restart, self._is_spot = price / 60, job.restart, zone is not None
+        self._price, self._restart, self._is_spot = (
+            price / 60,
+            job.restart,
+            zone is not None,
+        )
         self._up = _availability(job, zone)
         self._ready_from = _length_of_capacity(self._up)
         self._working: deque[Costs] = deque(maxlen=job.restart + 1)
@@ -65,7 +69,10 @@ class _Nodes:
             working[1:] = later[:-1] + self._price
             working[0] = 0.0
         self._working.append(working)
-        if self._ready_from[minute] >= self._restart and len(self._working) > self._restart:
+        if (
+            self._ready_from[minute] >= self._restart
+            and len(self._working) > self._restart
+        ):
             allowed = slice(max(0, most + 1) if self._is_spot else None)
             np.minimum(
                 idle[allowed],

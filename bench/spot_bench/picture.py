@@ -24,7 +24,9 @@ def draw(summaries: dict[str, dict[str, tuple[float, float, int]]]) -> str:
             rows.append(_row(y + number * LINE + LINE / 2, COLOURS[policy], *values))
         y += LINE * len(policies) + GAP
     body = "\n".join([*_axis(y), *_legend(), *rows])
-    size = f'width="{MISSED + 60}" height="{y + 16}" viewBox="0 0 {MISSED + 60} {y + 16}"'
+    size = (
+        f'width="{MISSED + 60}" height="{y + 16}" viewBox="0 0 {MISSED + 60} {y + 16}"'
+    )
     style = 'font-family="sans-serif" font-size="12" fill="#24292f"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{_background()}\n{body}\n</svg>\n'
 
@@ -43,7 +45,11 @@ def _row(y: float, colour: str, median: float, p95: float, missed: int) -> str:
         return _text(MISSED, y + 4, str(missed), "start", colour)
     line = f'<line x1="{_x(median):.1f}" y1="{y}" x2="{_x(p95):.1f}" y2="{y}" stroke="{colour}" stroke-width="3"/>'
     circle = f'<circle cx="{_x(median):.1f}" cy="{y}" r="4" fill="{colour}"/>'
-    return line + circle + (_text(MISSED, y + 4, str(missed), "start", colour) if missed else "")
+    return (
+        line
+        + circle
+        + (_text(MISSED, y + 4, str(missed), "start", colour) if missed else "")
+    )
 
 
 def _axis(bottom: float) -> list[str]:
@@ -60,12 +66,18 @@ def _axis(bottom: float) -> list[str]:
 
 def _legend() -> list[str]:
     found = [
-        _text(LEFT, 18, "Cost by the offline optimum: median (circle) to 95th percentile", "start")
+        _text(
+            LEFT,
+            18,
+            "Cost by the offline optimum: median (circle) to 95th percentile",
+            "start",
+        )
     ]
     for number, (policy, colour) in enumerate(COLOURS.items()):
         x = 20 + number * 122
         found.append(
-            f'<circle cx="{x}" cy="40" r="4" fill="{colour}"/>' + _text(x + 8, 44, policy, "start")
+            f'<circle cx="{x}" cy="40" r="4" fill="{colour}"/>'
+            + _text(x + 8, 44, policy, "start")
         )
     return found
 

@@ -82,7 +82,11 @@ def _caught_up(run: Run, total: float) -> int:
     rate, ahead = total / job.deadline, 2 * _delay(run)
     ready = run.now + job.restart
     # The first t for which the work done + t - ready is at least the rate times t + ahead.
-    end = ceil((ready - run.done + ahead * rate) / (1 - rate)) if rate < 1 else job.deadline
+    end = (
+        ceil((ready - run.done + ahead * rate) / (1 - rate))
+        if rate < 1
+        else job.deadline
+    )
     return max(end, ready + 1)
 
 

@@ -28,13 +28,19 @@ class Capacity:
         if index >= 0 and minute < self._zone.intervals[index][1]:
             return now
         is_last = index + 1 == len(self._starts)
-        later = self._trace.length + self._starts[0] if is_last else self._starts[index + 1]
+        later = (
+            self._trace.length + self._starts[0] if is_last else self._starts[index + 1]
+        )
         return turn * self._trace.length + later - self._trace.begin
 
     def end(self, now: int) -> tuple[int, bool]:
         """Return the minute in which a node that is there now is taken, and whether with notice."""
         turn, index, _ = self._find(now)
-        end = turn * self._trace.length + self._zone.intervals[index][1] - self._trace.begin
+        end = (
+            turn * self._trace.length
+            + self._zone.intervals[index][1]
+            - self._trace.begin
+        )
         return end, bool(self._zone.graceful[index])
 
     def _find(self, now: int) -> tuple[int, int, int]:
@@ -95,17 +101,23 @@ class Run:
     def spot(self, zone: Capacity) -> bool:
         """Run on a spot node that is there now. Return whether it was taken before the work was done."""
         end, graceful = zone.end(self.now)
-        self._attempt("spot", zone.price, end, None if graceful else self.job.checkpoint)
+        self._attempt(
+            "spot", zone.price, end, None if graceful else self.job.checkpoint
+        )
         return not self.is_done
 
-    def _attempt(self, kind: str, price: float, until: int | None, checkpoint: int | None) -> None:
+    def _attempt(
+        self, kind: str, price: float, until: int | None, checkpoint: int | None
+    ) -> None:
         """Start, work and end at `until` at the latest; work after the last checkpoint is lost, if there is one."""
         needed = self.now + self.job.restart + self.job.work - self.done
         end = needed if until is None else min(until, needed)
         worked = max(0, end - self.now - self.job.restart)
         self.measured |= worked >= MEASURED or end == needed
         self.done += (
-            worked if checkpoint is None or end == needed else worked // checkpoint * checkpoint
+            worked
+            if checkpoint is None or end == needed
+            else worked // checkpoint * checkpoint
         )
         self.cost += (end - self.now) * price / 60
         self.history.append((kind, self.now, end))

@@ -72,7 +72,9 @@ def steady(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
         (
             "spot",
             1.0,
-            alternate(rng, lambda: rng.exponential(hours), lambda: lognormal(rng, 1 / 3, 1.0)),
+            alternate(
+                rng, lambda: rng.exponential(hours), lambda: lognormal(rng, 1 / 3, 1.0)
+            ),
         )
     ]
 
@@ -89,7 +91,9 @@ def volatile(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]
 
 def _volatile(rng: np.random.Generator) -> list[Interval]:
     up, down = rng.uniform(2, 6), rng.uniform(1 / 3, 4 / 3)
-    return alternate(rng, lambda: lognormal(rng, up, 1.4), lambda: lognormal(rng, down, 1.2))
+    return alternate(
+        rng, lambda: lognormal(rng, up, 1.4), lambda: lognormal(rng, down, 1.2)
+    )
 
 
 def scarce(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
@@ -102,7 +106,9 @@ def scarce(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
         (
             "spot",
             1.0,
-            alternate(rng, lambda: lognormal(rng, up, 1.2), lambda: lognormal(rng, down, 1.4)),
+            alternate(
+                rng, lambda: lognormal(rng, up, 1.2), lambda: lognormal(rng, down, 1.4)
+            ),
         )
     ]
 
@@ -142,7 +148,9 @@ def daily(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
     three times as long. The job starts at any hour.
     """
     up = rng.uniform(6, 18)
-    zone = alternate(rng, lambda: lognormal(rng, up, 1.4), lambda: lognormal(rng, 0.5, 1.2))
+    zone = alternate(
+        rng, lambda: lognormal(rng, up, 1.4), lambda: lognormal(rng, 0.5, 1.2)
+    )
     shift = int(rng.integers(DAY))
     for day in range(-1, LENGTH // DAY):
         if rng.random() < 0.7:
@@ -158,7 +166,9 @@ def outages(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]
     """
     [(name, factor, zone)] = steady(rng)
     start = int(rng.uniform(0, 3 * DAY))
-    return [(name, factor, without(zone, (start, start + int(rng.uniform(6, 48) * HOUR))))]
+    return [
+        (name, factor, without(zone, (start, start + int(rng.uniform(6, 48) * HOUR))))
+    ]
 
 
 def zones(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
@@ -168,11 +178,15 @@ def zones(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
 
 def classes(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
     """Return two node classes, of which the second costs 10 to 60 % more. Both are volatile. Assumed."""
-    return [("spot", 1.0, _volatile(rng)), ("spot-2", rng.uniform(1.1, 1.6), _volatile(rng))]
+    return [
+        ("spot", 1.0, _volatile(rng)),
+        ("spot-2", rng.uniform(1.1, 1.6), _volatile(rng)),
+    ]
 
 
 FAMILIES: dict[str, Family] = {
-    one.__name__: one for one in (steady, volatile, scarce, bursts, daily, outages, zones, classes)
+    one.__name__: one
+    for one in (steady, volatile, scarce, bursts, daily, outages, zones, classes)
 }
 
 
@@ -208,7 +222,8 @@ def generate(family: str, rng: np.random.Generator) -> Trace:
     """Return a trace of a family."""
     drawn = FAMILIES[family](rng)
     return Trace(
-        family, [Zone(*one, (rng.random(len(one[2])) < GRACEFUL).tolist()) for one in drawn]
+        family,
+        [Zone(*one, (rng.random(len(one[2])) < GRACEFUL).tolist()) for one in drawn],
     )
 
 
@@ -219,8 +234,12 @@ def read_trace(path: Path) -> Trace:
     NSDI'24: metadata.gap_seconds, and data, the number of nodes at each tick. Raises ValueError for any other file.
     """
     pieces = _read_json(path) if path.suffix == ".json" else _read_csv(path)
-    minutes = [(round(start), round(end), available) for start, end, available in pieces]
-    up = [(start, end) for start, end, available in minutes if available and start < end]
+    minutes = [
+        (round(start), round(end), available) for start, end, available in pieces
+    ]
+    up = [
+        (start, end) for start, end, available in minutes if available and start < end
+    ]
     if not up:
         raise ValueError(
             f"{path}: no interval has capacity: an interval with available=1 is needed"
@@ -248,7 +267,10 @@ def _read_csv(path: Path) -> list[tuple[float, float, bool]]:
 def _read_json(path: Path) -> list[tuple[float, float, bool]]:
     content = json.loads(path.read_text())
     gap = content["metadata"]["gap_seconds"] / 60
-    return [(tick * gap, (tick + 1) * gap, nodes > 0) for tick, nodes in enumerate(content["data"])]
+    return [
+        (tick * gap, (tick + 1) * gap, nodes > 0)
+        for tick, nodes in enumerate(content["data"])
+    ]
 
 
 def merged(intervals: Sequence[Interval]) -> list[Interval]:

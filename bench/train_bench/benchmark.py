@@ -28,7 +28,12 @@ class Benchmark:
         self.rows = PackedRows(folder / "prepare" / "rows" / "output", "train")
 
     def config(
-        self, identity: str, *, rank: int = 16, every: int = 10**6, steps: int | None = None
+        self,
+        identity: str,
+        *,
+        rank: int = 16,
+        every: int = 10**6,
+        steps: int | None = None,
     ) -> TrainConfig:
         """Return the train config that all trainers follow. Its first step is not timed."""
         recipe = {
@@ -39,7 +44,11 @@ class Benchmark:
             "objective": self.options.objective,
             "processes_per_node": self.options.processes,
             "parallelism": self.options.parallelism,
-            "optimizer": {"learning_rate": 1e-4, "scheduler": "Constant", "warmup_fraction": 0.0},
+            "optimizer": {
+                "learning_rate": 1e-4,
+                "scheduler": "Constant",
+                "warmup_fraction": 0.0,
+            },
         }
         if self.options.method != "Full":
             dropout = self.options.dropout

@@ -73,7 +73,9 @@ def train_with(
         BaseModel("model", benchmark.model, ""), config, torch.device("cpu")
     ).module
     examples = (
-        len(benchmark.rows) // 2 if benchmark.options.objective == "DPO" else len(benchmark.rows)
+        len(benchmark.rows) // 2
+        if benchmark.options.objective == "DPO"
+        else len(benchmark.rows)
     )
     sampler = StepSampler.of(config.recipe, examples, 0)
     order = np.concatenate([sampler.rows_for_step(step) for step in range(steps)])
@@ -102,7 +104,9 @@ def train_with(
         callbacks=[times],
     )
     for parameter in model.parameters():
-        if parameter.requires_grad:  # TRL has rounded them to bf16 beside a base model in 4 bits
+        if (
+            parameter.requires_grad
+        ):  # TRL has rounded them to bf16 beside a base model in 4 bits
             parameter.data = parameter.data.float()
     trainer.train()
     return times.ends
@@ -131,4 +135,6 @@ def record(benchmark: Benchmark, example: int) -> dict[str, Any]:
 
 def stack_rows(records: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return a batch of rows, which all have the same length."""
-    return {name: torch.stack([record[name] for record in records]) for name in records[0]}
+    return {
+        name: torch.stack([record[name] for record in records]) for name in records[0]
+    }

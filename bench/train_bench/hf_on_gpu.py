@@ -23,7 +23,9 @@ def speed(large: LargeModel) -> dict[str, Any]:
     tokens with tokens. Ours asks for deterministic kernels; this trainer does not.
     """
     torch.use_deterministic_algorithms(False)
-    config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
     rows = PackedRows(large.folder / "prepare" / "rows" / "output", "train")
     tokens = torch.from_numpy(rows.read(range(len(rows))).tokens.astype(np.int64))
     times = StepTimesCallback("wall")
@@ -46,13 +48,17 @@ def speed(large: LargeModel) -> dict[str, Any]:
     trainer = InOrder(
         model=get_peft_model(large.load(), config),
         args=arguments,
-        train_dataset=[{"input_ids": row, "labels": row} for row in tokens.repeat(STEPS, 1)],
+        train_dataset=[
+            {"input_ids": row, "labels": row} for row in tokens.repeat(STEPS, 1)
+        ],
         data_collator=stack_rows,
         callbacks=[times],
     )
     large.reset_peak()
     trainer.train()
-    seconds = statistics.median(after - before for before, after in itertools.pairwise(times.ends))
+    seconds = statistics.median(
+        after - before for before, after in itertools.pairwise(times.ends)
+    )
     return {
         "seconds a step": seconds,
         "tokens/s": large.rows_per_step * large.context / seconds,

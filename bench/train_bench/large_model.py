@@ -68,7 +68,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dropout 0.05": {"dropout": 0.05},
     "PEFT's forward pass": {"replaced": (model, "speed_up_lora", lambda _model: None)},
     "all logits": {"replaced": (loss, "CHUNK_BYTES", 1 << 60)},
-    "mask": {"replaced": (document_attention, "runs_on", lambda _device, _dtype: False)},
+    "mask": {
+        "replaced": (document_attention, "runs_on", lambda _device, _dtype: False)
+    },
 }
 """What differs from the recipe in `LargeModel.config`, and what is replaced in the code. The slowest comes last."""
 FIRST = next(iter(VARIANTS))
@@ -84,13 +86,17 @@ class LargeModel:
         options, self.context, self.steps = SHAPES[shape]
         self.folder, self.shape, self.device = folder, shape, device
         self.rows_per_step = 8 if shape == "8b" else 4
-        self.llama = LlamaConfig(**options, max_position_embeddings=self.context, dtype="bfloat16")
+        self.llama = LlamaConfig(
+            **options, max_position_embeddings=self.context, dtype="bfloat16"
+        )
         self.weights = multiplied_weights(self._meta())
 
     def write(self) -> None:
         """Write the model's configuration and the rows."""
         self.llama.save_pretrained(self.folder / "model")
-        make_rows(self.folder, 64, 1.0, context=self.context, vocabulary=self.llama.vocab_size)
+        make_rows(
+            self.folder, 64, 1.0, context=self.context, vocabulary=self.llama.vocab_size
+        )
 
     def _meta(self) -> Any:
         with torch.device("meta"):
@@ -120,7 +126,11 @@ class LargeModel:
             "micro_batch_size": micro_batch,
             "gradient_accumulation_steps": self.rows_per_step // micro_batch,
             "lora": {"rank": 16, "alpha": 32, "dropout": dropout},
-            "optimizer": {"learning_rate": 1e-4, "scheduler": "Constant", "warmup_fraction": 0.0},
+            "optimizer": {
+                "learning_rate": 1e-4,
+                "scheduler": "Constant",
+                "warmup_fraction": 0.0,
+            },
         }
         uri = f"file://{self.folder / 'model'}"
         content = {
@@ -129,13 +139,19 @@ class LargeModel:
             "model": {"uri": uri},
             "recipe": recipe | changes,
         }
-        return TrainConfig.model_validate(content | {"checkpoint": {"every_steps": every}})
+        return TrainConfig.model_validate(
+            content | {"checkpoint": {"every_steps": every}}
+        )
 
     def compared(self, identity: str) -> TrainConfig:
         """Return the config of a run whose bytes are compared; it has dropout."""
-        return self.config(identity, every=SAVED_EVERY, max_steps=RESUMED_STEPS, dropout=0.05)
+        return self.config(
+            identity, every=SAVED_EVERY, max_steps=RESUMED_STEPS, dropout=0.05
+        )
 
-    def run(self, config: TrainConfig, progress: type[StepTimes] = StepTimes) -> dict[str, Any]:
+    def run(
+        self, config: TrainConfig, progress: type[StepTimes] = StepTimes
+    ) -> dict[str, Any]:
         """Run the train stage, from its newest checkpoint if it has one; return what was measured."""
         environment = Environment(self.folder, manifest_dir=self.folder)
         stage = environment.stage_dir("train", config.identity)
@@ -149,7 +165,8 @@ class LargeModel:
         ):
             train.run(config, Context(environment, stage, times, StopSignal()))
         seconds = [
-            after - before for before, after in zip(times.ends[1:], times.ends[2:], strict=False)
+            after - before
+            for before, after in zip(times.ends[1:], times.ends[2:], strict=False)
         ]
         return {
             "start step": times.start_step,
@@ -159,7 +176,11 @@ class LargeModel:
             "attention by boundaries": problems == [""],
             "seconds a step": statistics.median(seconds) if seconds else None,
             "peak GiB": self.peak_gib(),
-        } | ({"error": f"attention kept its mask: {problems[0]}"} if any(problems) else {})
+        } | (
+            {"error": f"attention kept its mask: {problems[0]}"}
+            if any(problems)
+            else {}
+        )
 
     def reset_peak(self) -> None:
         """Forget the peak memory so far."""
@@ -168,7 +189,9 @@ class LargeModel:
 
     def peak_gib(self) -> float | None:
         """Return the peak memory of the GPU."""
-        return torch.cuda.max_memory_allocated() / 2**30 if self.device == "cuda" else None
+        return (
+            torch.cuda.max_memory_allocated() / 2**30 if self.device == "cuda" else None
+        )
 
     def run_anew(self, config: TrainConfig) -> dict[str, Any]:
         """Run the train stage from the start."""
@@ -177,14 +200,21 @@ class LargeModel:
 
     def speed(self, name: str) -> dict[str, Any]:
         """Measure one variant: the first in all steps, the others in half of them, so that all fit the time."""
-        changes = {"max_steps": self.steps if name == FIRST else self.steps // 2} | VARIANTS[name]
+        changes = {
+            "max_steps": self.steps if name == FIRST else self.steps // 2
+        } | VARIANTS[name]
         change = changes.pop("replaced", None)
         with replaced(*change) if change else contextlib.nullcontext():
             found = self.run_anew(self.config("speed", **changes))
         del found["first step at"], found["start step"]
         tokens = self.rows_per_step * self.context / found["seconds a step"]
         flops = next(
-            (peak for chip, peak in PEAK_FLOPS.items() if chip in device_name(self.device)), None
+            (
+                peak
+                for chip, peak in PEAK_FLOPS.items()
+                if chip in device_name(self.device)
+            ),
+            None,
         )
         return found | {
             "tokens/s": tokens,
@@ -211,7 +241,9 @@ class LargeModel:
         resumed = self.process("killed")
         codes.append(resumed.returncode)
         if codes != [-signal.SIGKILL, 0]:
-            return {"error": f"the processes ended with {codes}: {resumed.stderr[-1000:]}"}
+            return {
+                "error": f"the processes ended with {codes}: {resumed.stderr[-1000:]}"
+            }
         killed = self.take_adapter("killed")
         whole = self.adapter_of_whole_run()
         last = json.loads(resumed.stdout.splitlines()[-1])
@@ -260,7 +292,9 @@ class KilledOnceSaved(StepTimes):
 def multiplied_weights(model: Any) -> int:
     """Return the number of weights that each token is multiplied by. A weight that two layers share counts once."""
     embedding = model.get_input_embeddings().weight
-    read_only = 0 if embedding is model.get_output_embeddings().weight else embedding.numel()
+    read_only = (
+        0 if embedding is model.get_output_embeddings().weight else embedding.numel()
+    )
     return int(sum(parameter.numel() for parameter in model.parameters()) - read_only)
 
 

@@ -18,11 +18,18 @@ from finetune_trainer.runtime.progress import ProgressReporter
 
 
 def make_rows(
-    workspace: Path, count: int, target_fraction: float, *, context: int, vocabulary: int
+    workspace: Path,
+    count: int,
+    target_fraction: float,
+    *,
+    context: int,
+    vocabulary: int,
 ) -> Path:
     """Write full rows of two documents each; the last `target_fraction` of each document is in the loss."""
     random = np.random.Generator(np.random.Philox(1))
-    loss_mask = (np.arange(context // 2) >= context // 2 * (1 - target_fraction)).astype("u1")
+    loss_mask = (
+        np.arange(context // 2) >= context // 2 * (1 - target_fraction)
+    ).astype("u1")
     loss_mask[0] = 0
     output = workspace / "prepare" / "rows" / "output"
     with artifacts.atomic_folder(output) as folder:
@@ -35,7 +42,12 @@ def make_rows(
 
 
 def make_pairs(
-    workspace: Path, count: int, target_fraction: float, *, context: int, vocabulary: int
+    workspace: Path,
+    count: int,
+    target_fraction: float,
+    *,
+    context: int,
+    vocabulary: int,
 ) -> Path:
     """Write pairs of full rows with the same prompt; the last `target_fraction` of each row is the completion."""
     random = np.random.Generator(np.random.Philox(1))
@@ -47,7 +59,9 @@ def make_pairs(
                 prompt = random.integers(2, vocabulary, context, dtype="<i4")
                 for _ in range(2):
                     tokens = np.where(
-                        loss_mask, random.integers(2, vocabulary, context, dtype="<i4"), prompt
+                        loss_mask,
+                        random.integers(2, vocabulary, context, dtype="<i4"),
+                        prompt,
                     )
                     writer.add("train", Document(tokens.astype("<i4"), loss_mask))
         artifacts.seal(folder, known_digests=writer.digests())

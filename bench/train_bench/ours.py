@@ -19,7 +19,9 @@ def train(benchmark: Benchmark, **changes: int) -> list[float]:
     folder = environment.stage_dir("train", "ours")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    os.environ["FINETUNE_CONFIG"] = config.model_dump_json(by_alias=True)  # for the other processes
+    os.environ["FINETUNE_CONFIG"] = config.model_dump_json(
+        by_alias=True
+    )  # for the other processes
     times = StepTimes(environment, benchmark.options.clock)
     train_stage.run(config, Context(environment, folder, times, StopSignal()))
     return times.ends

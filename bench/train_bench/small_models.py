@@ -88,8 +88,13 @@ class SmallModels:
     def write(self) -> None:
         """Write the model, and rows for each objective."""
         torch.manual_seed(0)
-        LlamaForCausalLM(self.llama).to(torch.bfloat16).save_pretrained(self.folder / "model")
-        sizes = {"context": self.llama.max_position_embeddings, "vocabulary": self.llama.vocab_size}
+        LlamaForCausalLM(self.llama).to(torch.bfloat16).save_pretrained(
+            self.folder / "model"
+        )
+        sizes = {
+            "context": self.llama.max_position_embeddings,
+            "vocabulary": self.llama.vocab_size,
+        }
         make_rows(self.folder / "SFT", 64, 1.0, **sizes)
         make_pairs(self.folder / "DPO", 32, 0.5, **sizes)
 
@@ -128,16 +133,23 @@ class SmallModels:
         try:
             self._run(workspace, self.config("again", **recipe), InterruptedAtStep)
         except Interrupted:
-            return whole == self._run(workspace, self.config("again", **recipe), Resumed)
+            return whole == self._run(
+                workspace, self.config("again", **recipe), Resumed
+            )
         raise RuntimeError("the run was not interrupted")
 
     @staticmethod
-    def _run(workspace: Path, config: TrainConfig, progress: type[StepTimes] = StepTimes) -> str:
+    def _run(
+        workspace: Path, config: TrainConfig, progress: type[StepTimes] = StepTimes
+    ) -> str:
         """Run the train stage; return the digest of the trained weights."""
         environment = Environment(workspace, manifest_dir=workspace)
         stage = environment.stage_dir("train", config.identity)
         stage.mkdir(parents=True, exist_ok=True)
-        train.run(config, Context(environment, stage, progress(environment, "wall"), StopSignal()))
+        train.run(
+            config,
+            Context(environment, stage, progress(environment, "wall"), StopSignal()),
+        )
         (weights,) = (stage / "output").glob("*.safetensors")
         return digest_file(weights)
 
@@ -147,9 +159,14 @@ class SmallModels:
         The latter are computed in fp32 on the CPU, the others in bf16 on the device: with a mask and, on a GPU, by the
         boundaries of the documents. Gradients are compared by the norm of their difference, as a share of their own.
         """
-        rows = {name: self._documents(packing=name == "packed") for name in ("packed", "alone")}
+        rows = {
+            name: self._documents(packing=name == "packed")
+            for name in ("packed", "alone")
+        }
         count = len(rows["alone"])
-        expected = self._gradients("cpu", "FP32", load_batch(rows["alone"], range(count)))
+        expected = self._gradients(
+            "cpu", "FP32", load_batch(rows["alone"], range(count))
+        )
         packed = range(len(rows["packed"]))
         found: dict[str, Any] = {}
         for name, flat in (
@@ -159,7 +176,9 @@ class SmallModels:
             loss, gradients = self._gradients(self.device, "BF16", batch, flat=flat)
             found[name] = {
                 "loss": abs(loss / expected[0] - 1),
-                "gradients": float((gradients - expected[1]).norm() / expected[1].norm()),
+                "gradients": float(
+                    (gradients - expected[1]).norm() / expected[1].norm()
+                ),
             }
         return found | {"documents": count, "rows": len(packed)}
 
@@ -173,7 +192,9 @@ class SmallModels:
             for _ in range(12):
                 length = int(random.integers(6, context // 2))
                 tokens = random.integers(2, self.llama.vocab_size, length, dtype="<i4")
-                writer.add("train", Document(tokens, (np.arange(length) > 2).astype("u1")))
+                writer.add(
+                    "train", Document(tokens, (np.arange(length) > 2).astype("u1"))
+                )
         return PackedRows(folder, "train")
 
     def _gradients(
@@ -189,16 +210,19 @@ class SmallModels:
         )
         model = TrainedModel(trainable, place, config.recipe)
         generator = torch.Generator().manual_seed(0)
-        for (
-            parameter
-        ) in model.trainable.values():  # as they begin, half of them would have no gradient
-            parameter.data.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+        for parameter in (
+            model.trainable.values()
+        ):  # as they begin, half of them would have no gradient
+            parameter.data.copy_(
+                0.05 * torch.randn(parameter.shape, generator=generator)
+            )
         if flat and not document_attention.enable(model, dtype):
             raise RuntimeError("attention kept its mask")
         model.model.train()
         loss = model.loss_sum(batch)
         loss.backward()
         gradients = [
-            parameter.grad.float().cpu().flatten() for parameter in model.trainable.values()
+            parameter.grad.float().cpu().flatten()
+            for parameter in model.trainable.values()
         ]
         return loss.item(), torch.cat(gradients)

@@ -55,7 +55,9 @@ def train_dpo(benchmark: Benchmark, **changes: object) -> list[float]:
     return train_with(
         benchmark,
         lambda train_dataset, **arguments: InOrderDPO(
-            train_dataset=Dataset.from_list(train_dataset), processing_class=tokenizer, **arguments
+            train_dataset=Dataset.from_list(train_dataset),
+            processing_class=tokenizer,
+            **arguments,
         ),
         DPOConfig,
         precompute_ref_log_probs=True,

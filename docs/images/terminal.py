@@ -41,7 +41,9 @@ def main() -> int:
     """Run the pipeline, write the picture, and return the exit code of the run."""
     material = Path(os.environ.get("DEMO_MATERIAL", ROOT / ".demo" / "material"))
     if not (material / "base-model").is_dir():
-        print(f"{material} holds no demo material: run `make demo` first", file=sys.stderr)
+        print(
+            f"{material} holds no demo material: run `make demo` first", file=sys.stderr
+        )
         return 2
     with tempfile.TemporaryDirectory() as folder:
         command = [
@@ -51,15 +53,29 @@ def main() -> int:
             "run",
             str(ROOT / "examples" / "demo" / "pipeline.yaml"),
         ]
-        options = ["--claim", f"demo={material}", "--workdir", folder, "--evict", "train@100"]
+        options = [
+            "--claim",
+            f"demo={material}",
+            "--workdir",
+            folder,
+            "--evict",
+            "train@100",
+        ]
         environment = os.environ | {
             "COLUMNS": str(COLUMNS),
             "PYTHONPATH": f"{ROOT}/operator:{ROOT}/trainer",
         }
         run = subprocess.run(
-            [*command, *options], env=environment, capture_output=True, text=True, check=False
+            [*command, *options],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        lines = [line.replace(folder, ".finetune/docstrings") for line in run.stdout.splitlines()]
+        lines = [
+            line.replace(folder, ".finetune/docstrings")
+            for line in run.stdout.splitlines()
+        ]
     if run.returncode:
         print(run.stdout, run.stderr, sep="\n", file=sys.stderr)
         return run.returncode
@@ -70,7 +86,9 @@ def main() -> int:
 
 def picture(lines: list[str]) -> str:
     """Return the lines as an SVG of a terminal."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    console = Console(
+        record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True
+    )
     for line in lines:
         text = Text(line)
         for pattern, style in STYLES:

@@ -23,7 +23,9 @@ CRD = "finetunepipelines.finetune.dev"
 
 def examples(name: str) -> list[Object]:
     """Return the manifests of a file in deploy/argocd/examples."""
-    return list(yaml.safe_load_all((EXAMPLES / "examples" / f"{name}.yaml").read_text()))
+    return list(
+        yaml.safe_load_all((EXAMPLES / "examples" / f"{name}.yaml").read_text())
+    )
 
 
 def example(name: str) -> Object:
@@ -44,7 +46,9 @@ def application_set(repository: GitRepository, namespace: KubeNamespace) -> Obje
 
 def template_with_trigger(kubectl_image: str) -> dict[str, Object]:
     """Return the manifests of that example by kind, with scripted stages and runs that expire after 5 s."""
-    manifests = {manifest["kind"]: manifest for manifest in examples("template-with-trigger")}
+    manifests = {
+        manifest["kind"]: manifest for manifest in examples("template-with-trigger")
+    }
     data = manifests["ConfigMap"]["data"]
     template = yaml.safe_load(data["pipeline.yaml"])
     scripted = pipeline("unused", workspace=template["spec"]["workspace"])["spec"]
@@ -83,9 +87,16 @@ class Application:
         `retry` replaces the example's, with which Argo CD retries a failed sync up to five times.
         """
         manifest = example("application")
-        manifest["metadata"] |= {"name": self.name, "annotations": dict(annotations or {})}
+        manifest["metadata"] |= {
+            "name": self.name,
+            "annotations": dict(annotations or {}),
+        }
         spec = manifest["spec"]
-        spec["source"] |= {"repoURL": self.repository.url, "targetRevision": BRANCH, "path": "."}
+        spec["source"] |= {
+            "repoURL": self.repository.url,
+            "targetRevision": BRANCH,
+            "path": ".",
+        }
         spec["destination"]["namespace"] = self.namespace.name
         spec["syncPolicy"]["syncOptions"] = list(options)
         if retry is not None:
@@ -105,7 +116,9 @@ class Application:
             "annotate", "application", self.name, f"{REFRESH}={kind}", "--overwrite"
         )
         until(
-            lambda: REFRESH not in self.object["metadata"].get("annotations", {}), 90, self.describe
+            lambda: REFRESH not in self.object["metadata"].get("annotations", {}),
+            90,
+            self.describe,
         )
 
     @property
@@ -123,7 +136,9 @@ class Application:
     def state(self) -> tuple[str, str]:
         """Its sync and its health."""
         status = self.status
-        return status.get("sync", {}).get("status", ""), status.get("health", {}).get("status", "")
+        return status.get("sync", {}).get("status", ""), status.get("health", {}).get(
+            "status", ""
+        )
 
     @property
     def states(self) -> list[tuple[str, str]]:
@@ -133,7 +148,9 @@ class Application:
     @property
     def states_since_sync(self) -> list[tuple[str, str]]:
         """Its states from the first one in which it was Synced."""
-        return list(itertools.dropwhile(lambda state: state[0] != "Synced", self.states))
+        return list(
+            itertools.dropwhile(lambda state: state[0] != "Synced", self.states)
+        )
 
     @property
     def syncs(self) -> set[str]:
@@ -152,7 +169,9 @@ class Application:
 
     def has_kind(self, kind: str) -> bool:
         """Return whether it has a resource of a kind."""
-        return any(resource["kind"] == kind for resource in self.status.get("resources", ()))
+        return any(
+            resource["kind"] == kind for resource in self.status.get("resources", ())
+        )
 
     def health(self, pipeline: str) -> Object:
         """Return health and message of a pipeline; empty if the Application does not have it."""
@@ -171,7 +190,11 @@ class Application:
 
     def wait_health(self, pipeline: str, health: str, seconds: float = 120) -> str:
         """Wait for the health of a pipeline, and return its message; raises TimedOut with `describe`."""
-        until(lambda: self.health(pipeline).get("status") == health, seconds, self.describe)
+        until(
+            lambda: self.health(pipeline).get("status") == health,
+            seconds,
+            self.describe,
+        )
         return str(self.health(pipeline).get("message", ""))
 
     def pipeline(self, name: str) -> PipelineDriver:
@@ -181,7 +204,9 @@ class Application:
     @property
     def pipelines(self) -> list[Object]:
         """The metadata of the pipelines in its namespace, also of hooks."""
-        pipelines = self.argo_cd.kube.json("get", "ft", "--namespace", self.namespace.name)
+        pipelines = self.argo_cd.kube.json(
+            "get", "ft", "--namespace", self.namespace.name
+        )
         return [pipeline["metadata"] for pipeline in pipelines["items"]]
 
     @property
@@ -193,10 +218,16 @@ class Application:
     def installed(self) -> tuple[str, str, str]:
         """The CRD's uid and the summary of its first column, and the option of the operator's grace period."""
         crd = self.argo_cd.kube.json("get", "crd", CRD)
-        summary = crd["spec"]["versions"][0]["additionalPrinterColumns"][0]["description"]
-        pods = self.namespace.get("deployment", chart.RELEASE)["spec"]["template"]["spec"]
+        summary = crd["spec"]["versions"][0]["additionalPrinterColumns"][0][
+            "description"
+        ]
+        pods = self.namespace.get("deployment", chart.RELEASE)["spec"]["template"][
+            "spec"
+        ]
         [grace] = [
-            argument for argument in pods["containers"][0]["args"] if "--grace-seconds" in argument
+            argument
+            for argument in pods["containers"][0]["args"]
+            if "--grace-seconds" in argument
         ]
         return crd["metadata"]["uid"], summary, grace
 
@@ -205,11 +236,17 @@ class Application:
         listed = self.argo_cd.command(
             "app", "actions", "list", self.name, *_selected(pipeline), "-o", "json"
         )
-        return {action["Action"] for action in json.loads(listed) or () if not action["Disabled"]}
+        return {
+            action["Action"]
+            for action in json.loads(listed) or ()
+            if not action["Disabled"]
+        }
 
     def act(self, action: str, name: str, kind: str = "FineTunePipeline") -> None:
         """Run an action of a pipeline, or of another resource, as its button does."""
-        self.argo_cd.command("app", "actions", "run", self.name, action, *_selected(name, kind))
+        self.argo_cd.command(
+            "app", "actions", "run", self.name, action, *_selected(name, kind)
+        )
 
     def delete(self) -> None:
         """Delete the Application and its resources, and wait until they are gone.
@@ -244,7 +281,10 @@ def install(
     images: Object = {"image": {"tag": "dev"}, "trainer": {"image": {"tag": "dev"}}}
     spec["source"]["helm"]["valuesObject"] = {**images, **values}
     spec["syncPolicy"]["syncOptions"] += options
-    manifest["metadata"] |= {"name": operator.name, "annotations": dict(annotations or {})}
+    manifest["metadata"] |= {
+        "name": operator.name,
+        "annotations": dict(annotations or {}),
+    }
     operator.argo_cd.kube.apply([manifest])
 
 

@@ -22,7 +22,9 @@ from testcluster.kube_namespace import KubeNamespace, wait_until_established
 Object = dict[str, Any]
 NAMESPACE = "argocd"
 EXAMPLES = Path(__file__).parents[2] / "deploy" / "argocd"
-CUSTOMIZATIONS: dict[str, str] = yaml.safe_load((EXAMPLES / "argocd-cm.yaml").read_text())["data"]
+CUSTOMIZATIONS: dict[str, str] = yaml.safe_load(
+    (EXAMPLES / "argocd-cm.yaml").read_text()
+)["data"]
 """Health check and actions of a FineTunePipeline, as an administrator of Argo CD adds them."""
 LABELS = {"app.kubernetes.io/part-of": "argocd"}
 """Argo CD watches no other ConfigMaps and Secrets."""
@@ -56,7 +58,9 @@ class ArgoCD:
             "--plaintext",
         ]
         home = f"HOME={self.folder}"
-        return run_command("env", home, *program, called=f"argocd {' '.join(arguments)}")
+        return run_command(
+            "env", home, *program, called=f"argocd {' '.join(arguments)}"
+        )
 
     def configure(self, customizations: Mapping[str, str]) -> None:
         """Set the customizations of argocd-cm, which the processes watch."""
@@ -65,9 +69,14 @@ class ArgoCD:
 
     def states(self, name: str) -> list[tuple[str, str]]:
         """Return every pair of sync and health that the Application had, in order."""
-        lines = (line.split(" ") for line in (self.folder / "states").read_text().splitlines())
+        lines = (
+            line.split(" ")
+            for line in (self.folder / "states").read_text().splitlines()
+        )
         recorded = [
-            (sync, health) for application, sync, health in lines if application == name and sync
+            (sync, health)
+            for application, sync, health in lines
+            if application == name and sync
         ]
         return [
             state
@@ -81,13 +90,17 @@ class ArgoCD:
             file.stem: file.read_text().splitlines()[-100:]
             for file in sorted(self.folder.glob("*.log"))
         }
-        return "\n".join(f"{name}: {line}" for name, lines in logs.items() for line in lines)
+        return "\n".join(
+            f"{name}: {line}" for name, lines in logs.items() for line in lines
+        )
 
 
 @contextmanager
 def running_argo_cd(kube: Kube, folder: Path) -> Iterator[ArgoCD]:
     """Install Argo CD's CRDs and settings in a cluster, and run its processes until the end of the context."""
-    redis, repositories, metrics, probe, server = (servers.free_port() for _ in range(5))
+    redis, repositories, metrics, probe, server = (
+        servers.free_port() for _ in range(5)
+    )
     cache = ("--redis", f"127.0.0.1:{redis}")
     renderer = (f"127.0.0.1:{repositories}", "--repo-server-plaintext")
     with ExitStack() as stack:
@@ -95,7 +108,9 @@ def running_argo_cd(kube: Kube, folder: Path) -> Iterator[ArgoCD]:
         created = ArgoCD(kube, folder, git, f"127.0.0.1:{server}")
         _install(created)
         stack.enter_context(
-            servers.running([programs.program("miniredis"), f"127.0.0.1:{redis}"], redis, {})
+            servers.running(
+                [programs.program("miniredis"), f"127.0.0.1:{redis}"], redis, {}
+            )
         )
 
         def run(name: str, port: int, *arguments: str) -> None:
@@ -121,13 +136,26 @@ def running_argo_cd(kube: Kube, folder: Path) -> Iterator[ArgoCD]:
             *renderer,
             *_application_sets(probe),
         )
-        run("argocd-server", server, *cache, "--repo-server", *renderer, *_api_server(server))
+        run(
+            "argocd-server",
+            server,
+            *cache,
+            "--repo-server",
+            *renderer,
+            *_api_server(server),
+        )
         stack.enter_context(_recorded_states(created))
         yield created
 
 
 def _repo_server(port: int) -> list[str]:
-    local = ("--address", "127.0.0.1", "--metrics-address", "127.0.0.1", "--disable-tls")
+    local = (
+        "--address",
+        "127.0.0.1",
+        "--metrics-address",
+        "127.0.0.1",
+        "--disable-tls",
+    )
     return ["--port", str(port), "--metrics-port", str(servers.free_port()), *local]
 
 
@@ -152,7 +180,11 @@ def _controller(metrics: int) -> list[str]:
 
 
 def _application_sets(probe: int) -> list[str]:
-    ports = {"probe": probe, "metrics": servers.free_port(), "webhook": servers.free_port()}
+    ports = {
+        "probe": probe,
+        "metrics": servers.free_port(),
+        "webhook": servers.free_port(),
+    }
     return [
         "--namespace",
         NAMESPACE,
@@ -174,7 +206,10 @@ def _api_server(port: int) -> list[str]:
 
 
 def _environment(kube: Kube, folder: Path, name: str) -> dict[str, str]:
-    own = {variable: str(folder / name / variable) for variable in ("HOME", "TMPDIR", *_FOLDERS)}
+    own = {
+        variable: str(folder / name / variable)
+        for variable in ("HOME", "TMPDIR", *_FOLDERS)
+    }
     for path in own.values():
         Path(path).mkdir(parents=True, exist_ok=True)
     switches = {
@@ -203,16 +238,24 @@ def _install(argo_cd: ArgoCD) -> None:
     for kind in KINDS:
         argo_cd.kube.apply((crds / f"{kind}-crd.yaml").read_text())
     wait_until_established(argo_cd.kube, *(f"{kind}s.argoproj.io" for kind in KINDS))
-    argo_cd.kube.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])
+    argo_cd.kube.apply(
+        [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}]
+    )
     key = {"server.secretkey": base64.b64encode(b"secret").decode()}
-    everywhere = {"sourceRepos": ["*"], "destinations": [{"server": "*", "namespace": "*"}]}
+    everywhere = {
+        "sourceRepos": ["*"],
+        "destinations": [{"server": "*", "namespace": "*"}],
+    }
     everything = {"clusterResourceWhitelist": [{"group": "*", "kind": "*"}]}
     argo_cd.kube.apply(
         [
             _object("ConfigMap", "argocd-rbac-cm"),
             _object("Secret", "argocd-secret", data=key),
             _object(
-                "AppProject", "default", "argoproj.io/v1alpha1", spec={**everywhere, **everything}
+                "AppProject",
+                "default",
+                "argoproj.io/v1alpha1",
+                spec={**everywhere, **everything},
             ),
         ]
     )

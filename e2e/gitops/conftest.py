@@ -16,13 +16,19 @@ from testcluster.provider import Provider
 @pytest.fixture(scope="module")
 def own_cluster() -> Iterator[Provider]:
     """A cluster of one node with the operator's image, which no other test file uses."""
-    with fixtures.cluster("gitops", "ondemand", images=("finetune-operator:dev",)) as created:
+    with fixtures.cluster(
+        "gitops", "ondemand", images=("finetune-operator:dev",)
+    ) as created:
         yield created
 
 
 @pytest.fixture(scope="module")
-def argo_cd(own_cluster: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArgoCD]:
-    with running_argo_cd(own_cluster.kube, tmp_path_factory.mktemp("argo-cd")) as running:
+def argo_cd(
+    own_cluster: Provider, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ArgoCD]:
+    with running_argo_cd(
+        own_cluster.kube, tmp_path_factory.mktemp("argo-cd")
+    ) as running:
         yield running
 
 
@@ -32,7 +38,9 @@ def operator(argo_cd: ArgoCD) -> Application:
     repository = argo_cd.git.create("charts")
     shutil.copytree(chart.CHART, repository.folder / "charts" / chart.CHART.name)
     repository.commit({})
-    application = Application(argo_cd, KubeNamespace(argo_cd.kube, chart.NAMESPACE), repository)
+    application = Application(
+        argo_cd, KubeNamespace(argo_cd.kube, chart.NAMESPACE), repository
+    )
     install(application, replicaCount=1)
     application.wait("Synced", "Healthy", 300)
     return application

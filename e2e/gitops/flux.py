@@ -45,15 +45,26 @@ class Flux:
         name = repository.folder.name
         if self.objects.get("gitrepository", name):
             self.objects.run(
-                "annotate", "gitrepository", name, f"{REQUESTED}={commit}", "--overwrite"
+                "annotate",
+                "gitrepository",
+                name,
+                f"{REQUESTED}={commit}",
+                "--overwrite",
             )
         return commit
 
-    def manifest(self, group: str, version: str, kind: str, name: str, spec: Object) -> Object:
+    def manifest(
+        self, group: str, version: str, kind: str, name: str, spec: Object
+    ) -> Object:
         """Return an object of an API group of Flux."""
         metadata = {"name": name, "namespace": NAMESPACE}
         api_version = f"{group}.toolkit.fluxcd.io/{version}"
-        return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec}
+        return {
+            "apiVersion": api_version,
+            "kind": kind,
+            "metadata": metadata,
+            "spec": spec,
+        }
 
     @property
     def objects(self) -> KubeNamespace:
@@ -77,7 +88,9 @@ class Flux:
             file.stem: file.read_text().splitlines()[-40:]
             for file in sorted(self.folder.glob("*.log"))
         }
-        return "\n".join(f"{name}: {line}" for name, lines in logs.items() for line in lines)
+        return "\n".join(
+            f"{name}: {line}" for name, lines in logs.items() for line in lines
+        )
 
 
 @dataclass(frozen=True)
@@ -103,7 +116,9 @@ class Kustomization:
         }
         times = {"interval": "10s", "retryInterval": "5s", "timeout": "2m"}
         more = {"targetNamespace": self.namespace.name, **times, **usual, **spec}
-        kustomization = self.flux.manifest("kustomize", "v1", "Kustomization", self.name, more)
+        kustomization = self.flux.manifest(
+            "kustomize", "v1", "Kustomization", self.name, more
+        )
         self.flux.kube.apply([self.flux.source(self.repository), kustomization])
 
     def commit(self, files: Object) -> str:
@@ -113,7 +128,9 @@ class Kustomization:
     @property
     def status(self) -> Object:
         """Its status; empty if there is none."""
-        status: Object = self.flux.objects.get("kustomization", self.name).get("status", {})
+        status: Object = self.flux.objects.get("kustomization", self.name).get(
+            "status", {}
+        )
         return status
 
     def failures(self, commit: str) -> int:
@@ -138,7 +155,10 @@ class Kustomization:
         """Wait for status and reason of Ready, and return its message; raises TimedOut with `describe`."""
 
         def reached() -> bool:
-            return (self.ready.get("status"), self.ready.get("reason")) == (status, reason)
+            return (self.ready.get("status"), self.ready.get("reason")) == (
+                status,
+                reason,
+            )
 
         until(reached, seconds, self.describe)
         return str(self.ready["message"])
@@ -151,7 +171,8 @@ class Kustomization:
 
         def failed() -> bool:
             return (
-                self.ready.get("reason") == "HealthCheckFailed" and message in self.ready["message"]
+                self.ready.get("reason") == "HealthCheckFailed"
+                and message in self.ready["message"]
             )
 
         until(failed, seconds, self.describe)
@@ -164,7 +185,11 @@ class Kustomization:
     def delete(self) -> None:
         """Delete the Kustomization and what it has applied."""
         self.flux.objects.run(
-            "delete", "kustomization,gitrepository", self.name, "--ignore-not-found", timeout=120
+            "delete",
+            "kustomization,gitrepository",
+            self.name,
+            "--ignore-not-found",
+            timeout=120,
         )
 
     def describe(self) -> str:
@@ -200,7 +225,9 @@ def running_flux(kube: Kube, folder: Path) -> Iterator[Flux]:
             command = [programs.program(name), *usual, *more.get(name, ())]
             environment = _environment(kube, folder, name)
             stack.enter_context(
-                servers.running(command, health, environment, log=folder / f"{name}.log")
+                servers.running(
+                    command, health, environment, log=folder / f"{name}.log"
+                )
             )
         yield Flux(kube, folder, git)
 
@@ -223,4 +250,6 @@ def _install(kube: Kube) -> None:
     wait_until_established(
         kube, *(yaml.safe_load(file.read_text())["metadata"]["name"] for file in files)
     )
-    kube.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}])
+    kube.apply(
+        [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}]
+    )

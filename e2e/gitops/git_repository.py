@@ -36,7 +36,9 @@ class GitRepository:
                 path.unlink()
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
+            path.write_text(
+                content if isinstance(content, str) else json.dumps(content, indent=1)
+            )
         self.git("add", "--all")
         self.git(*AUTHOR, "commit", "--quiet", "--allow-empty", "--message=test")
         return self.git("rev-parse", "HEAD").strip()

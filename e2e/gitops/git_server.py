@@ -40,7 +40,11 @@ class _Handler(BaseHTTPRequestHandler):
         }
         backend = ["git", "http-backend"]
         done = subprocess.run(
-            backend, input=body, env=os.environ | variables, check=True, stdout=subprocess.PIPE
+            backend,
+            input=body,
+            env=os.environ | variables,
+            check=True,
+            stdout=subprocess.PIPE,
         )
         head, _, content = done.stdout.partition(b"\r\n\r\n")
         headers = dict(line.split(": ", 1) for line in head.decode().splitlines())

@@ -20,26 +20,40 @@ LATER, OTHER = (
 IMAGE = "repository: finetune-operator\n"
 VERSIONS = re.compile(r'^((?:version|appVersion): "?)[0-9.]+', re.MULTILINE)
 CRDS_ENABLED = re.compile(r"(^crds:\n(?:  #.*\n)*  enabled: )true$", re.MULTILINE)
-FAILS_ONCE = 'once=$FINETUNE_WORKSPACE/once; [ -e "$once" ] || { touch "$once"; FAIL_WITH=70; }'
+FAILS_ONCE = (
+    'once=$FINETUNE_WORKSPACE/once; [ -e "$once" ] || { touch "$once"; FAIL_WITH=70; }'
+)
 
 
 def gated(threshold: float) -> Object:
     """Return a pipeline that publishes its model if the score is above the threshold."""
-    gate = {"task": "exam", "metric": "acc", "operator": "GreaterThan", "value": threshold}
-    return pipeline("bot", pushes=True, evaluate={"gates": [gate]}, push={"when": "GatesPassed"})
+    gate = {
+        "task": "exam",
+        "metric": "acc",
+        "operator": "GreaterThan",
+        "value": threshold,
+    }
+    return pipeline(
+        "bot", pushes=True, evaluate={"gates": [gate]}, push={"when": "GatesPassed"}
+    )
 
 
 def failing() -> Object:
     """Return a pipeline whose training fails."""
     return pipeline(
-        "bot", train={"maxFailures": 0, "pod": {"env": variables("train", FAIL_WITH="70")}}
+        "bot",
+        train={"maxFailures": 0, "pod": {"env": variables("train", FAIL_WITH="70")}},
     )
 
 
 def failing_once() -> Object:
     """Return a pipeline whose training fails until it is retried."""
     return pipeline(
-        "bot", train={"maxFailures": 0, "pod": {"command": ["sh", "-c", f"{FAILS_ONCE}\n{SCRIPT}"]}}
+        "bot",
+        train={
+            "maxFailures": 0,
+            "pod": {"command": ["sh", "-c", f"{FAILS_ONCE}\n{SCRIPT}"]},
+        },
     )
 
 
@@ -54,14 +68,22 @@ def unreadable() -> Object:
 def in_wave(wave: int, manifest: Object) -> Object:
     """Return a manifest that Argo CD applies in a sync wave."""
     annotations = {"argocd.argoproj.io/sync-wave": str(wave)}
-    return {**manifest, "metadata": {**manifest["metadata"], "annotations": annotations}}
+    return {
+        **manifest,
+        "metadata": {**manifest["metadata"], "annotations": annotations},
+    }
 
 
 def unchanged(namespace: str) -> Object:
     """Return the files of two pipelines: the first has every field, the second as few as possible."""
-    everything = EVERYTHING.read_text().replace("namespace: research", f"namespace: {namespace}")
+    everything = EVERYTHING.read_text().replace(
+        "namespace: research", f"namespace: {namespace}"
+    )
     spec = {"model": {"uri": "hf://org/base"}, "datasets": [{"uri": "hf://org/data"}]}
-    return {"everything.yaml": everything, "least.json": {**pipeline("least"), "spec": spec}}
+    return {
+        "everything.yaml": everything,
+        "least.json": {**pipeline("least"), "spec": spec},
+    }
 
 
 def newer_chart() -> dict[str, str]:
@@ -80,14 +102,20 @@ def newer_chart() -> dict[str, str]:
             raise ValueError(
                 f"{name} has not exactly one line with {old!r} at its end: change newer_chart"
             )
-        files[f"charts/{chart.CHART.name}/{name}"] = text.replace(f"{old}\n", f"{new}\n")
+        files[f"charts/{chart.CHART.name}/{name}"] = text.replace(
+            f"{old}\n", f"{new}\n"
+        )
     return files
 
 
 def next_version() -> dict[str, str]:
     """Return the chart's Chart.yaml with NEXT_VERSION as the version of the chart and of the images."""
     text = (chart.CHART / "Chart.yaml").read_text()
-    return {f"charts/{chart.CHART.name}/Chart.yaml": VERSIONS.sub(rf"\g<1>{NEXT_VERSION}", text)}
+    return {
+        f"charts/{chart.CHART.name}/Chart.yaml": VERSIONS.sub(
+            rf"\g<1>{NEXT_VERSION}", text
+        )
+    }
 
 
 def broken_chart() -> dict[str, str]:
@@ -106,7 +134,9 @@ def broken_chart() -> dict[str, str]:
 
 def chart_without_crd() -> dict[str, str]:
     """Return the chart's values with crds.enabled: false; raises ValueError if they have no such line any more."""
-    text, replaced = CRDS_ENABLED.subn(r"\1false", (chart.CHART / "values.yaml").read_text())
+    text, replaced = CRDS_ENABLED.subn(
+        r"\1false", (chart.CHART / "values.yaml").read_text()
+    )
     if replaced != 1:
         raise ValueError(
             "values.yaml has not exactly one crds.enabled: true: change chart_without_crd"
@@ -116,5 +146,9 @@ def chart_without_crd() -> dict[str, str]:
 
 def without_stalled(status: Object) -> Object:
     """Return the status of a closed gate as an operator wrote it that did not know such a gate as Stalled."""
-    conditions = [condition for condition in status["conditions"] if condition["type"] != "Stalled"]
+    conditions = [
+        condition
+        for condition in status["conditions"]
+        if condition["type"] != "Stalled"
+    ]
     return {**status, "conditions": conditions}

@@ -36,7 +36,10 @@ def test_commit_creates_pipeline_that_becomes_healthy(application: Application):
     assert message
     application.wait("Synced", "Healthy")
     application.wait_recorded("Synced", "Healthy")
-    assert application.states_since_sync == [("Synced", "Progressing"), ("Synced", "Healthy")]
+    assert application.states_since_sync == [
+        ("Synced", "Progressing"),
+        ("Synced", "Healthy"),
+    ]
     assert application.pipeline("bot").status["phase"] == "Succeeded"
     assert len(application.status["history"]) == 1
 
@@ -83,7 +86,9 @@ def test_actions_suspend_and_resume_where_git_is_silent(application: Application
     application.create()
     application.pipeline("bot").wait_state("train", "Running")
     # Nothing waits for the last wave.
-    until(lambda: application.operation["phase"] == "Succeeded", 30, application.describe)
+    until(
+        lambda: application.operation["phase"] == "Succeeded", 30, application.describe
+    )
     application.act("suspend", "bot")
     application.wait("Synced", "Suspended")
     assert application.actions("bot") == {"resume", "cancel"}
@@ -110,7 +115,10 @@ def test_suspend_in_git_wins_over_the_action(application: Application):
     application.wait("Synced", "Suspended")
     application.act("resume", "bot")
     until(
-        lambda: driver.object["spec"]["suspend"] and driver.object["metadata"]["generation"] == 4,
+        lambda: (
+            driver.object["spec"]["suspend"]
+            and driver.object["metadata"]["generation"] == 4
+        ),
         60,
     )
     application.wait("Synced", "Suspended")
@@ -140,7 +148,9 @@ def test_retry_in_git_is_restored_after_the_button(application: Application):
 def test_prune_deletes_pipelines_and_keeps_retained_claims(application: Application):
     brief = pipeline("brief", steps={"train": 900}, workspace={"whenDeleted": "Delete"})
     bot = pipeline("bot", steps={"train": 900})
-    application.repository.commit({"bot.json": bot, "brief.json": brief, "later.json": LATER})
+    application.repository.commit(
+        {"bot.json": bot, "brief.json": brief, "later.json": LATER}
+    )
     application.create()
     for name in ("bot", "brief"):
         application.pipeline(name).wait_state("train", "Running")
@@ -150,10 +160,16 @@ def test_prune_deletes_pipelines_and_keeps_retained_claims(application: Applicat
         60,
         application.describe,
     )
-    until(lambda: not application.namespace.get("pvc", "brief-workspace"), 30, application.describe)
+    until(
+        lambda: not application.namespace.get("pvc", "brief-workspace"),
+        30,
+        application.describe,
+    )
     application.wait("Synced", "Healthy")
     assert (
-        application.namespace.get("pvc", "bot-workspace")["metadata"].get("deletionTimestamp")
+        application.namespace.get("pvc", "bot-workspace")["metadata"].get(
+            "deletionTimestamp"
+        )
         is None
     )
 
@@ -167,7 +183,9 @@ def test_last_pipeline_stays_until_its_application_is_deleted(application: Appli
     application.commit({"bot.json": None})
 
     def refused() -> bool:
-        return "will wipe out all resources" in json.dumps(application.status.get("conditions"))
+        return "will wipe out all resources" in json.dumps(
+            application.status.get("conditions")
+        )
 
     until(refused, 60, application.describe)
     assert application.pipeline("bot").stage("train")["state"] == "Running"
@@ -178,13 +196,17 @@ def test_last_pipeline_stays_until_its_application_is_deleted(application: Appli
 @more
 def test_prune_with_confirm_asks_first(application: Application):
     bot = pipeline("bot")
-    bot["metadata"]["annotations"] = {"argocd.argoproj.io/sync-options": "Prune=confirm"}
+    bot["metadata"]["annotations"] = {
+        "argocd.argoproj.io/sync-options": "Prune=confirm"
+    }
     application.repository.commit({"bot.json": bot, "later.json": LATER})
     application.create()
     application.wait("Synced", "Healthy")
     application.commit({"bot.json": None})
     until(
-        lambda: "confirmation" in application.operation.get("message", ""), 30, application.describe
+        lambda: "confirmation" in application.operation.get("message", ""),
+        30,
+        application.describe,
     )
     assert "deletionTimestamp" not in application.pipeline("bot").object["metadata"]
     application.argo_cd.command("app", "confirm-deletion", application.name)
@@ -193,7 +215,9 @@ def test_prune_with_confirm_asks_first(application: Application):
 
 
 @more
-def test_expired_pipeline_runs_again_only_if_it_deletes_itself(application: Application):
+def test_expired_pipeline_runs_again_only_if_it_deletes_itself(
+    application: Application,
+):
     kept = pipeline("kept", ttlSecondsAfterFinished=3)
     deleted = pipeline("deleted", ttlSecondsAfterFinished=3, whenExpired="Delete")
     application.repository.commit({"kept.json": kept, "deleted.json": deleted})
@@ -203,7 +227,9 @@ def test_expired_pipeline_runs_again_only_if_it_deletes_itself(application: Appl
         until(lambda driver=driver: driver.object, 60, application.describe)
     before = [driver.object["metadata"]["uid"] for driver in drivers]
     until(
-        lambda: drivers[1].object.get("metadata", {}).get("uid", before[1]) != before[1],
+        lambda: (
+            drivers[1].object.get("metadata", {}).get("uid", before[1]) != before[1]
+        ),
         60,
         application.describe,
     )
@@ -230,9 +256,15 @@ def test_hook_of_the_example_runs_after_each_sync(application: Application):
     }
     application.repository.commit({"hook.json": hook, "later.json": LATER})
     application.create()
-    until(lambda: application.namespace.run("get", "ft", "-o", "name"), 60, application.describe)
+    until(
+        lambda: application.namespace.run("get", "ft", "-o", "name"),
+        60,
+        application.describe,
+    )
     assert application.operation["phase"] == "Running"
-    until(lambda: application.operation["phase"] == "Succeeded", 60, application.describe)
+    until(
+        lambda: application.operation["phase"] == "Succeeded", 60, application.describe
+    )
     until(
         lambda: application.namespace.run("get", "ft,pvc", "-o", "name") == "",
         60,
@@ -240,7 +272,11 @@ def test_hook_of_the_example_runs_after_each_sync(application: Application):
     )
     application.wait("Synced", "Healthy")
     application.commit({"later.json": {**LATER, "data": {"changed": "yes"}}})
-    until(lambda: application.namespace.run("get", "ft", "-o", "name"), 60, application.describe)
+    until(
+        lambda: application.namespace.run("get", "ft", "-o", "name"),
+        60,
+        application.describe,
+    )
 
 
 def test_application_set_creates_an_application_per_run(application: Application):
@@ -254,16 +290,22 @@ def test_application_set_creates_an_application_per_run(application: Application
     try:
         for name in ("june", "july"):
             until(
-                lambda name=name: argo_cd.states(f"run-{name}")[-1:] == [("Synced", "Healthy")],
+                lambda name=name: (
+                    argo_cd.states(f"run-{name}")[-1:] == [("Synced", "Healthy")]
+                ),
                 90,
                 argo_cd.logs,
             )
     finally:
-        argo_cd.objects.run("delete", "applicationset", manifest["metadata"]["name"], timeout=120)
+        argo_cd.objects.run(
+            "delete", "applicationset", manifest["metadata"]["name"], timeout=120
+        )
     until(lambda: namespace.run("get", "ft", "-o", "name") == "", 60)
 
 
-def test_trigger_creates_a_run_from_the_template(application: Application, kubectl_image: str):
+def test_trigger_creates_a_run_from_the_template(
+    application: Application, kubectl_image: str
+):
     manifests = template_with_trigger(kubectl_image)
     application.repository.commit(
         {f"{kind}.json": manifest for kind, manifest in manifests.items()}
@@ -272,7 +314,9 @@ def test_trigger_creates_a_run_from_the_template(application: Application, kubec
     application.wait("Synced", "Healthy")
 
     def phases() -> str:
-        return application.namespace.run("get", "ft", "-o", "jsonpath={.items[*].status.phase}")
+        return application.namespace.run(
+            "get", "ft", "-o", "jsonpath={.items[*].status.phase}"
+        )
 
     assert phases() == ""
     application.act("create-job", "support-bot", "CronJob")
@@ -282,7 +326,10 @@ def test_trigger_creates_a_run_from_the_template(application: Application, kubec
         60,
         application.describe,
     )
-    assert set(application.states_since_sync) <= {("Synced", "Progressing"), ("Synced", "Healthy")}
+    assert set(application.states_since_sync) <= {
+        ("Synced", "Progressing"),
+        ("Synced", "Healthy"),
+    }
 
 
 @more

@@ -61,8 +61,14 @@ def test_chart_is_upgraded_and_rolled_back_with_its_crd(
 ):
     """One commit changes version, CRD and a value, and its revert is the rollback. A training goes on meanwhile."""
     kinds = {resource["kind"] for resource in operator.status["resources"]}
-    assert {"CustomResourceDefinition", "Deployment", "ValidatingAdmissionPolicy"} <= kinds
-    driver = PipelineDriver.start(application.namespace, pipeline("bot", steps={"train": 900}))
+    assert {
+        "CustomResourceDefinition",
+        "Deployment",
+        "ValidatingAdmissionPolicy",
+    } <= kinds
+    driver = PipelineDriver.start(
+        application.namespace, pipeline("bot", steps={"train": 900})
+    )
     driver.wait_state("train", "Running")
     uid, *_ = before = operator.installed
     assert before == (uid, SUMMARY, "--grace-seconds=30")
@@ -86,7 +92,10 @@ def test_chart_is_upgraded_and_rolled_back_with_its_crd(
     assert version_of(operator) == version != NEXT_VERSION
     driver.finish("train")
     driver.wait_finished()
-    assert [len(driver.stage(name)["attempts"]) for name in ("prepare", "train")] == [1, 1]
+    assert [len(driver.stage(name)["attempts"]) for name in ("prepare", "train")] == [
+        1,
+        1,
+    ]
 
 
 def version_of(operator: Application) -> str:
@@ -169,18 +178,28 @@ def test_chart_adds_the_customizations_and_leaves_them(operator: Application):
     def found() -> Object:
         return argo_cd.objects.get("configmap", "argocd-cm")
 
-    until(lambda: CUSTOMIZATIONS.items() <= found()["data"].items(), 60, operator.describe)
+    until(
+        lambda: CUSTOMIZATIONS.items() <= found()["data"].items(), 60, operator.describe
+    )
     operator.wait("Synced", "Healthy")
     assert "timeout.reconciliation" in found()["data"]
     assert found()["metadata"]["labels"] == LABELS
     install(operator, replicaCount=1)
     until(lambda: operator.state[0] == "OutOfSync", 60, operator.describe)
-    argo_cd.objects.run("annotate", "configmap", "argocd-cm", "argocd.argoproj.io/tracking-id-")
+    argo_cd.objects.run(
+        "annotate", "configmap", "argocd-cm", "argocd.argoproj.io/tracking-id-"
+    )
     without = json.dumps({"data": dict.fromkeys(CUSTOMIZATIONS)})
-    argo_cd.objects.run("patch", "configmap", "argocd-cm", "--type=merge", "--patch", without)
+    argo_cd.objects.run(
+        "patch", "configmap", "argocd-cm", "--type=merge", "--patch", without
+    )
     operator.wait("Synced", "Healthy")
-    install(operator, replicaCount=1, argocd={"customizations": True}, crds={"keep": False})
-    until(lambda: CUSTOMIZATIONS.items() <= found()["data"].items(), 60, operator.describe)
+    install(
+        operator, replicaCount=1, argocd={"customizations": True}, crds={"keep": False}
+    )
+    until(
+        lambda: CUSTOMIZATIONS.items() <= found()["data"].items(), 60, operator.describe
+    )
     operator.wait("Synced", "Healthy")
     uid, *_ = operator.installed
     argo_cd.command("app", "delete", operator.name, "--cascade", "--yes")

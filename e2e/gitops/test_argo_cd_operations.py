@@ -28,9 +28,13 @@ def test_wave_without_refresh_is_retried_with_the_old_commit(application: Applic
     application.create(retry={"limit": 3, "backoff": {"duration": "5s", "factor": 1}})
     application.wait_health("bot", "Degraded")
     application.commit({"bot.json": in_wave(0, gated(0.5))})
-    until(lambda: application.operation.get("retryCount") == 3, 60, application.describe)
+    until(
+        lambda: application.operation.get("retryCount") == 3, 60, application.describe
+    )
     assert application.generations == {"bot": 1}
-    application.wait("Synced", "Healthy", 120)  # the new commit is synced after the last retry
+    application.wait(
+        "Synced", "Healthy", 120
+    )  # the new commit is synced after the last retry
 
 
 @more
@@ -40,7 +44,9 @@ def test_wave_after_the_last_retry_waits_for_a_sync(application: Application):
         {"bot.json": in_wave(0, failing_once()), "later.json": in_wave(1, LATER)}
     )
     application.create(retry={"limit": 0})
-    until(lambda: application.operation.get("phase") == "Failed", 60, application.describe)
+    until(
+        lambda: application.operation.get("phase") == "Failed", 60, application.describe
+    )
     application.act("retry", "bot")
     application.wait_health("bot", "Healthy")
     time.sleep(8)  # longer than a comparison and a self-heal
@@ -66,7 +72,11 @@ def test_suspended_pipeline_holds_its_wave_until_resumed(application: Applicatio
     assert not application.namespace.get("configmap", "other")
     application.act("resume", "bot")
     application.wait("Synced", "Healthy")
-    until(lambda: application.namespace.get("configmap", "other"), 30, application.describe)
+    until(
+        lambda: application.namespace.get("configmap", "other"),
+        30,
+        application.describe,
+    )
     assert application.namespace.get("configmap", "later")
 
 
@@ -76,7 +86,9 @@ def test_application_is_deleted_when_its_operation_has_ended(application: Applic
     application.repository.commit({"bot.json": bot, "later.json": in_wave(1, LATER)})
     application.create()
     application.wait_health("bot", "Suspended")
-    application.argo_cd.objects.run("delete", "application", application.name, "--wait=false")
+    application.argo_cd.objects.run(
+        "delete", "application", application.name, "--wait=false"
+    )
     time.sleep(8)  # longer than a comparison
     assert application.pipeline("bot").object
     application.argo_cd.command("app", "terminate-op", application.name)
@@ -87,7 +99,9 @@ def test_application_is_deleted_when_its_operation_has_ended(application: Applic
 @more
 def test_terminated_operation_deletes_its_running_hook(application: Application):
     """Until then the hook holds the operation, and so the later commit, which takes the hook out."""
-    spec = pipeline("unused", steps={"train": 900}, workspace={"whenDeleted": "Delete"})["spec"]
+    spec = pipeline(
+        "unused", steps={"train": 900}, workspace={"whenDeleted": "Delete"}
+    )["spec"]
     application.repository.commit(
         {"hook.json": {**example("post-sync-hook"), "spec": spec}, "later.json": LATER}
     )
@@ -103,7 +117,11 @@ def test_terminated_operation_deletes_its_running_hook(application: Application)
         60,
         application.describe,
     )
-    until(lambda: application.namespace.get("configmap", "other"), 60, application.describe)
+    until(
+        lambda: application.namespace.get("configmap", "other"),
+        60,
+        application.describe,
+    )
 
 
 @more
@@ -118,7 +136,9 @@ def test_failed_hook_without_retries_stays_as_its_record(application: Applicatio
 
 
 @more
-def test_retried_sync_deletes_the_failed_hook_and_trains_again(application: Application):
+def test_retried_sync_deletes_the_failed_hook_and_trains_again(
+    application: Application,
+):
     """The example's Application retries. A retry keeps the start of its sync, which is part of the hook's name."""
     application.repository.commit(FAILING_HOOK)
     application.create()

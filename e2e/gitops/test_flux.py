@@ -39,7 +39,9 @@ pytestmark = more
 
 
 @pytest.fixture(scope="module")
-def flux(own_cluster: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flux]:
+def flux(
+    own_cluster: Provider, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Flux]:
     with running_flux(own_cluster.kube, tmp_path_factory.mktemp("flux")) as running:
         yield running
 
@@ -105,7 +107,11 @@ def helm_release(**values: Any) -> Object:
 def release(flux: Flux, **values: Any) -> None:
     """Apply the example's HelmRelease with more values, and wait until it is Ready."""
     flux.kube.apply([helm_release(**values)])
-    until(lambda: flux.ready("helmrelease", chart.RELEASE).get("status") == "True", 120, flux.logs)
+    until(
+        lambda: flux.ready("helmrelease", chart.RELEASE).get("status") == "True",
+        120,
+        flux.logs,
+    )
 
 
 def released(flux: Flux) -> tuple[str, str]:
@@ -117,13 +123,19 @@ def released(flux: Flux) -> tuple[str, str]:
 def wait_released(flux: Flux, commit: str) -> None:
     """Wait until the chart of a commit is released."""
     version = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())["version"]
-    until(lambda: released(flux) == (f"{version}+{commit[:12]}", "deployed"), 120, flux.logs)
+    until(
+        lambda: released(flux) == (f"{version}+{commit[:12]}", "deployed"),
+        120,
+        flux.logs,
+    )
 
 
 @pytest.mark.parametrize("name", ["operator", "pipelines", "platform"])
 def test_api_server_accepts_the_example(flux: Flux, name: str):
     manifests = (EXAMPLES / f"{name}.yaml").read_text()
-    flux.kube.run("create", "--dry-run=server", "--validate=strict", "-f", "-", given=manifests)
+    flux.kube.run(
+        "create", "--dry-run=server", "--validate=strict", "-f", "-", given=manifests
+    )
 
 
 def test_replica_that_leads_answers_through_the_api_server(operator: KubeNamespace):
@@ -138,7 +150,11 @@ def test_replica_that_leads_answers_through_the_api_server(operator: KubeNamespa
 def test_kustomization_is_ready_when_pipeline_succeeded(kustomization: Kustomization):
     kustomization.repository.commit({"bot.yaml": pipeline("bot", steps={"train": 10})})
     kustomization.create()
-    until(lambda: kustomization.ready.get("status") == "Unknown", 30, kustomization.describe)
+    until(
+        lambda: kustomization.ready.get("status") == "Unknown",
+        30,
+        kustomization.describe,
+    )
     kustomization.pipeline("bot").wait_state("train", "Running")
     assert kustomization.ready["status"] == "Unknown"
     kustomization.wait_ready("True", "ReconciliationSucceeded")
@@ -154,7 +170,9 @@ def test_failed_pipeline_fails_the_kustomization_early(kustomization: Kustomizat
     kustomization.wait_ready("True", "ReconciliationSucceeded")
 
 
-def test_closed_gate_fails_the_kustomization_until_lowered(kustomization: Kustomization):
+def test_closed_gate_fails_the_kustomization_until_lowered(
+    kustomization: Kustomization,
+):
     kustomization.namespace.claim("models")
     kustomization.repository.commit({"bot.yaml": gated(0.95)})
     kustomization.create()
@@ -163,7 +181,9 @@ def test_closed_gate_fails_the_kustomization_until_lowered(kustomization: Kustom
     kustomization.wait_ready("True", "ReconciliationSucceeded")
 
 
-def test_unreadable_pipeline_fails_the_kustomization_early(kustomization: Kustomization):
+def test_unreadable_pipeline_fails_the_kustomization_early(
+    kustomization: Kustomization,
+):
     kustomization.repository.commit({"bot.yaml": unreadable()})
     kustomization.create()
     kustomization.wait_failed(EARLY)
@@ -190,7 +210,9 @@ def test_dependent_kustomization_waits_for_the_pipeline(
 
 
 def test_prune_deletes_pipeline_and_keeps_the_claim(kustomization: Kustomization):
-    kustomization.repository.commit({"bot.yaml": pipeline("bot"), "next.yaml": pipeline("next")})
+    kustomization.repository.commit(
+        {"bot.yaml": pipeline("bot"), "next.yaml": pipeline("next")}
+    )
     kustomization.create()
     kustomization.wait_ready("True", "ReconciliationSucceeded")
     kustomization.commit({"bot.yaml": None})
@@ -201,7 +223,8 @@ def test_prune_deletes_pipeline_and_keeps_the_claim(kustomization: Kustomization
         kustomization.describe,
     )
     assert (
-        "deletionTimestamp" not in kustomization.namespace.get("pvc", "bot-workspace")["metadata"]
+        "deletionTimestamp"
+        not in kustomization.namespace.get("pvc", "bot-workspace")["metadata"]
     )
     assert kustomization.pipeline("next").object
 
@@ -219,7 +242,9 @@ def test_pipeline_is_not_changed_by_later_reconciliations(kustomization: Kustomi
     )
 
 
-def test_change_by_kubectl_is_undone_and_retry_is_obeyed_first(kustomization: Kustomization):
+def test_change_by_kubectl_is_undone_and_retry_is_obeyed_first(
+    kustomization: Kustomization,
+):
     kustomization.repository.commit({"bot.yaml": failing_once()})
     kustomization.create(interval="5s", wait=False)
     driver = kustomization.pipeline("bot")
@@ -227,12 +252,20 @@ def test_change_by_kubectl_is_undone_and_retry_is_obeyed_first(kustomization: Ku
     driver.wait_finished("Failed")
     driver.annotate("retry", "now")
     driver.until(lambda: driver.status["phase"] == "Succeeded")
-    until(lambda: "annotations" not in driver.object["metadata"], 30, kustomization.describe)
+    until(
+        lambda: "annotations" not in driver.object["metadata"],
+        30,
+        kustomization.describe,
+    )
     assert driver.status["observedAnnotations"]["retry"] == "now"
     before = driver.object["metadata"]["generation"]
     driver.patch(suspend=True)
     # The generation, because Flux may undo the change before the test reads it.
-    until(lambda: driver.object["metadata"]["generation"] == before + 2, 30, kustomization.describe)
+    until(
+        lambda: driver.object["metadata"]["generation"] == before + 2,
+        30,
+        kustomization.describe,
+    )
     assert not driver.object["spec"]["suspend"]
     assert driver.status["phase"] == "Succeeded"
 
@@ -257,7 +290,8 @@ def test_suspend_in_git_is_applied_while_training_runs(kustomization: Kustomizat
     kustomization.commit(at(suspend=True))
     driver.until(
         lambda: (
-            driver.status["phase"] == "Suspended" and driver.stage("train")["state"] != "Running"
+            driver.status["phase"] == "Suspended"
+            and driver.stage("train")["state"] != "Running"
         )
     )
     kustomization.commit(at(suspend=False))
@@ -281,7 +315,10 @@ def test_retry_in_git_fails_once_more_at_most(kustomization: Kustomization):
 
 def reconciled(kustomization: Kustomization) -> int:
     """Return how often the Kustomization was reconciled with success, by its own history."""
-    return sum(entry["totalReconciliations"] for entry in kustomization.status.get("history", ()))
+    return sum(
+        entry["totalReconciliations"]
+        for entry in kustomization.status.get("history", ())
+    )
 
 
 def arguments(operator: KubeNamespace) -> list[str]:
@@ -299,7 +336,9 @@ def test_changed_value_upgrades_the_operator(flux: Flux, operator: KubeNamespace
 
 def summary(flux: Flux) -> str:
     """Return the description of the first printer column of the CRD."""
-    [version] = flux.kube.json("get", "crd", "finetunepipelines.finetune.dev")["spec"]["versions"]
+    [version] = flux.kube.json("get", "crd", "finetunepipelines.finetune.dev")["spec"][
+        "versions"
+    ]
     return str(version["additionalPrinterColumns"][0]["description"])
 
 
@@ -314,7 +353,9 @@ def test_failed_upgrade_is_rolled_back_with_its_crd(
     flux: Flux, charts: GitRepository, kustomization: Kustomization
 ):
     """Also the last attempt, of two here; a new commit then upgrades. The pipelines stay."""
-    driver = PipelineDriver.start(kustomization.namespace, pipeline("bot", suspend=True))
+    driver = PipelineDriver.start(
+        kustomization.namespace, pipeline("bot", suspend=True)
+    )
     uid = driver.object["metadata"]["uid"]
     operator = KubeNamespace(flux.kube, chart.NAMESPACE)
     release(flux, replicaCount=1)
@@ -324,9 +365,14 @@ def test_failed_upgrade_is_rolled_back_with_its_crd(
     flux.commit(charts, broken_chart())
     until(lambda: summary(flux) == NEWER_SUMMARY, 120, flux.logs)
     until(lambda: has_given_up(flux), 180, flux.logs)
-    assert flux.objects.get("helmrelease", chart.RELEASE)["status"]["upgradeFailures"] == 2
+    assert (
+        flux.objects.get("helmrelease", chart.RELEASE)["status"]["upgradeFailures"] == 2
+    )
     assert released(flux)[1] == "deployed"
-    assert (summary(flux), "--grace-seconds=30" in arguments(operator)) == (SUMMARY, True)
+    assert (summary(flux), "--grace-seconds=30" in arguments(operator)) == (
+        SUMMARY,
+        True,
+    )
     charts.revert()
     # The HelmRelease stays as it is until then: a change of it would try the broken chart once more.
     wait_released(flux, flux.commit(charts, {}))
@@ -355,7 +401,9 @@ def test_pipelines_wait_for_the_kustomization_of_the_operator(
     assert example("platform")["spec"]["wait"]
     platform = new_kustomization("platform")
     team = new_kustomization("team")
-    platform.repository.commit({"operator.yaml": helm_release(replicaCount=1, graceSeconds=33)})
+    platform.repository.commit(
+        {"operator.yaml": helm_release(replicaCount=1, graceSeconds=33)}
+    )
     team.repository.commit({"bot.yaml": pipeline("bot")})
     team.create(dependsOn=[{"name": platform.name}])
     team.wait_ready("False", "DependencyNotReady")

@@ -31,7 +31,9 @@ SHORT = frozenset(
 """Tests that run with KIND=short: the network, the image, an eviction, a lost node, and the chart without deploy."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Skip the tests that KIND does not select. The functions have no marks, because other files run them, too."""
     short = SHORT if os.environ.get("KIND") == "short" else frozenset()
     skipped = pytest.mark.skip(reason="runs with KIND=all")

@@ -42,7 +42,9 @@ class Operator:
                 }
             ]
         )
-        settings = [argument for value in (*VALUES, *values) for argument in ("--set", value)]
+        settings = [
+            argument for value in (*VALUES, *values) for argument in ("--set", value)
+        ]
         waiting = ["--wait", "--timeout", "2m"] if wait else []
         self.helm("upgrade", "--install", self.release, str(chart), *settings, *waiting)
 
@@ -52,7 +54,11 @@ class Operator:
 
     def wait_settled(self) -> None:
         """Wait up to a minute until the pods of earlier releases are gone, two replicas exist and one of them leads."""
-        until(lambda: len(self.pods()) == 2 and self.leader() in self.pods(), 60, self.logs)  # noqa: PLR2004
+        until(
+            lambda: len(self.pods()) == 2 and self.leader() in self.pods(),  # noqa: PLR2004
+            60,
+            self.logs,
+        )
 
     def uninstall(self) -> None:
         """Uninstall the release, and wait up to a minute until its objects are gone."""
@@ -60,13 +66,20 @@ class Operator:
 
     def helm(self, *arguments: str, timeout: float = 150) -> str:
         """Run helm against the cluster, in the release's namespace."""
-        options = ["--kubeconfig", str(self.kube.kubeconfig), "--namespace", self.namespace]
+        options = [
+            "--kubeconfig",
+            str(self.kube.kubeconfig),
+            "--namespace",
+            self.namespace,
+        ]
         return helm(*options, *arguments, timeout=timeout)
 
     def wait_ready(self) -> None:
         """Wait until the Eviction API may evict a replica, because both are ready."""
         until(
-            lambda: self.objects.get("pdb", self.release)["status"].get("disruptionsAllowed"),
+            lambda: self.objects.get("pdb", self.release)["status"].get(
+                "disruptionsAllowed"
+            ),
             90,
             self.logs,
         )
@@ -84,28 +97,41 @@ class Operator:
     def leader(self) -> str:
         """Return the name of the pod that holds the Lease; empty if there is none."""
         holder = str(
-            self.objects.get("lease", self.release).get("spec", {}).get("holderIdentity", "")
+            self.objects.get("lease", self.release)
+            .get("spec", {})
+            .get("holderIdentity", "")
         )
         return holder.partition("_")[0]  # the random suffix of the process follows
 
     def pods(self) -> list[str]:
         """Return the names of the operator's pods."""
         output = self.objects.run(
-            "get", "pods", "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name"
+            "get",
+            "pods",
+            "-l",
+            "app.kubernetes.io/name=finetune-operator",
+            "-o",
+            "name",
         )
         return [line.partition("/")[2] for line in output.split()]
 
     def logs(self) -> str:
         """Return the last 200 log lines of every replica."""
         return self.objects.run(
-            "logs", "-l", "app.kubernetes.io/name=finetune-operator", "--tail=200", "--prefix"
+            "logs",
+            "-l",
+            "app.kubernetes.io/name=finetune-operator",
+            "--tail=200",
+            "--prefix",
         )
 
 
 def helm(*arguments: str, given: str = "", timeout: float = 150) -> str:
     """Run helm and return its output; raises TimedOut with helm's error message."""
     command = [str(binaries.program("helm")), *arguments]
-    return run_command(*command, called=f"helm {_verb(arguments)}", given=given, timeout=timeout)
+    return run_command(
+        *command, called=f"helm {_verb(arguments)}", given=given, timeout=timeout
+    )
 
 
 def _verb(arguments: Sequence[str]) -> str:

@@ -60,7 +60,11 @@ def memory(size: str) -> Object:
 
 
 def pipeline(
-    name: str, *, steps: dict[str, int] | None = None, pushes: bool = False, **changes: Any
+    name: str,
+    *,
+    steps: dict[str, int] | None = None,
+    pushes: bool = False,
+    **changes: Any,
 ) -> Object:
     """Return a manifest of scripted stages; `changes` are fields of the spec, merged into the fields of each stage.
 
@@ -169,7 +173,9 @@ class PipelineDriver:
         return self.status
 
     def _has_finished(self) -> bool:
-        snapshot = self.object  # read once: two reads could mix the states of two moments
+        snapshot = (
+            self.object
+        )  # read once: two reads could mix the states of two moments
         meta = snapshot["metadata"]
         status = snapshot.get("status", {})
         wanted = {
@@ -195,9 +201,13 @@ class PipelineDriver:
             if stage_name
             else "app.kubernetes.io/managed-by=finetune-operator"
         )
-        jobs = json.loads(self.namespace.run("get", "jobs", "-l", selector, "-o", "json"))["items"]
+        jobs = json.loads(
+            self.namespace.run("get", "jobs", "-l", selector, "-o", "json")
+        )["items"]
         uid = self.object["metadata"]["uid"]
-        return [job for job in jobs if job["metadata"]["ownerReferences"][0]["uid"] == uid]
+        return [
+            job for job in jobs if job["metadata"]["ownerReferences"][0]["uid"] == uid
+        ]
 
     def pod(self, stage_name: str) -> str:
         """Wait until the pod of a stage's latest attempt exists; return it as `pod/NAME`."""
@@ -205,7 +215,9 @@ class PipelineDriver:
         selector = f"batch.kubernetes.io/job-name={job}"
         return str(
             until(
-                lambda: self.namespace.run("get", "pods", "-l", selector, "-o", "name").strip(),
+                lambda: self.namespace.run(
+                    "get", "pods", "-l", selector, "-o", "name"
+                ).strip(),
                 30,
                 self.describe,
             )
@@ -213,7 +225,9 @@ class PipelineDriver:
 
     def finish(self, stage_name: str) -> None:
         """End the running process of a stage successfully at its next step."""
-        self.namespace.run("exec", self.pod(stage_name), "--", "busybox", "touch", "/tmp/finish")
+        self.namespace.run(
+            "exec", self.pod(stage_name), "--", "busybox", "touch", "/tmp/finish"
+        )
 
 
 def evict(namespace: KubeNamespace, pod: str) -> None:

@@ -45,15 +45,31 @@ CHANGES: tuple[tuple[str, str, str], ...] = (
         '    host_users: bool = True\n    """Whether the pod uses the user namespace of its node."""\n\n',
         "    def literal_env(self)",
     ),
-    (f"{CORE}/report.py", '        written_by="next",\n', "        phase=summary.phase,\n"),
+    (
+        f"{CORE}/report.py",
+        '        written_by="next",\n',
+        "        phase=summary.phase,\n",
+    ),
     (
         f"{CORE}/report.py",
         f'    yield "{CONDITION}", "True", Reason("AllWell"), "a condition of the next version"\n',
         "    if summary.reconciling:\n",
     ),
-    (f"{CORE}/metadata.py", f'        "{LABEL}": "next",\n', "        IDENTITY: identity,\n"),
-    (JOB, '        "shareProcessNamespace": False,\n', '        "enableServiceLinks": False,\n'),
-    ("charts/finetune-operator/templates/_names.tpl", f"{LABEL}: next\n", "helm.sh/chart: {{"),
+    (
+        f"{CORE}/metadata.py",
+        f'        "{LABEL}": "next",\n',
+        "        IDENTITY: identity,\n",
+    ),
+    (
+        JOB,
+        '        "shareProcessNamespace": False,\n',
+        '        "enableServiceLinks": False,\n',
+    ),
+    (
+        "charts/finetune-operator/templates/_names.tpl",
+        f"{LABEL}: next\n",
+        "helm.sh/chart: {{",
+    ),
 )
 """File, what the next version adds to it, and the text before which that is."""
 DOCKERFILE = """\
@@ -85,10 +101,15 @@ def create(checkout: Path) -> NextVersion:
         shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
     for name, added, text in CHANGES:
         _add(checkout / name, added, text)
-    paths = os.pathsep.join(str(path) for path in (checkout / "operator", ROOT / "trainer"))
+    paths = os.pathsep.join(
+        str(path) for path in (checkout / "operator", ROOT / "trainer")
+    )
     generate = [sys.executable, "-m", "finetune_operator.crd.generate"]
     subprocess.run(
-        generate, env=os.environ | {"PYTHONPATH": paths}, check=True, stdout=subprocess.PIPE
+        generate,
+        env=os.environ | {"PYTHONPATH": paths},
+        check=True,
+        stdout=subprocess.PIPE,
     )
     _build_image(checkout)
     return NextVersion(checkout)
@@ -111,7 +132,13 @@ def _build_image(checkout: Path) -> None:
         Build(IMAGE, checkout / "Dockerfile", checkout, base, {}, timestamp=0)
     )
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if done.returncode:
-        raise UsageError(f"{engine.name} could not build {IMAGE}:\n{done.stdout[-3000:]}")
+        raise UsageError(
+            f"{engine.name} could not build {IMAGE}:\n{done.stdout[-3000:]}"
+        )

@@ -54,9 +54,7 @@ def running_stores(
         hub_port = open_to_pods(namespace, "hub", hub.url)
         # As on the public hub, large files have another host name than the API.
         hub.url, hub.storage_url = (f"http://{node}:{hub_port}" for node in nodes[:2])
-        s3_url = (
-            f"http://{nodes[0]}:{open_to_pods(namespace, 's3', s3.environment['AWS_ENDPOINT_URL'])}"
-        )
+        s3_url = f"http://{nodes[0]}:{open_to_pods(namespace, 's3', s3.environment['AWS_ENDPOINT_URL'])}"
         environment = {
             "HF_ENDPOINT": hub.url,
             "HF_TOKEN": TOKEN,
@@ -73,7 +71,9 @@ def node_addresses(cluster: Provider) -> list[str]:
         for node in cluster.kube.json("get", "nodes")["items"]
         for address in node["status"]["addresses"]
     )
-    return [address["address"] for address in addresses if address["type"] == "InternalIP"]
+    return [
+        address["address"] for address in addresses if address["type"] == "InternalIP"
+    ]
 
 
 def address_of_host(node: str) -> str:
@@ -100,7 +100,13 @@ def open_to_pods(namespace: KubeNamespace, name: str, url: str) -> int:
     }
     spec = {"type": "NodePort", "ports": ports}
     namespace.create(
-        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}, endpoints
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": name},
+            "spec": spec,
+        },
+        endpoints,
     )
     return int(namespace.get("service", name)["spec"]["ports"][0]["nodePort"])
 
@@ -124,4 +130,6 @@ def add_dataset(hub: Hub, records: Path) -> None:
     parquet = records.with_suffix(".parquet")
     Dataset.from_json(str(records)).to_parquet(parquet)
     hub.add_token(TOKEN, "member", ("team",))
-    hub.add_repository(DATASET, {DATA_FILE: parquet.read_bytes()}, kind="datasets", private=True)
+    hub.add_repository(
+        DATASET, {DATA_FILE: parquet.read_bytes()}, kind="datasets", private=True
+    )

@@ -26,15 +26,28 @@ class Terminal:
         """Start a command without waiting for its end."""
         path = os.pathsep.join(str(ROOT / part) for part in ("operator", "trainer"))
         variables = {
-            "KUBECONFIG": str((self.kubeconfig or self.namespace.kube.kubeconfig).absolute()),
+            "KUBECONFIG": str(
+                (self.kubeconfig or self.namespace.kube.kubeconfig).absolute()
+            ),
             "PYTHONPATH": path,
             "HOME": str(self.folder),
         }
-        command = [sys.executable, "-m", "finetune_cli", *arguments, "-n", self.namespace.name]
+        command = [
+            sys.executable,
+            "-m",
+            "finetune_cli",
+            *arguments,
+            "-n",
+            self.namespace.name,
+        ]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, env={**os.environ, **variables}, cwd=self.folder, **pipes)
+        return subprocess.Popen(
+            command, env={**os.environ, **variables}, cwd=self.folder, **pipes
+        )
 
-    def run(self, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         with self.start(*arguments) as process:
             try:

@@ -21,7 +21,9 @@ def restarts(operator: Operator) -> dict[str, int]:
             r"jsonpath={range .items[*]}{.metadata.uid} {.status.containerStatuses[0].restartCount}{'\n'}{end}",
         ),
     )
-    return {uid: int(count) for uid, count in (line.split() for line in output.splitlines())}
+    return {
+        uid: int(count) for uid, count in (line.split() for line in output.splitlines())
+    }
 
 
 def test_operator_survives_an_api_server_outage(
@@ -52,7 +54,11 @@ def test_namespace_with_a_running_pipeline_can_be_deleted(
     driver.wait_state("train", "Running")
     namespace.kube.run("delete", "namespace", namespace.name, "--wait=false")
     until(
-        lambda: not namespace.kube.run("get", "namespace", namespace.name, "--ignore-not-found"),
+        lambda: (
+            not namespace.kube.run(
+                "get", "namespace", namespace.name, "--ignore-not-found"
+            )
+        ),
         120,
     )
     assert operator.leader() in operator.pods()

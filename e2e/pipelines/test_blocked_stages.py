@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from e2e.pipelines.driver import ORDER, Object, PipelineDriver, memory, pipeline, variables
+from e2e.pipelines.driver import (
+    ORDER,
+    Object,
+    PipelineDriver,
+    memory,
+    pipeline,
+    variables,
+)
 from testcluster.kube_namespace import KubeNamespace
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -37,10 +44,15 @@ def secret_variables(secret: str) -> Object:
 
 def test_missing_image_blocks_until_the_spec_is_edited(namespace: KubeNamespace):
     driver = PipelineDriver.start(
-        namespace, pipeline("no-image", prepare={"pod": {"image": "localhost:1/nothing:1"}})
+        namespace,
+        pipeline("no-image", prepare={"pod": {"image": "localhost:1/nothing:1"}}),
     )
-    wait_blocked(driver, "ImagePullFailed", "localhost:1/nothing:1", "check the stage's image")
-    driver.patch(prepare={"pod": {"image": pipeline("x")["spec"]["train"]["pod"]["image"]}})
+    wait_blocked(
+        driver, "ImagePullFailed", "localhost:1/nothing:1", "check the stage's image"
+    )
+    driver.patch(
+        prepare={"pod": {"image": pipeline("x")["spec"]["train"]["pod"]["image"]}}
+    )
     driver.wait_finished()
     assert driver.stage("prepare")["failures"] == 0
 
@@ -49,7 +61,9 @@ def test_missing_secret_blocks_until_it_is_created(namespace: KubeNamespace):
     driver = PipelineDriver.start(
         namespace, pipeline("no-secret", prepare={"pod": secret_variables("hub-token")})
     )
-    wait_blocked(driver, "SecretNotFound", 'secret "hub-token" not found', "pod.envFrom")
+    wait_blocked(
+        driver, "SecretNotFound", 'secret "hub-token" not found', "pod.envFrom"
+    )
     token = base64.b64encode(b"x").decode()
     namespace.create(
         {
@@ -69,9 +83,14 @@ def test_unmatched_node_selector_waits_for_capacity(namespace: KubeNamespace):
 
 
 def test_missing_gpu_waits_for_capacity(namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("no-gpu", prepare={"pod": ONE_GPU}))
+    driver = PipelineDriver.start(
+        namespace, pipeline("no-gpu", prepare={"pod": ONE_GPU})
+    )
     wait_blocked(
-        driver, "WaitingForCapacity", "no node has nvidia.com/gpu available", "device plugin"
+        driver,
+        "WaitingForCapacity",
+        "no node has nvidia.com/gpu available",
+        "device plugin",
     )
 
 
@@ -94,7 +113,8 @@ def test_missing_existing_claim_blocks_until_it_is_created(namespace: KubeNamesp
 def test_workspace_of_another_pipeline_blocks_until_it_ends(namespace: KubeNamespace):
     namespace.claim("shared")
     first = PipelineDriver.start(
-        namespace, pipeline("first", steps={"prepare": 40}, workspace={"existingClaim": "shared"})
+        namespace,
+        pipeline("first", steps={"prepare": 40}, workspace={"existingClaim": "shared"}),
     )
     first.wait_state("prepare", "Running")
     second = PipelineDriver.start(
@@ -116,8 +136,12 @@ def quota(namespace: KubeNamespace, **hard: str) -> None:
     )
 
 
-@pytest.mark.parametrize("resource", ["count/jobs.batch", "persistentvolumeclaims", "pods"])
-def test_exceeded_quota_blocks_until_it_is_deleted(namespace: KubeNamespace, resource: str):
+@pytest.mark.parametrize(
+    "resource", ["count/jobs.batch", "persistentvolumeclaims", "pods"]
+)
+def test_exceeded_quota_blocks_until_it_is_deleted(
+    namespace: KubeNamespace, resource: str
+):
     quota(namespace, **{resource: "0"})
     driver = PipelineDriver.start(namespace, pipeline("over-quota"))
     wait_blocked(driver, "WaitingForQuota", "exceeded quota")
@@ -158,13 +182,16 @@ def test_missing_command_fails_with_its_name(namespace: KubeNamespace):
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"), [("64", "SpecInvalid"), ("65", "DataInvalid"), ("66", "SourceNotFound")]
+    ("code", "reason"),
+    [("64", "SpecInvalid"), ("65", "DataInvalid"), ("66", "SourceNotFound")],
 )
 def test_permanent_exit_code_fails_without_a_retry(
     namespace: KubeNamespace, code: str, reason: str
 ):
     failing = {"pod": {"env": variables("prepare", FAIL_WITH=code)}}
-    driver = PipelineDriver.start(namespace, pipeline(f"permanent-{code}", prepare=failing))
+    driver = PipelineDriver.start(
+        namespace, pipeline(f"permanent-{code}", prepare=failing)
+    )
     driver.wait_finished("Failed")
     assert driver.condition("Ready")["reason"] == reason
     assert driver.stage("prepare")["failures"] == 1
@@ -172,7 +199,9 @@ def test_permanent_exit_code_fails_without_a_retry(
 
 def test_corrupted_status_stalls_until_it_is_repaired(namespace: KubeNamespace):
     """A result that another client wrote into the status stalls the pipeline; removing it lets the stages go on."""
-    driver = PipelineDriver.start(namespace, pipeline("corrupted", steps={"prepare": 60}))
+    driver = PipelineDriver.start(
+        namespace, pipeline("corrupted", steps={"prepare": 60})
+    )
     driver.wait_state("prepare", "Running")
 
     def patch_result(**change: Any) -> None:
@@ -223,7 +252,13 @@ def test_blocked_pipelines_do_not_delay_others(namespace: KubeNamespace):
         )
     ]
     bad_drivers = [PipelineDriver.start(namespace, manifest) for manifest in bad]
-    good = [PipelineDriver.start(namespace, pipeline(f"good-{n:02}")) for n in range(20)]
+    good = [
+        PipelineDriver.start(namespace, pipeline(f"good-{n:02}")) for n in range(20)
+    ]
     for driver in good:
         driver.wait_finished(seconds=480)
-    assert not [driver.name for driver in bad_drivers if driver.status.get("phase") == "Succeeded"]
+    assert not [
+        driver.name
+        for driver in bad_drivers
+        if driver.status.get("phase") == "Succeeded"
+    ]

@@ -34,7 +34,8 @@ def running_training(driver: PipelineDriver) -> tuple[Object, Object]:
 def current_uids(driver: PipelineDriver, *objects: Object) -> list[str]:
     """Read the objects again by name, and return their uids; empty for an object that is gone."""
     current = (
-        driver.namespace.get(manifest["kind"], manifest["metadata"]["name"]) for manifest in objects
+        driver.namespace.get(manifest["kind"], manifest["metadata"]["name"])
+        for manifest in objects
     )
     return [manifest.get("metadata", {}).get("uid", "") for manifest in current]
 
@@ -114,7 +115,12 @@ def test_operator_of_one_namespace_ignores_other_namespaces(
     for kind in ("clusterrole", "clusterrolebinding"):
         assert (
             namespace.kube.run(
-                "get", kind, "-l", "app.kubernetes.io/name=finetune-operator", "-o", "name"
+                "get",
+                kind,
+                "-l",
+                "app.kubernetes.io/name=finetune-operator",
+                "-o",
+                "name",
             )
             == ""
         )

@@ -22,14 +22,19 @@ def test_commands_follow_a_pipeline_through_its_lifecycle(
         pipeline("observed", steps=steps, train=WITH_OUTPUT, **more) for more in fields
     )
     fresh = terminal.plan(terminal.write(blocked))
-    assert [fresh[name]["action"] for name in ("prepare", "train", "evaluate")] == ["run"] * 3
+    assert [fresh[name]["action"] for name in ("prepare", "train", "evaluate")] == [
+        "run"
+    ] * 3
     assert "there is no pipeline observed" in terminal.run("get", "observed").stderr
 
     driver = PipelineDriver.start(namespace, blocked)
-    driver.until(lambda: "queued  WaitingForCapacity: " in terminal.output("get", "observed"))
+    driver.until(
+        lambda: "queued  WaitingForCapacity: " in terminal.output("get", "observed")
+    )
     assert "on no node yet: Pending" in terminal.output("get", "observed")
     assert (
-        "has not started: WaitingForCapacity" in terminal.run("logs", "observed", "prepare").stderr
+        "has not started: WaitingForCapacity"
+        in terminal.run("logs", "observed", "prepare").stderr
     )
 
     prepare = terminal.plan(terminal.write(fixed))["prepare"]
@@ -40,16 +45,18 @@ def test_commands_follow_a_pipeline_through_its_lifecycle(
     PipelineDriver.start(namespace, fixed)
     with terminal.start("logs", "-f", "observed", "train") as follows:
         driver.wait_state("train", "Running")
-        node = json.loads(namespace.run("get", driver.pod("train"), "-o", "json"))["spec"][
-            "nodeName"
-        ]
+        node = json.loads(namespace.run("get", driver.pod("train"), "-o", "json"))[
+            "spec"
+        ]["nodeName"]
         tree = terminal.output("get", "observed")
         assert f"{driver.pod('train').partition('/')[2]} on {node}: Running" in tree
         assert "evaluate  pending  waits for train" in tree
         assert terminal.plan("observed")["train"]["why"] == "attempt 1 is running"
 
         terminal.output("suspend", "observed")
-        driver.until(lambda: driver.stage("train")["attempts"][-1]["outcome"] == "Stopped")
+        driver.until(
+            lambda: driver.stage("train")["attempts"][-1]["outcome"] == "Stopped"
+        )
         assert terminal.plan("observed")["train"]["why"] == "spec.suspend is true"
         terminal.output("resume", "observed")
         driver.until(lambda: len(driver.stage("train")["attempts"]) == 2)
@@ -57,22 +64,32 @@ def test_commands_follow_a_pipeline_through_its_lifecycle(
         assert terminal.run("wait", "observed", "--timeout", "1s").returncode == 1
 
         terminal.output("cancel", "observed")
-        assert terminal.run("wait", "observed", "--timeout", "1m", timeout=90).returncode == 1
+        assert (
+            terminal.run("wait", "observed", "--timeout", "1m", timeout=90).returncode
+            == 1
+        )
         assert driver.status["phase"] == "Cancelled"
         out, err = follows.communicate(timeout=30)
     assert (follows.returncode, out) == (0, "started\nstarted\n"), err
 
     assert "starts again at train" in terminal.output("retry", "observed")
-    ready = terminal.run("wait", "observed", "--for", "Ready", "--timeout", "2m", timeout=150)
+    ready = terminal.run(
+        "wait", "observed", "--for", "Ready", "--timeout", "2m", timeout=150
+    )
     assert (ready.returncode, "Succeeded" in ready.stdout) == (0, True), ready.stderr
-    assert len(driver.jobs("prepare")) <= 2  # the Job that was blocked, and the Job that ran
+    assert (
+        len(driver.jobs("prepare")) <= 2
+    )  # the Job that was blocked, and the Job that ran
     assert "exit code 75" in terminal.output("get", "observed")
 
 
 def test_plan_forecasts_what_an_edit_does(namespace: KubeNamespace, terminal: Terminal):
     driver = PipelineDriver.start(namespace, pipeline("edited"))
     driver.wait_finished()
-    assert {stage["action"] for stage in terminal.plan("edited").values()} == {"reuse", "skip"}
+    assert {stage["action"] for stage in terminal.plan("edited").values()} == {
+        "reuse",
+        "skip",
+    }
     edit = pipeline("edited", evaluate={"tasks": [{"name": "exam", "fewShot": 1}]})
     forecast = terminal.plan(terminal.write(edit))
     assert [forecast[name]["action"] for name in ("prepare", "train", "evaluate")] == [
@@ -83,15 +100,20 @@ def test_plan_forecasts_what_an_edit_does(namespace: KubeNamespace, terminal: Te
     assert "spec.evaluate.tasks[exam].fewShot" in forecast["evaluate"]["why"]
     assert driver.object["metadata"]["generation"] == 1
     PipelineDriver.start(namespace, edit)
-    driver.until(lambda: driver.stage("evaluate")["identity"] == forecast["evaluate"]["identity"])
+    driver.until(
+        lambda: driver.stage("evaluate")["identity"] == forecast["evaluate"]["identity"]
+    )
     assert terminal.run("wait", "edited", "--timeout", "1m", timeout=90).returncode == 0
     attempts = [
-        driver.stage(name)["attempts"][-1]["number"] for name in ("prepare", "train", "evaluate")
+        driver.stage(name)["attempts"][-1]["number"]
+        for name in ("prepare", "train", "evaluate")
     ]
     assert attempts == [1, 1, 2]
 
 
-def test_wait_and_watch_exit_3_below_the_gate(namespace: KubeNamespace, terminal: Terminal):
+def test_wait_and_watch_exit_3_below_the_gate(
+    namespace: KubeNamespace, terminal: Terminal
+):
     gates = {"gates": [{"task": "exam", "metric": "acc", "value": 0.95}]}
     PipelineDriver.start(namespace, pipeline("low", evaluate=gates))
     watched = terminal.run("get", "-w", "low", timeout=120)

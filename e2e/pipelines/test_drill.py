@@ -34,7 +34,9 @@ SLOW_SAVE = WITH_PROGRESS.replace("trap 'echo", "trap 'sleep 20; echo")
 SELECTOR = "finetune.dev/stage=train"
 
 
-def training(namespace: KubeNamespace, name: str, script: str = WITH_PROGRESS) -> PipelineDriver:
+def training(
+    namespace: KubeNamespace, name: str, script: str = WITH_PROGRESS
+) -> PipelineDriver:
     """Start a pipeline and wait until train has done 20 steps of 0.2 s."""
     pod = {"command": ["sh", "-c", script]}
     driver = PipelineDriver.start(
@@ -47,19 +49,27 @@ def training(namespace: KubeNamespace, name: str, script: str = WITH_PROGRESS) -
 
 def drill(terminal: Terminal, *arguments: str) -> dict[str, Any]:
     """Run a drill that must succeed, and return its report."""
-    done = terminal.run("drill", *arguments, "--yes", "--json", "--timeout", "3m", timeout=240)
+    done = terminal.run(
+        "drill", *arguments, "--yes", "--json", "--timeout", "3m", timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 
 
-def test_drill_reports_a_graceful_eviction(namespace: KubeNamespace, terminal: Terminal):
+def test_drill_reports_a_graceful_eviction(
+    namespace: KubeNamespace, terminal: Terminal
+):
     driver = training(namespace, "drilled")
     report = drill(terminal, "drilled")
     driver.until(lambda: "startStep" in driver.stage("train")["attempts"][-1])
     first, second = driver.stage("train")["attempts"]
     assert "EvictionByEvictionAPI" in first["message"]
-    assert (report["outcome"], report["lostSteps"], report["complete"]) == ("Interrupted", 0, True)
+    assert (report["outcome"], report["lostSteps"], report["complete"]) == (
+        "Interrupted",
+        0,
+        True,
+    )
     assert (
         report["savedStep"]
         == first["lastStep"]
@@ -84,7 +94,9 @@ def test_kill_loses_what_was_not_saved(namespace: KubeNamespace, terminal: Termi
     assert driver.stage("train")["failures"] == 0
 
 
-def test_disruption_budget_refuses_the_drill_by_name(namespace: KubeNamespace, terminal: Terminal):
+def test_disruption_budget_refuses_the_drill_by_name(
+    namespace: KubeNamespace, terminal: Terminal
+):
     driver = training(namespace, "guarded")
     selector = {"matchLabels": {"finetune.dev/pipeline": "guarded"}}
     budget = {
@@ -96,7 +108,8 @@ def test_disruption_budget_refuses_the_drill_by_name(namespace: KubeNamespace, t
     refused = terminal.run("drill", "guarded", "--yes")
     assert refused.returncode == 1
     assert (
-        "a PodDisruptionBudget forbids the eviction: The disruption budget keep" in refused.stderr
+        "a PodDisruptionBudget forbids the eviction: The disruption budget keep"
+        in refused.stderr
     )
     assert driver.stage("train")["attempts"][0]["outcome"] == "Running"
 
@@ -106,11 +119,16 @@ def user(namespace: KubeNamespace, terminal: Terminal, name: str) -> Terminal:
     account = f"{namespace.name}:{name}"
     namespace.run("create", "serviceaccount", name)
     namespace.run(
-        "create", "rolebinding", name, "--clusterrole=view", f"--serviceaccount={account}"
+        "create",
+        "rolebinding",
+        name,
+        "--clusterrole=view",
+        f"--serviceaccount={account}",
     )
     config = yaml.safe_load(namespace.kube.kubeconfig.read_text())
     config["users"] = [
-        {**entry, "user": {"token": token(namespace, name)}} for entry in config["users"]
+        {**entry, "user": {"token": token(namespace, name)}}
+        for entry in config["users"]
     ]
     file: Path = terminal.folder / f"{name}.kubeconfig"
     file.write_text(yaml.safe_dump(config))
@@ -121,12 +139,17 @@ def token(namespace: KubeNamespace, account: str) -> str:
     return namespace.run("create", "token", account).strip()
 
 
-def test_printed_rule_is_what_a_viewer_needs(namespace: KubeNamespace, terminal: Terminal):
+def test_printed_rule_is_what_a_viewer_needs(
+    namespace: KubeNamespace, terminal: Terminal
+):
     driver = training(namespace, "seen")
     viewer = user(namespace, terminal, "viewer")
     refused = viewer.run("drill", "seen", "--yes")
     assert refused.returncode == 1
-    assert f"may not create pods/eviction in the namespace {namespace.name}" in refused.stderr
+    assert (
+        f"may not create pods/eviction in the namespace {namespace.name}"
+        in refused.stderr
+    )
     killing = viewer.run("drill", "seen", "--yes", "--kill")
     assert f"may not delete pods in the namespace {namespace.name}" in killing.stderr
     assert driver.stage("train")["attempts"][0]["outcome"] == "Running"
@@ -139,7 +162,9 @@ def test_printed_rule_is_what_a_viewer_needs(namespace: KubeNamespace, terminal:
     }
     namespace.create({**role, "rules": rules})
     account = f"{namespace.name}:viewer"
-    namespace.run("create", "rolebinding", "drill", "--role=drill", f"--serviceaccount={account}")
+    namespace.run(
+        "create", "rolebinding", "drill", "--role=drill", f"--serviceaccount={account}"
+    )
     assert (
         drill(viewer, "seen")["lostSteps"] == 0
     )  # the step is the operator's: a viewer may not use the pod's proxy
@@ -158,12 +183,19 @@ def test_role_edit_may_drill(namespace: KubeNamespace):
     def may(verb: str, resource: str) -> bool:
         try:
             return (
-                namespace.run("auth", "can-i", verb, resource, f"--as={account}").strip() == "yes"
+                namespace.run(
+                    "auth", "can-i", verb, resource, f"--as={account}"
+                ).strip()
+                == "yes"
             )
         except TimedOut:  # kubectl exits with 1
             return False
 
-    for verb, resource in (("create", "pods/eviction"), ("delete", "pods"), ("get", "pods/proxy")):
+    for verb, resource in (
+        ("create", "pods/eviction"),
+        ("delete", "pods"),
+        ("get", "pods/proxy"),
+    ):
         until(
             lambda verb=verb, resource=resource: may(verb, resource), 30
         )  # RBAC reads the binding from a cache

@@ -36,8 +36,12 @@ def node_of(driver: PipelineDriver) -> str:
     return str(host_of(driver)["labels"][NAME])
 
 
-def test_eviction_api_interrupts_and_training_resumes(operator: Operator, namespace: KubeNamespace):
-    driver = PipelineDriver.start(namespace, pipeline("evicted", steps={"train": 60}, train=SPOT))
+def test_eviction_api_interrupts_and_training_resumes(
+    operator: Operator, namespace: KubeNamespace
+):
+    driver = PipelineDriver.start(
+        namespace, pipeline("evicted", steps={"train": 60}, train=SPOT)
+    )
     driver.wait_state("train", "Running")
     evict(namespace, driver.pod("train").partition("/")[2])
     driver.until(lambda: interrupted(driver))
@@ -76,7 +80,9 @@ def test_node_reclaimed_with_notice_saves_and_resumes(
 def test_node_deleted_without_notice_is_an_interruption(
     operator: Operator, namespace: KubeNamespace, cluster: Provider
 ):
-    driver = PipelineDriver.start(namespace, pipeline("lost", steps={"train": 100}, train=SPOT))
+    driver = PipelineDriver.start(
+        namespace, pipeline("lost", steps={"train": 100}, train=SPOT)
+    )
     driver.wait_state("train", "Running")
     node = node_of(driver)
     cluster.delete(node)
@@ -99,7 +105,9 @@ def test_unreachable_node_blocks_until_it_is_deleted(
     operator: Operator, namespace: KubeNamespace, cluster: Provider
 ):
     """`NodeLost` names the Node object; deleting that object interrupts the attempt, and another resumes."""
-    driver = PipelineDriver.start(namespace, pipeline("silent", steps={"train": 100}, train=SPOT))
+    driver = PipelineDriver.start(
+        namespace, pipeline("silent", steps={"train": 100}, train=SPOT)
+    )
     driver.wait_state("train", "Running")
     node = node_of(driver)
     host = host_of(driver)["name"]
@@ -133,8 +141,13 @@ def test_deleted_job_is_an_interruption(operator: Operator, namespace: KubeNames
         namespace, pipeline("deleted-job", steps={"train": 60}, train=SPOT)
     )
     driver.wait_state("train", "Running")
-    namespace.run("delete", "job", driver.stage("train")["attempts"][0]["job"], "--wait=false")
+    namespace.run(
+        "delete", "job", driver.stage("train")["attempts"][0]["job"], "--wait=false"
+    )
     driver.until(lambda: interrupted(driver))
     driver.wait_finished()
-    attempts = {job["metadata"]["labels"]["finetune.dev/attempt"] for job in driver.jobs("train")}
+    attempts = {
+        job["metadata"]["labels"]["finetune.dev/attempt"]
+        for job in driver.jobs("train")
+    }
     assert attempts == {"2"}

@@ -15,7 +15,9 @@ from testcluster.kube_namespace import KubeNamespace
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
 
-CHECKPOINT_STEPS = yaml.safe_load(MANIFEST.read_text())["spec"]["train"]["checkpoint"]["everySteps"]
+CHECKPOINT_STEPS = yaml.safe_load(MANIFEST.read_text())["spec"]["train"]["checkpoint"][
+    "everySteps"
+]
 pytestmark = pytest.mark.skipif(
     os.environ.get("FAULTS") != "all",
     reason="test_several_nodes.py loses a node, test_quick_start.py compares with a local run; set FAULTS=all",
@@ -28,7 +30,15 @@ def training() -> Object:
     spec = manifest["spec"]
     kept = {
         key: spec[key]
-        for key in ("seed", "model", "datasets", "validation", "workspace", "prepare", "train")
+        for key in (
+            "seed",
+            "model",
+            "datasets",
+            "validation",
+            "workspace",
+            "prepare",
+            "train",
+        )
     }
     return {**manifest, "spec": {**kept, "train": merged(spec["train"], SPOT)}}
 
@@ -54,7 +64,9 @@ def test_reclaimed_and_lost_training_matches_reference_bytes(
     lost_nodes.append(node_of(driver))
     reclaim(cluster, lost_nodes[-1], 12.0, "taint")
     first = driver.stage("train")["attempts"][0]
-    assert (first["outcome"], first["exitCode"]) == ("Interrupted", 75), driver.describe()
+    assert (first["outcome"], first["exitCode"]) == ("Interrupted", 75), (
+        driver.describe()
+    )
     assert "DeletionByTaintManager" in first["message"]
     saved = first["lastStep"]
     assert saved >= 70
@@ -76,7 +88,9 @@ def test_reclaimed_and_lost_training_matches_reference_bytes(
     assert "exitCode" not in second
     # The deleted node's pod got no SIGTERM, so the third attempt resumes at the last periodic checkpoint.
     assert third["startStep"] % CHECKPOINT_STEPS == 0
-    assert saved + CHECKPOINT_STEPS < third["startStep"]  # it trains on while its node is deleted
+    assert (
+        saved + CHECKPOINT_STEPS < third["startStep"]
+    )  # it trains on while its node is deleted
     assert (status["interruptions"], status["stages"]["train"]["failures"]) == (2, 0)
     assert namespace.run("get", "events").count("AttemptInterrupted") == 2
 

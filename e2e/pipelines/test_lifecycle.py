@@ -16,10 +16,12 @@ def test_successful_pipeline_reports_stages_and_conditions(namespace: KubeNamesp
     assert driver.condition("Ready")["reason"] == "AllStagesSucceeded"
     assert not driver.condition("Reconciling")
     assert not driver.condition("Stalled")
-    assert [status["stages"][name]["state"] for name in ("prepare", "train", "evaluate")] == [
-        "Succeeded"
-    ] * 3
-    assert [status["stages"][name]["reason"] for name in ("push", "deploy")] == ["NotRequested"] * 2
+    assert [
+        status["stages"][name]["state"] for name in ("prepare", "train", "evaluate")
+    ] == ["Succeeded"] * 3
+    assert [status["stages"][name]["reason"] for name in ("push", "deploy")] == [
+        "NotRequested"
+    ] * 2
     assert len(driver.jobs()) == 3
     assert status["observedGeneration"] == driver.object["metadata"]["generation"]
 
@@ -43,14 +45,21 @@ def test_suspended_training_saves_and_resumes(namespace: KubeNamespace):
     driver.until(lambda: driver.stage("train")["attempts"][-1]["outcome"] == "Stopped")
     assert driver.condition("Ready")["reason"] == "Suspended"
     driver.until(
-        lambda: namespace.run("get", "pods", "-l", "finetune.dev/stage=train", "-o", "name") == ""
+        lambda: (
+            namespace.run("get", "pods", "-l", "finetune.dev/stage=train", "-o", "name")
+            == ""
+        )
     )
     first = driver.stage("train")["attempts"][0]
     assert first["exitCode"] == 75
     driver.patch(suspend=None)
     driver.wait_finished()
     train = driver.stage("train")
-    assert (train["failures"], train["interruptions"], len(train["attempts"])) == (0, 0, 2)
+    assert (train["failures"], train["interruptions"], len(train["attempts"])) == (
+        0,
+        0,
+        2,
+    )
 
 
 def test_cancelled_pipeline_runs_again_after_retry(namespace: KubeNamespace):
@@ -62,7 +71,8 @@ def test_cancelled_pipeline_runs_again_after_retry(namespace: KubeNamespace):
     driver.annotate("retry", "1")
     driver.wait_finished()
     assert [
-        job["metadata"]["labels"]["finetune.dev/attempt"] for job in driver.jobs("prepare")
+        job["metadata"]["labels"]["finetune.dev/attempt"]
+        for job in driver.jobs("prepare")
     ] == ["1"]
 
 
@@ -102,7 +112,8 @@ def test_edit_resumes_or_restarts_a_running_stage(namespace: KubeNamespace):
 
 def test_time_limits_of_stage_and_pipeline_fail_the_pipeline(namespace: KubeNamespace):
     slow = PipelineDriver.start(
-        namespace, pipeline("slow", steps={"train": 900}, train={"maxRuntimeSeconds": 3})
+        namespace,
+        pipeline("slow", steps={"train": 900}, train={"maxRuntimeSeconds": 3}),
     )
     slower = PipelineDriver.start(
         namespace, pipeline("slower", steps={"prepare": 900}, maxRuntimeSeconds=3)
@@ -132,14 +143,19 @@ def test_finished_pipeline_stays_finished_without_its_jobs(namespace: KubeNamesp
     namespace.run("delete", "jobs", "--all")
     driver.patch(maxRuntimeSeconds=3600)
     driver.until(
-        lambda: driver.status["observedGeneration"] == driver.object["metadata"]["generation"]
+        lambda: (
+            driver.status["observedGeneration"]
+            == driver.object["metadata"]["generation"]
+        )
     )
     assert driver.status["phase"] == "Succeeded"
     assert driver.jobs() == []
 
 
 @pytest.mark.parametrize("propagation", ["background", "foreground", "orphan"])
-def test_deleted_pipeline_keeps_its_workspace(namespace: KubeNamespace, propagation: str):
+def test_deleted_pipeline_keeps_its_workspace(
+    namespace: KubeNamespace, propagation: str
+):
     """Deleting a running pipeline deletes its Jobs, except with --cascade=orphan.
 
     A new pipeline uses the same workspace, but not while an orphaned Job may write to it.
@@ -152,7 +168,9 @@ def test_deleted_pipeline_keeps_its_workspace(namespace: KubeNamespace, propagat
     assert namespace.get("pvc", "deleted-workspace")
     recreated = PipelineDriver.start(namespace, pipeline("deleted", steps={"train": 5}))
     if propagation == "orphan":
-        recreated.until(lambda: recreated.stage("prepare").get("reason") == "WorkspaceInUse")
+        recreated.until(
+            lambda: recreated.stage("prepare").get("reason") == "WorkspaceInUse"
+        )
         namespace.run("delete", "jobs", "--all")
     recreated.wait_finished()
 
@@ -171,10 +189,17 @@ def test_deletion_removes_jobs_and_pods_in_every_state(namespace: KubeNamespace)
     drivers["failed"].wait_finished("Failed")
     drivers["done"].wait_finished()
     drivers["unschedulable"].until(drivers["unschedulable"].jobs)
-    drivers["suspended"].until(lambda: drivers["suspended"].status.get("phase") == "Suspended")
+    drivers["suspended"].until(
+        lambda: drivers["suspended"].status.get("phase") == "Suspended"
+    )
     namespace.run("delete", "ft", "--all", timeout=90)
     managed = "app.kubernetes.io/managed-by=finetune-operator"
-    until(lambda: not namespace.run("get", "jobs,pods", "-l", managed, "-o", "name").strip(), 60)
+    until(
+        lambda: (
+            not namespace.run("get", "jobs,pods", "-l", managed, "-o", "name").strip()
+        ),
+        60,
+    )
     assert "done-workspace" in namespace.run("get", "pvc", "-o", "name")
 
 
@@ -192,11 +217,17 @@ def test_edit_of_when_deleted_changes_owner_of_the_workspace(namespace: KubeName
     driver.wait_finished()
     driver.patch(workspace={"whenDeleted": "Delete"})
     driver.until(
-        lambda: namespace.get("pvc", "changed-workspace")["metadata"].get("ownerReferences")
+        lambda: namespace.get("pvc", "changed-workspace")["metadata"].get(
+            "ownerReferences"
+        )
     )
     driver.patch(workspace={"whenDeleted": "Retain"})
     driver.until(
-        lambda: not namespace.get("pvc", "changed-workspace")["metadata"].get("ownerReferences")
+        lambda: (
+            not namespace.get("pvc", "changed-workspace")["metadata"].get(
+                "ownerReferences"
+            )
+        )
     )
 
 

@@ -19,7 +19,9 @@ DEARER = "1.14"
 RETURN_SECONDS = 10
 
 
-def node_class(number: int, name: str, capacity: str, price: str, selector: str) -> list[str]:
+def node_class(
+    number: int, name: str, capacity: str, price: str, selector: str
+) -> list[str]:
     """Return the values of a node class for --set."""
     path = f"placement.nodeClasses[{number}]"
     return [
@@ -68,12 +70,20 @@ def node_label(cluster: Provider, capacity: str, value: str) -> Iterator[None]:
 def test_full_spot_pool_is_left_and_returned_to(
     priced: Operator, namespace: KubeNamespace, cluster: Provider
 ):
-    auto = {"placement": {"expectedSeconds": 900, "fallback": {"afterPendingSeconds": 5}}}
-    driver = PipelineDriver.start(namespace, pipeline("auto", steps={"train": 250}, train=auto))
+    auto = {
+        "placement": {"expectedSeconds": 900, "fallback": {"afterPendingSeconds": 5}}
+    }
+    driver = PipelineDriver.start(
+        namespace, pipeline("auto", steps={"train": 250}, train=auto)
+    )
     driver.until(lambda: driver.stage("train").get("reason") == "WaitingForCapacity")
     driver.until(lambda: len(driver.stage("train").get("attempts", ())) > 1, 60)
     first, second = driver.stage("train")["attempts"]
-    assert (first["capacity"], first["nodeClass"], first["outcome"]) == ("Spot", "cheap", "Stopped")
+    assert (first["capacity"], first["nodeClass"], first["outcome"]) == (
+        "Spot",
+        "cheap",
+        "Stopped",
+    )
     assert (second["capacity"], second["nodeClass"]) == ("OnDemand", "dear")
     driver.until(lambda: driver.condition("Trained").get("reason") == "Progressing")
     assert (
@@ -106,7 +116,9 @@ def check_costs(status: dict, second: dict, third: dict) -> None:
         exact = Decimal(price) * Decimal(str(attempt["seconds"])) / 3600
         assert abs(Decimal(attempt["cost"]) - exact) <= Decimal("0.0001")
     attempts = [
-        attempt for stage in status["stages"].values() for attempt in stage.get("attempts", ())
+        attempt
+        for stage in status["stages"].values()
+        for attempt in stage.get("attempts", ())
     ]
     spent = sum(Decimal(attempt["cost"]) for attempt in attempts)
     assert Decimal(status["costs"]["spent"]) == spent
@@ -119,7 +131,9 @@ def test_eviction_is_paid_and_reported(
 ):
     with node_label(cluster, "spot", "cheap"):
         auto = {"placement": {"expectedSeconds": 900}}
-        driver = PipelineDriver.start(namespace, pipeline("paid", steps={"train": 100}, train=auto))
+        driver = PipelineDriver.start(
+            namespace, pipeline("paid", steps={"train": 100}, train=auto)
+        )
         driver.wait_state("train", "Running")
         namespace.run("delete", driver.pod("train"), "--wait=false")
         status = driver.wait_finished(seconds=120)
@@ -127,13 +141,18 @@ def test_eviction_is_paid_and_reported(
     assert (first["capacity"], second["capacity"]) == ("Spot", "Spot")
     assert first["savedStep"] > 0
     assert (
-        Decimal(first["cost"]) > Decimal(first["lostCost"]) == Decimal(status["costs"]["lost"]) == 0
+        Decimal(first["cost"])
+        > Decimal(first["lostCost"])
+        == Decimal(status["costs"]["lost"])
+        == 0
     )
 
 
 def placements(stage: dict) -> list[tuple[str, str]]:
     """Return the capacity and the node class of each attempt of a stage."""
-    return [(attempt["capacity"], attempt["nodeClass"]) for attempt in stage["attempts"]]
+    return [
+        (attempt["capacity"], attempt["nodeClass"]) for attempt in stage["attempts"]
+    ]
 
 
 def test_dearer_spot_is_warned_about_and_not_chosen(
@@ -150,7 +169,9 @@ def test_dearer_spot_is_warned_about_and_not_chosen(
         spot = PipelineDriver.start(
             namespace, pipeline("spot-a100", train={"placement": {"capacity": "Spot"}})
         )
-        chosen, insisted = (driver.wait_finished()["stages"]["train"] for driver in (auto, spot))
+        chosen, insisted = (
+            driver.wait_finished()["stages"]["train"] for driver in (auto, spot)
+        )
     assert placements(chosen) == [("OnDemand", "dear")]
     assert chosen["placement"]["message"].startswith(
         "OnDemand (dear): 1.04 against 1.14 USD an hour on Spot"

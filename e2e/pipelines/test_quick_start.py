@@ -56,7 +56,9 @@ def test_evicted_pipeline_publishes_the_reference_model(
     driver: PipelineDriver, reference_run: ReferenceRun
 ):
     driver.wait_state("train", "Running", seconds=120)
-    driver.until(lambda: (driver.stage("train").get("progress") or {}).get("step", 0) > 40, 120)
+    driver.until(
+        lambda: (driver.stage("train").get("progress") or {}).get("step", 0) > 40, 120
+    )
     progress = driver.stage("train")["progress"]
     assert progress["total"] == 342
     assert progress["tokensPerSecond"] > 0
@@ -67,9 +69,15 @@ def test_evicted_pipeline_publishes_the_reference_model(
     driver.until(lambda: len(driver.stage("train")["attempts"]) == 2, 90)
 
     driver.namespace.run(
-        "wait", "--for=condition=Finished", "--timeout=300s", "ft/docstrings", timeout=310
+        "wait",
+        "--for=condition=Finished",
+        "--timeout=300s",
+        "ft/docstrings",
+        timeout=310,
     )
-    driver.namespace.run("wait", "--for=condition=Ready", "--timeout=0", "ft/docstrings")
+    driver.namespace.run(
+        "wait", "--for=condition=Ready", "--timeout=0", "ft/docstrings"
+    )
     status = driver.status
     assert status["phase"] == "Succeeded", driver.describe()
     first, second = status["stages"]["train"]["attempts"]
@@ -84,7 +92,9 @@ def test_evicted_pipeline_publishes_the_reference_model(
     assert (curve["everySteps"], curve["step"], len(curve["losses"])) == (6, 342, 57)
     assert status["gatesPassed"]
     reference_run.run("push")
-    expected = hashlib.sha256((reference_run.material / WEIGHTS).read_bytes()).hexdigest()
+    expected = hashlib.sha256(
+        (reference_run.material / WEIGHTS).read_bytes()
+    ).hexdigest()
     actual = driver.namespace.run(
         "exec", "filler", "--", "busybox", "sha256sum", f"/claims/demo/{WEIGHTS}"
     )
@@ -96,7 +106,9 @@ def test_model_is_served_at_the_endpoint_in_the_status(driver: PipelineDriver):
     assert status["model"]["endpoint"] == ENDPOINT
     assert driver.condition("Deployed")["status"] == "True"
     result = status["stages"]["deploy"]["result"]
-    body = json.dumps({"model": "docstrings", "prompt": PROMPT, "max_tokens": 8, "temperature": 0})
+    body = json.dumps(
+        {"model": "docstrings", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    )
     script = f"busybox wget -qO- --header 'Content-Type: application/json' --post-data '{body}' {ENDPOINT}/completions"
     response = json.loads(driver.namespace.run_script(script, name="request"))
     assert response["choices"][0]["text"] == result["answer"]
@@ -135,7 +147,10 @@ def test_evicted_server_is_reported_until_it_is_replaced(driver: PipelineDriver)
     ).split()
     evict(driver.namespace, running.partition("/")[2])
     driver.until(lambda: driver.condition("Deployed")["status"] == "False", 30)
-    assert (driver.condition("Deployed")["reason"], driver.condition("Finished")["status"]) == (
+    assert (
+        driver.condition("Deployed")["reason"],
+        driver.condition("Finished")["status"],
+    ) == (
         "ServerNotReady",
         "True",
     )
@@ -148,13 +163,16 @@ def test_deleted_server_is_recreated_without_a_rerun(driver: PipelineDriver):
     driver.namespace.run("delete", "deployment", old["metadata"]["name"])
     old_uid = old["metadata"]["uid"]
     driver.until(
-        lambda: any(server["metadata"]["uid"] != old_uid for server in servers(driver)), 60
+        lambda: any(server["metadata"]["uid"] != old_uid for server in servers(driver)),
+        60,
     )
     driver.until(lambda: driver.condition("Deployed")["status"] == "True", 120)
     assert len(driver.stage("train")["attempts"]) == 2  # no other stage runs again
 
 
-def test_new_leader_finishes_the_start_of_a_server(driver: PipelineDriver, operator: Operator):
+def test_new_leader_finishes_the_start_of_a_server(
+    driver: PipelineDriver, operator: Operator
+):
     [old] = servers(driver)
     driver.patch(deploy={"smokeTest": {"maxTokens": 4}})
     driver.until(lambda: len(servers(driver)) == 2, 60)
@@ -175,7 +193,10 @@ def test_removing_deploy_deletes_server_and_service(driver: PipelineDriver):
     driver.patch(deploy=None)
     driver.until(lambda: servers(driver) == [], 60)
     driver.until(
-        lambda: "docstrings-deploy" not in driver.namespace.run("get", "services", "-o", "name")
+        lambda: (
+            "docstrings-deploy"
+            not in driver.namespace.run("get", "services", "-o", "name")
+        )
     )
     assert driver.status["model"].get("endpoint") is None
 
@@ -184,6 +205,11 @@ def test_deleted_pipeline_leaves_only_its_workspace(driver: PipelineDriver):
     driver.namespace.run("delete", "ft", "docstrings", "--wait=true")
     managed = ("-l", "app.kubernetes.io/managed-by=finetune-operator", "-o", "name")
     until(
-        lambda: not driver.namespace.run("get", "jobs,deployments,services", *managed).split(), 60
+        lambda: (
+            not driver.namespace.run(
+                "get", "jobs,deployments,services", *managed
+            ).split()
+        ),
+        60,
     )
     assert "docstrings-workspace" in driver.namespace.run("get", "pvc", "-o", "name")

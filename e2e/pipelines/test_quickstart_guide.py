@@ -61,7 +61,12 @@ def run_block(block: str, kube: Kube, folder: Path = ROOT) -> str:
     environment = os.environ | {"KUBECONFIG": str(kube.kubeconfig), "PATH": path}
     shell = ["bash", "-e", "-c", script]
     completed = subprocess.run(
-        shell, cwd=folder, env=environment, check=False, text=True, stdout=subprocess.PIPE
+        shell,
+        cwd=folder,
+        env=environment,
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
     )
     print(completed.stdout)
     completed.check_returncode()
@@ -76,11 +81,21 @@ def docstrings(
     namespace = KubeNamespace(cluster.kube, "default")
     _, apply, _ = blocks("On a cluster")
     try:
-        run_block(apply, cluster.kube, make_checkout(tmp_path_factory.mktemp("checkout")))
-        yield PipelineDriver(namespace, yaml.safe_load(MANIFEST.read_text())["metadata"]["name"])
+        run_block(
+            apply, cluster.kube, make_checkout(tmp_path_factory.mktemp("checkout"))
+        )
+        yield PipelineDriver(
+            namespace, yaml.safe_load(MANIFEST.read_text())["metadata"]["name"]
+        )
     finally:
         namespace.run(
-            "delete", "-f", str(MANIFEST), "-f", str(MATERIAL), "--wait=false", "--ignore-not-found"
+            "delete",
+            "-f",
+            str(MANIFEST),
+            "-f",
+            str(MATERIAL),
+            "--wait=false",
+            "--ignore-not-found",
         )
         namespace.run("delete", "configmap", "demo-material", "--ignore-not-found")
 
@@ -97,4 +112,7 @@ def test_quickstart_request_returns_the_models_answer(
     *_, request = blocks("On a cluster")
     output = run_block(request, cluster.kube)
     [line] = [line for line in output.splitlines() if line.startswith("{")]
-    assert json.loads(line)["choices"][0]["text"] == docstrings.stage("deploy")["result"]["answer"]
+    assert (
+        json.loads(line)["choices"][0]["text"]
+        == docstrings.stage("deploy")["result"]["answer"]
+    )

@@ -27,7 +27,9 @@ def test_losing_the_leader_in_every_stage_reruns_nothing(
     until(lambda: len(operator.pods()) == 2, 60)
 
 
-def test_new_leader_starts_stages_within_30_seconds(operator: Operator, namespace: KubeNamespace):
+def test_new_leader_starts_stages_within_30_seconds(
+    operator: Operator, namespace: KubeNamespace
+):
     operator.wait_ready()
     time.sleep(
         LEASE_DURATION

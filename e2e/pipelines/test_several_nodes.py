@@ -35,7 +35,9 @@ def training(name: str) -> Object:
     """Return the demo's manifest up to the end of a short training on two spot nodes."""
     manifest: Object = yaml.safe_load(MANIFEST.read_text())
     spec = manifest["spec"]
-    kept = {key: spec[key] for key in ("seed", "model", "datasets", "validation", "prepare")}
+    kept = {
+        key: spec[key] for key in ("seed", "model", "datasets", "validation", "prepare")
+    }
     train = {key: value for key, value in spec["train"].items() if key != "epochs"}
     more = {
         "nodes": 2,
@@ -92,7 +94,9 @@ def test_two_nodes_with_one_lost_end_with_the_same_bytes(
     upload_material(namespace, ReferenceRun(tmp_path, tmp_path, ""))
     calm = PipelineDriver.start(namespace, training("calm"))
     calm.wait_finished(seconds=600)
-    assert [attempt["outcome"] for attempt in calm.stage("train")["attempts"]] == ["Succeeded"]
+    assert [attempt["outcome"] for attempt in calm.stage("train")["attempts"]] == [
+        "Succeeded"
+    ]
 
     driver = PipelineDriver.start(namespace, training("disturbed"))
     wait_for_attempt_step(driver, 1, CHECKPOINT_STEPS + 2)
@@ -100,9 +104,13 @@ def test_two_nodes_with_one_lost_end_with_the_same_bytes(
     second = pod_of(driver, SECOND_INDEX)
     assert first["spec"]["nodeName"] != second["spec"]["nodeName"]
     evict(namespace, second["metadata"]["name"])
-    driver.until(lambda: driver.stage("train")["attempts"][0]["outcome"] != "Running", 90)
+    driver.until(
+        lambda: driver.stage("train")["attempts"][0]["outcome"] != "Running", 90
+    )
     evicted = driver.stage("train")["attempts"][0]
-    assert (evicted["outcome"], evicted["exitCode"]) == ("Interrupted", 75), driver.describe()
+    assert (evicted["outcome"], evicted["exitCode"]) == ("Interrupted", 75), (
+        driver.describe()
+    )
     assert evicted["message"].startswith(
         f"pod 1: EvictionByEvictionAPI on {second['spec']['nodeName']}"
     )
@@ -110,15 +118,21 @@ def test_two_nodes_with_one_lost_end_with_the_same_bytes(
         "the first pod saves the step at which both stopped"
     )
 
-    progress = wait_for_attempt_step(driver, 2, evicted["lastStep"] + CHECKPOINT_STEPS + 2)
+    progress = wait_for_attempt_step(
+        driver, 2, evicted["lastStep"] + CHECKPOINT_STEPS + 2
+    )
     assert progress["startStep"] == evicted["lastStep"]
     host = namespace.get("node", pod_of(driver, SECOND_INDEX)["spec"]["nodeName"])
     lost_nodes.append(host["metadata"]["labels"][NAME])
     cluster.delete(lost_nodes[-1])
-    driver.until(lambda: driver.stage("train")["attempts"][1]["outcome"] != "Running", 240)
+    driver.until(
+        lambda: driver.stage("train")["attempts"][1]["outcome"] != "Running", 240
+    )
     lost = driver.stage("train")["attempts"][1]
     assert lost["outcome"] == "Interrupted", driver.describe()
-    assert lost["message"].startswith(f"pod 1: DeletionByPodGC on {host['metadata']['name']}")
+    assert lost["message"].startswith(
+        f"pod 1: DeletionByPodGC on {host['metadata']['name']}"
+    )
 
     status = driver.wait_finished(seconds=600)
     attempts = status["stages"]["train"]["attempts"]

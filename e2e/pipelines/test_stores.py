@@ -46,7 +46,9 @@ def stores(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stores]:
     """The stores; their addresses and credentials are in the Secret `stores`."""
-    with running_stores(cluster, namespace, tmp_path_factory.mktemp("servers"), material) as stores:
+    with running_stores(
+        cluster, namespace, tmp_path_factory.mktemp("servers"), material
+    ) as stores:
         namespace.create(
             {
                 "apiVersion": "v1",
@@ -77,16 +79,24 @@ def manifest(stores: Stores) -> Object:
     spec: Object = {
         "model": {"uri": stores.uri("base-model")},
         "datasets": [{"uri": f"hf://{DATASET}", "split": "train"}],
-        "podDefaults": {"envFrom": [{"secretRef": {"name": "stores"}}], "resources": memory("2Gi")},
+        "podDefaults": {
+            "envFrom": [{"secretRef": {"name": "stores"}}],
+            "resources": memory("2Gi"),
+        },
         "workspace": {"size": "1Gi"},
         "prepare": {"contextLength": 128},
         "train": {"maxSteps": 20, "microBatchSize": 8, "dtype": "FP32"},
         "evaluate": {
-            "tasks": [{"name": "docstrings", "file": "pvc://tasks/task.yaml", "limit": 16}],
+            "tasks": [
+                {"name": "docstrings", "file": "pvc://tasks/task.yaml", "limit": 16}
+            ],
             "gates": [gate(REACHED)],
         },
         "push": {
-            "targets": [{"uri": f"oci://{stores.registry}/team/bot"}, {"uri": stores.uri("bot")}],
+            "targets": [
+                {"uri": f"oci://{stores.registry}/team/bot"},
+                {"uri": stores.uri("bot")},
+            ],
             "dtype": "FP32",
             "when": "Always",
         },
@@ -118,7 +128,9 @@ def server(driver: PipelineDriver) -> Object:
     """Wait until there is only one Deployment, and return it."""
 
     def only() -> list[Object]:
-        deployments = json.loads(driver.namespace.run("get", "deployments", "-o", "json"))
+        deployments = json.loads(
+            driver.namespace.run("get", "deployments", "-o", "json")
+        )
         servers: list[Object] = deployments["items"]
         return servers if len(servers) == 1 else []
 
@@ -129,14 +141,22 @@ def running_pods(driver: PipelineDriver) -> list[str]:
     """Return the server's pods that are ready, as pod/NAME."""
     selector = f"finetune.dev/server={server(driver)['metadata']['name']}"
     ready = '{range .items[?(@.status.containerStatuses[0].ready==true)]}pod/{.metadata.name}{"\\n"}{end}'
-    return driver.namespace.run("get", "pods", "-l", selector, "-o", f"jsonpath={ready}").split()
+    return driver.namespace.run(
+        "get", "pods", "-l", selector, "-o", f"jsonpath={ready}"
+    ).split()
 
 
 def ask(driver: PipelineDriver, client: str) -> str:
     """Return the answer of the Service to the prompt; `client` names the pod that asks."""
-    body = json.dumps({"model": "bot", "prompt": PROMPT, "max_tokens": 8, "temperature": 0})
+    body = json.dumps(
+        {"model": "bot", "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    )
     script = f"busybox wget -qO- --header 'Content-Type: application/json' --post-data '{body}' {ENDPOINT}/completions"
-    return str(json.loads(driver.namespace.run_script(script, name=client))["choices"][0]["text"])
+    return str(
+        json.loads(driver.namespace.run_script(script, name=client))["choices"][0][
+            "text"
+        ]
+    )
 
 
 def may(kube_namespace: KubeNamespace, verb: str, group: str, resource: str) -> bool:
@@ -158,19 +178,24 @@ def may(kube_namespace: KubeNamespace, verb: str, group: str, resource: str) -> 
         "kind": "SubjectAccessReview",
         "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
     }
-    answer = kube_namespace.kube.run("create", "-f", "-", "-o", "json", given=json.dumps(review))
+    answer = kube_namespace.kube.run(
+        "create", "-f", "-", "-o", "json", given=json.dumps(review)
+    )
     return bool(json.loads(answer)["status"]["allowed"])
 
 
 def test_operator_may_not_read_the_credentials(driver: PipelineDriver):
     allowed = {
-        verb: may(driver.namespace, verb, "", "secrets") for verb in ("get", "list", "watch")
+        verb: may(driver.namespace, verb, "", "secrets")
+        for verb in ("get", "list", "watch")
     }
     assert allowed == {"get": False, "list": False, "watch": False}
     assert may(driver.namespace, "create", "batch", "jobs")
 
 
-def test_model_is_published_to_registry_and_bucket(driver: PipelineDriver, stores: Stores):
+def test_model_is_published_to_registry_and_bucket(
+    driver: PipelineDriver, stores: Stores
+):
     status = driver.wait_finished(seconds=420)
     assert stores.hub.downloads()[DATA_FILE] == 1
     image, objects = status["stages"]["push"]["result"]["published"]
@@ -186,7 +211,11 @@ def test_model_is_published_to_registry_and_bucket(driver: PipelineDriver, store
 def test_image_volume_is_served_by_digest(driver: PipelineDriver):
     status = driver.wait_finished(seconds=420)
     template = server(driver)["spec"]["template"]["spec"]
-    [image] = [volume["image"]["reference"] for volume in template["volumes"] if "image" in volume]
+    [image] = [
+        volume["image"]["reference"]
+        for volume in template["volumes"]
+        if "image" in volume
+    ]
     assert f"oci://{image}" == status["model"]["uri"]
     assert status["model"]["endpoint"] == ENDPOINT
     assert ask(driver, "first-client") == status["stages"]["deploy"]["result"]["answer"]
@@ -198,8 +227,14 @@ def test_failed_gate_keeps_the_old_server(driver: PipelineDriver, stores: Stores
     answer = driver.stage("deploy")["result"]["answer"]
     driver.patch(train={"maxSteps": 40}, evaluate={"gates": [gate(UNREACHABLE)]})
     status = driver.wait_finished("BelowThreshold", seconds=420)
-    assert (status["gatesPassed"], status["stages"]["deploy"]["state"]) == (False, "Skipped")
-    assert status["stages"]["push"]["result"]["published"][0]["digest"] != published["digest"]
+    assert (status["gatesPassed"], status["stages"]["deploy"]["state"]) == (
+        False,
+        "Skipped",
+    )
+    assert (
+        status["stages"]["push"]["result"]["published"][0]["digest"]
+        != published["digest"]
+    )
     assert server(driver)["metadata"]["uid"] == old["metadata"]["uid"]
     assert ask(driver, "second-client") == answer
 
@@ -209,10 +244,13 @@ def test_failed_gate_keeps_the_old_server(driver: PipelineDriver, stores: Stores
     assert ask(driver, "third-client") == answer
 
 
-def test_model_in_a_bucket_is_downloaded_by_its_server(driver: PipelineDriver, stores: Stores):
+def test_model_in_a_bucket_is_downloaded_by_its_server(
+    driver: PipelineDriver, stores: Stores
+):
     old = server(driver)
     driver.patch(
-        push={"targets": [{"uri": stores.uri("bot")}]}, evaluate={"gates": [gate(REACHED)]}
+        push={"targets": [{"uri": stores.uri("bot")}]},
+        evaluate={"gates": [gate(REACHED)]},
     )
     status = driver.wait_finished(seconds=420)
     assert status["model"]["uri"].startswith(stores.uri("bot/sha256-"))
@@ -222,4 +260,6 @@ def test_model_in_a_bucket_is_downloaded_by_its_server(driver: PipelineDriver, s
         for volume in server(driver)["spec"]["template"]["spec"]["volumes"]
         if "image" in volume
     ]
-    assert ask(driver, "fourth-client") == status["stages"]["deploy"]["result"]["answer"]
+    assert (
+        ask(driver, "fourth-client") == status["stages"]["deploy"]["result"]["answer"]
+    )

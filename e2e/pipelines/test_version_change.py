@@ -8,7 +8,14 @@ import pytest
 from e2e.pipelines import next_version
 from e2e.pipelines.chart import Operator
 from e2e.pipelines.driver import SCRIPT, Object, PipelineDriver, memory, pipeline
-from e2e.pipelines.next_version import CONDITION, IMAGE, LABEL, OWNER, WRITER, NextVersion
+from e2e.pipelines.next_version import (
+    CONDITION,
+    IMAGE,
+    LABEL,
+    OWNER,
+    WRITER,
+    NextVersion,
+)
 from testcluster.kube_namespace import KubeNamespace, pod
 from testcluster.provider import Provider
 
@@ -54,7 +61,9 @@ KEPT = "jobs,pods,deployments,services,pvc"
 
 
 @pytest.fixture
-def following(cluster: Provider, tmp_path_factory: pytest.TempPathFactory) -> NextVersion:
+def following(
+    cluster: Provider, tmp_path_factory: pytest.TempPathFactory
+) -> NextVersion:
     """The next version, whose image every node has."""
     created = next_version.create(tmp_path_factory.mktemp("next"))
     cluster.load([IMAGE])
@@ -65,7 +74,10 @@ def start_pipelines(namespace: KubeNamespace) -> list[PipelineDriver]:
     """Start three pipelines: the first will be finished, the second serves, the third trains until the test ends it."""
     namespace.claim("models")
     serving = pipeline(
-        "serving", pushes=True, push={"pod": {"command": ["sh", "-c", PUBLISH]}}, deploy=DEPLOY
+        "serving",
+        pushes=True,
+        push={"pod": {"command": ["sh", "-c", PUBLISH]}},
+        deploy=DEPLOY,
     )
     manifests = (pipeline("finished"), serving, pipeline("running", steps=HELD))
     drivers = [PipelineDriver.start(namespace, manifest) for manifest in manifests]
@@ -77,7 +89,9 @@ def start_pipelines(namespace: KubeNamespace) -> list[PipelineDriver]:
 
 def objects(namespace: KubeNamespace) -> dict[str, str]:
     """Return the uid of every object that a pipeline owns or needs, by kind and name."""
-    path = "jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}{'\\n'}{end}"
+    path = (
+        "jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}{'\\n'}{end}"
+    )
     lines = namespace.run("get", KEPT, "-o", path).splitlines()
     return dict(line.split() for line in lines if not line.startswith("Pod/client"))
 
@@ -117,7 +131,9 @@ def test_upgrade_and_rollback_rerun_and_lose_nothing(
         release.install("image.tag=next", chart=following.chart)
         release.wait_settled()
         wait_written(finished, serving, running, by="next")
-        newer = PipelineDriver.start(namespace, pipeline("newer", steps=HELD, **{OWNER: "team-a"}))
+        newer = PipelineDriver.start(
+            namespace, pipeline("newer", steps=HELD, **{OWNER: "team-a"})
+        )
         newer.wait_state("train", "Running", seconds=90)
         assert newer.object["spec"][OWNER] == "team-a"
         assert label_of(newer, "prepare") == "next"

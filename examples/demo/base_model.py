@@ -44,7 +44,9 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         tokenizer_object=bpe._tokenizer,  # noqa: SLF001  tokenizers offers no public conversion
         model_max_length=512,
     )
-    tokenizer.add_special_tokens({"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"})
+    tokenizer.add_special_tokens(
+        {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    )
     return tokenizer
 
 
@@ -72,7 +74,9 @@ def to_rows(texts: list[str], tokenizer: PreTrainedTokenizerFast) -> torch.Tenso
     teaches the model that.
     """
     ids = list(
-        chain.from_iterable([*tokenizer.encode(text), tokenizer.eos_token_id] for text in texts)
+        chain.from_iterable(
+            [*tokenizer.encode(text), tokenizer.eos_token_id] for text in texts
+        )
     )
     length = len(ids) // ROW * ROW
     return torch.tensor(ids[:length]).view(-1, ROW)
@@ -98,7 +102,9 @@ def pretrain(model: LlamaForCausalLM, rows: torch.Tensor, steps: int) -> float:
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
         if step % 100 == 0:
-            print(f"base-model: step {step} of {steps}, loss {losses[-1]:.2f}", flush=True)
+            print(
+                f"base-model: step {step} of {steps}, loss {losses[-1]:.2f}", flush=True
+            )
     return sum(losses[-10:]) / len(losses[-10:])
 
 

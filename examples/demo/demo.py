@@ -40,7 +40,9 @@ def main() -> None:
     # Waiting OpenMP threads sleep instead of spinning: on a machine with other load, spinning is many times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     seconds: dict[str, float] = {}
-    with section("material", "creating a data set, an evaluation task and a base model", seconds):
+    with section(
+        "material", "creating a data set, an evaluation task and a base model", seconds
+    ):
         python(str(HERE / "material.py"), str(MATERIAL))
     with section(
         "pipeline",
@@ -54,11 +56,14 @@ def main() -> None:
             "demo: FAILED: training was not interrupted twice, so there is nothing to compare; see `finetune get`"
         )
     with section(
-        "training again", "the same training without interruption, in another folder", seconds
+        "training again",
+        "the same training without interruption, in another folder",
+        seconds,
     ):
         repeated = run_pipeline(UNINTERRUPTED_RUN, "--until", "train")
     digests = check_equal(
-        adapter_digests(INTERRUPTED_RUN, status), adapter_digests(UNINTERRUPTED_RUN, repeated)
+        adapter_digests(INTERRUPTED_RUN, status),
+        adapter_digests(UNINTERRUPTED_RUN, repeated),
     )
     with section("base score", "evaluating the base model with the same task", seconds):
         before = base_score()
@@ -78,7 +83,15 @@ def run_pipeline(workdir: Path, *options: str) -> Status:
     """Run the manifest from the beginning in a work folder and return its status, with the stages by name."""
     shutil.rmtree(workdir, ignore_errors=True)
     locations = ("--workdir", str(workdir), "--claim", f"demo={MATERIAL}")
-    command = ("-m", "finetune_cli", "run", str(MANIFEST), *locations, *options, "--json")
+    command = (
+        "-m",
+        "finetune_cli",
+        "run",
+        str(MANIFEST),
+        *locations,
+        *options,
+        "--json",
+    )
     status: Status = json.loads(python(*command, stdout=subprocess.PIPE))
     return status | {"stages": {stage["name"]: stage for stage in status["stages"]}}
 
@@ -87,7 +100,9 @@ def python(*arguments: str, stdout: int | None = None) -> str:
     """Run Python with these arguments and return its output if it is a pipe; exit if it fails."""
     # Ctrl-C reaches the child as well. Ignore it here and wait, so that the child can save its work.
     previous = signal.signal(signal.SIGINT, lambda _number, _frame: None)
-    completed = subprocess.run([sys.executable, *arguments], stdout=stdout, text=True, check=False)
+    completed = subprocess.run(
+        [sys.executable, *arguments], stdout=stdout, text=True, check=False
+    )
     signal.signal(signal.SIGINT, previous)
     if completed.returncode in {SIGINT_EXIT_CODE, -signal.SIGINT}:
         print(
@@ -104,11 +119,18 @@ def python(*arguments: str, stdout: int | None = None) -> str:
 
 def adapter_digests(workdir: Path, status: Status) -> dict[str, str]:
     """Return the SHA-256 of each file of a run's adapter."""
-    output = workdir / "volumes/workspace/train" / status["stages"]["train"]["identity"] / "output"
+    output = (
+        workdir
+        / "volumes/workspace/train"
+        / status["stages"]["train"]["identity"]
+        / "output"
+    )
     return {name: digest_file(output / name) for name in ADAPTER}
 
 
-def check_equal(interrupted: dict[str, str], uninterrupted: dict[str, str]) -> dict[str, str]:
+def check_equal(
+    interrupted: dict[str, str], uninterrupted: dict[str, str]
+) -> dict[str, str]:
     """Return the digests if they are equal; exit with a message otherwise."""
     different = [name for name in ADAPTER if interrupted[name] != uninterrupted[name]]
     if different:
@@ -125,9 +147,12 @@ def base_score() -> Score:
 
     evaluate = read(MANIFEST).spec.evaluate
     if evaluate is None or not evaluate.gates:
-        sys.exit(f"demo: {MANIFEST} has no evaluate.gates, so there is nothing to compare")
+        sys.exit(
+            f"demo: {MANIFEST} has no evaluate.gates, so there is nothing to compare"
+        )
     environment = Environment(
-        workspace=INTERRUPTED_RUN / "volumes/workspace", claims=INTERRUPTED_RUN / "claims"
+        workspace=INTERRUPTED_RUN / "volumes/workspace",
+        claims=INTERRUPTED_RUN / "claims",
     )
     scores = scores_of(MATERIAL / "base-model", None, evaluate, environment)
     gate = evaluate.gates[0]

@@ -12,7 +12,16 @@ from pathlib import Path
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 
-MODULES = ("asyncio", "decimal", "email", "http", "logging", "multiprocessing", "unittest", "xml")
+MODULES = (
+    "asyncio",
+    "decimal",
+    "email",
+    "http",
+    "logging",
+    "multiprocessing",
+    "unittest",
+    "xml",
+)
 """The choices of the task: the modules with the most doc-strings that every Python since 3.11 includes."""
 
 SKIPPED_FOLDERS = {
@@ -49,7 +58,9 @@ def split(
     test: list[dict[str, str]] = []
     for module in MODULES:
         rows = [
-            {"text": text, "module": module} for text, names in owners.items() if names == {module}
+            {"text": text, "module": module}
+            for text, names in owners.items()
+            if names == {module}
         ]
         if len(rows) < 3 * HELD_OUT:
             raise SystemExit(
@@ -86,7 +97,10 @@ def docstrings(path: Path) -> Iterator[str]:
     """Yield the doc-strings of a file's module, classes and functions, shortened to LONGEST characters."""
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # some files of the library are intentionally invalid
+    except (
+        SyntaxError,
+        ValueError,
+    ):  # some files of the library are intentionally invalid
         return
     for node in documented(tree):
         text = ast.get_docstring(node) or ""

@@ -42,14 +42,21 @@ def make(folder: Path, *, steps: int = STEPS, seed: int = SEED) -> None:
         {"rows": digest([train, test]), "task": digest(task)},
         lambda to: write_data(to, train, test),
     )
-    program = {"program": digest((HERE / "base_model.py").read_text()), "torch": version("torch")}
+    program = {
+        "program": digest((HERE / "base_model.py").read_text()),
+        "torch": version("torch"),
+    }
     stamp = {"texts": digest(pretraining), "steps": steps, "seed": seed, **program}
     make_once(
-        folder / "base-model", stamp, lambda to: write_base_model(to, pretraining, steps, seed)
+        folder / "base-model",
+        stamp,
+        lambda to: write_base_model(to, pretraining, steps, seed),
     )
 
 
-def make_once(folder: Path, stamp: dict[str, object], fill: Callable[[Path], None]) -> None:
+def make_once(
+    folder: Path, stamp: dict[str, object], fill: Callable[[Path], None]
+) -> None:
     """Create the folder unless it exists, is intact, and has the same stamp: the same inputs."""
     try:
         if verify(folder) == stamp:
@@ -64,10 +71,13 @@ def make_once(folder: Path, stamp: dict[str, object], fill: Callable[[Path], Non
     print(f"{folder.name}: created in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def write_data(folder: Path, train: list[dict[str, str]], test: list[dict[str, str]]) -> None:
+def write_data(
+    folder: Path, train: list[dict[str, str]], test: list[dict[str, str]]
+) -> None:
     """Write the training records, the test rows and the task file."""
     records = [
-        {"prompt": f"{row['text']}\nModule:", "completion": f" {row['module']}"} for row in train
+        {"prompt": f"{row['text']}\nModule:", "completion": f" {row['module']}"}
+        for row in train
     ]
     write_lines(folder / "train.jsonl", records)
     write_lines(folder / "heldout.jsonl", test)
@@ -101,7 +111,9 @@ def write_lines(path: Path, records: list[dict[str, str]]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     # Waiting OpenMP threads sleep instead of spinning: on a node with other pods, spinning is many times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -20,7 +20,9 @@ def make(folder: Path) -> int:
     """Write preference/pairs.jsonl in the folder; return the number of pairs."""
     records = [
         json.loads(line)
-        for line in (folder / "data" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+        for line in (folder / "data" / "train.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
     ]
     modules = sorted({record["completion"] for record in records})
     generator = random.Random(SEED)  # noqa: S311  not for cryptography
@@ -32,7 +34,9 @@ def make(folder: Path) -> int:
     return len(pairs)
 
 
-def pair_of(record: dict[str, str], modules: list[str], generator: random.Random) -> dict[str, str]:
+def pair_of(
+    record: dict[str, str], modules: list[str], generator: random.Random
+) -> dict[str, str]:
     """Return the pair of one record."""
     others = [module for module in modules if module != record["completion"]]
     return {
@@ -43,6 +47,8 @@ def pair_of(record: dict[str, str], modules: list[str], generator: random.Random
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     print(f"preference: {make(parser.parse_args().folder)} pairs")

@@ -13,7 +13,10 @@ from finetune_cli.output.encoding import replace_unencodable
 from finetune_operator.errors import ClusterError
 
 COMMANDS = {
-    **{name: name for name in ("init", "validate", "plan", "run", "list", "get", "logs", "retry")},
+    **{
+        name: name
+        for name in ("init", "validate", "plan", "run", "list", "get", "logs", "retry")
+    },
     **dict.fromkeys(("cancel", "suspend", "resume"), "verbs"),
     "wait": "wait",
     "drill": "drill",
@@ -81,8 +84,12 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="finetune", description="Fine-tune a model from one manifest."
     )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    parser.add_argument(
+        "--version", action="store_true", help="print the version and exit"
+    )
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands"
+    )
     # Import only the command's own module, so that no command waits for the libraries of another.
     named = [module for name, module in COMMANDS.items() if name in arguments[:1]]
     for module in named or dict.fromkeys(COMMANDS.values()):

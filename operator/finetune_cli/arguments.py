@@ -30,7 +30,8 @@ NAME_OR_FILE = "name of a run on this machine or of a pipeline on a cluster, or 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --context and --namespace."""
     parser.add_argument(
-        "--context", help="kubeconfig context of the cluster (default: the current context)"
+        "--context",
+        help="kubeconfig context of the cluster (default: the current context)",
     )
     text = "namespace of the pipeline (default: the manifest's, else the context's)"
     parser.add_argument("-n", "--namespace", help=text)
@@ -44,7 +45,9 @@ def targets_cluster(target: str | None, arguments: argparse.Namespace) -> bool:
     """
     all_namespaces = getattr(arguments, "all_namespaces", False)
     has_cluster_flag = bool(arguments.context or arguments.namespace or all_namespaces)
-    local_flags = [flag for name, flag in LOCAL_FLAGS.items() if getattr(arguments, name, None)]
+    local_flags = [
+        flag for name, flag in LOCAL_FLAGS.items() if getattr(arguments, name, None)
+    ]
     if has_cluster_flag and local_flags:
         raise UsageError(
             f"{local_flags[0]} is for a run on this machine: remove it, or remove --context, --namespace and -A"
@@ -85,10 +88,10 @@ def run_on_cluster(command: str, arguments: argparse.Namespace) -> int:
 def add_local_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --workdir and --claim."""
     add_workdir(parser)
-    text = (
-        "folder that replaces pvc://NAME on this machine; later runs in the work folder remember it"
+    text = "folder that replaces pvc://NAME on this machine; later runs in the work folder remember it"
+    parser.add_argument(
+        "--claim", action="append", default=[], metavar="NAME=FOLDER", help=text
     )
-    parser.add_argument("--claim", action="append", default=[], metavar="NAME=FOLDER", help=text)
 
 
 def add_workdir(parser: argparse.ArgumentParser) -> None:
@@ -186,7 +189,9 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_name(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select a pipeline on a cluster."""
-    parser.add_argument("name", metavar="NAME|FILE", help="name of the pipeline, or its manifest")
+    parser.add_argument(
+        "name", metavar="NAME|FILE", help="name of the pipeline, or its manifest"
+    )
     add_cluster_arguments(parser)
 
 
@@ -207,6 +212,8 @@ def parse_timeout(text: str | None) -> float | None:
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     # The pattern also matches the empty text, which is no duration.
     if not text or match is None:
-        raise UsageError(f"--timeout {text!r}: must be a duration such as 90s, 30m or 1h30m")
+        raise UsageError(
+            f"--timeout {text!r}: must be a duration such as 90s, 30m or 1h30m"
+        )
     hours, minutes, seconds = match.groups("0")
     return int(hours) * HOUR + int(minutes) * MINUTE + int(seconds)

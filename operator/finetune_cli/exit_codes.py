@@ -37,7 +37,9 @@ def is_up_to_date(pipeline: Pipeline) -> bool:
     """Return whether the status covers the current spec and every requested retry and cancellation."""
     # Requests are annotations: they change no generation, so the generation alone does not cover them.
     has_request = pipeline.retry is not None or pipeline.cancel is not None
-    return pipeline.status.observed_generation == pipeline.generation and not has_request
+    return (
+        pipeline.status.observed_generation == pipeline.generation and not has_request
+    )
 
 
 def has_finished(pipeline: Pipeline) -> bool:

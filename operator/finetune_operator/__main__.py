@@ -87,7 +87,9 @@ def _options(chosen: argparse.Namespace) -> Options:
 
 def _parser() -> argparse.ArgumentParser:
     variables = os.environ
-    parser = argparse.ArgumentParser(prog="python -m finetune_operator", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m finetune_operator", description=__doc__
+    )
     parser.add_argument(
         "--trainer-image",
         default=variables.get("TRAINER_IMAGE", Settings.trainer_image),

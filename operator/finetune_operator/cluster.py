@@ -22,10 +22,14 @@ class Cluster(Protocol):
         A Job counts as Complete, Failed or missing only when none of its processes is left.
         """
 
-    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
+    async def write_status(
+        self, pipeline: Pipeline, status: PipelineStatus
+    ) -> Pipeline:
         """Store the status durably and return the pipeline with it; raise Conflict if it has changed since its read."""
 
-    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> Mapping[str, Blocker]:
+    async def apply(
+        self, pipeline: Pipeline, actions: Sequence[Action]
+    ) -> Mapping[str, Blocker]:
         """Execute the actions in order, and return the refused ones: subject -> why.
 
         Each is idempotent: an operator that was killed may have executed it already. Nothing is created after an error.

@@ -33,10 +33,29 @@ def provide(engine: Engine, report: Callable[[str], None]) -> str:
     cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache(), prefix=".base-") as scratch:
         root = Path(scratch) / "root"
-        _run(["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(root)])
+        _run(
+            [
+                "debootstrap",
+                "--variant=minbase",
+                f"--include={PACKAGES}",
+                SUITE,
+                str(root),
+            ]
+        )
         _slim(root)
         archive = Path(scratch) / "root.tar"
-        _run(["tar", "--numeric-owner", "--sort=name", "-C", str(root), "-cf", str(archive), "."])
+        _run(
+            [
+                "tar",
+                "--numeric-owner",
+                "--sort=name",
+                "-C",
+                str(root),
+                "-cf",
+                str(archive),
+                ".",
+            ]
+        )
         dockerfile = Path(scratch) / "Dockerfile"
         dockerfile.write_text("FROM scratch\nADD root.tar /\n")
         if engine.name == "docker":

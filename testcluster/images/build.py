@@ -28,7 +28,9 @@ DEFAULT = ("operator", "trainer-cpu")
 
 def main() -> int:
     """Build the requested images. Return the exit code: 0 done, 2 refused."""
-    parser = argparse.ArgumentParser(prog="python -m testcluster.images", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m testcluster.images", description=__doc__
+    )
     parser.add_argument(
         "images",
         nargs="*",
@@ -43,7 +45,9 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if unknown := set(arguments.images) - IMAGES.keys():
-        parser.error(f"unknown image {', '.join(sorted(unknown))}; write {', '.join(IMAGES)}")
+        parser.error(
+            f"unknown image {', '.join(sorted(unknown))}; write {', '.join(IMAGES)}"
+        )
     try:
         engine = image_builders.choose(arguments.engine)
         base_image = arguments.base or _choose_base(engine)
@@ -69,14 +73,24 @@ def build(engine: Engine, name: str, tag: str, base_image: str) -> None:
     image = f"finetune-{name}:{tag}"
     print(f"building {image} with {engine.name} on {base_image} …", flush=True)
     command = engine.build_command(
-        describe(name, image, base_image, _uv_cache() if engine.name == "buildah" else None)
+        describe(
+            name, image, base_image, _uv_cache() if engine.name == "buildah" else None
+        )
     )
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if done.returncode:
-        raise UsageError(f"{engine.name} could not build {image}:\n{done.stdout[-3000:]}")
-    print(f"{image}: {engine.size(image) / 1e6:.0f} MB, {time.monotonic() - started:.0f} s")
+        raise UsageError(
+            f"{engine.name} could not build {image}:\n{done.stdout[-3000:]}"
+        )
+    print(
+        f"{image}: {engine.size(image) / 1e6:.0f} MB, {time.monotonic() - started:.0f} s"
+    )
 
 
 def describe(name: str, image: str, base_image: str, uv_cache: Path | None) -> Build:
@@ -95,9 +109,12 @@ def describe(name: str, image: str, base_image: str, uv_cache: Path | None) -> B
         arguments["UV_CACHE_DIR"] = "/var/cache/uv"
     # Not the time of the last commit: a new timestamp would invalidate every cached layer.
     timestamp = int(
-        _git("log", "-1", "--format=%ct", "--", "pyproject.toml", "constraints.txt") or 0
+        _git("log", "-1", "--format=%ct", "--", "pyproject.toml", "constraints.txt")
+        or 0
     )
-    return Build(image, ROOT / f"Dockerfile.{dockerfile}", ROOT, arguments, mounts, timestamp)
+    return Build(
+        image, ROOT / f"Dockerfile.{dockerfile}", ROOT, arguments, mounts, timestamp
+    )
 
 
 def _host_files(base: str) -> list[Path]:
@@ -128,10 +145,14 @@ def _choose_base(engine: Engine) -> str:
     A created one is used without another pull, because a failing pull is slow in some networks.
     """
     public = re.search(
-        r"^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile.operator").read_text(), re.MULTILINE
+        r"^ARG BASE_IMAGE=(\S+)",
+        (ROOT / "Dockerfile.operator").read_text(),
+        re.MULTILINE,
     )
     if not public:
-        raise UsageError("Dockerfile.operator has no ARG BASE_IMAGE with a default; add one")
+        raise UsageError(
+            "Dockerfile.operator has no ARG BASE_IMAGE with a default; add one"
+        )
     if engine.digest(public[1]) or engine.digest(f"docker.io/library/{public[1]}"):
         return public[1]
     if engine.digest(base_image.NAME):
@@ -149,13 +170,18 @@ def _choose_base(engine: Engine) -> str:
 
 
 def _version() -> str:
-    found = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    found = re.search(
+        r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
     return found[1] if found else "0.0.0"
 
 
 def _git(*arguments: str) -> str:
     done = subprocess.run(
-        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+        ["git", "-C", str(ROOT), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout.strip() if done.returncode == 0 else ""
 

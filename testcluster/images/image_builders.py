@@ -53,7 +53,9 @@ class Docker:
 
     def build_command(self, build: Build) -> list[str]:
         """Return the command that builds the image."""
-        arguments = [f"--build-arg={key}={value}" for key, value in build.arguments.items()]
+        arguments = [
+            f"--build-arg={key}={value}" for key, value in build.arguments.items()
+        ]
         return [
             "docker",
             "build",
@@ -69,7 +71,9 @@ class Docker:
 
     def size(self, image: str) -> int:
         """Return the size of the image's files in bytes."""
-        return int(_line(["docker", "image", "inspect", "--format", "{{.Size}}", image]) or 0)
+        return int(
+            _line(["docker", "image", "inspect", "--format", "{{.Size}}", image]) or 0
+        )
 
     def save_command(self, image: str, archive: Path) -> list[str]:
         """Return the command that writes the image to an archive."""
@@ -87,8 +91,13 @@ class Buildah:
 
     def build_command(self, build: Build) -> list[str]:
         """Return the command that builds the image; unchanged layers are taken from its cache."""
-        arguments = [f"--build-arg={key}={value}" for key, value in build.arguments.items()]
-        mounts = [f"--volume={host_path}:{target}" for host_path, target in build.mounts.items()]
+        arguments = [
+            f"--build-arg={key}={value}" for key, value in build.arguments.items()
+        ]
+        mounts = [
+            f"--volume={host_path}:{target}"
+            for host_path, target in build.mounts.items()
+        ]
         options = [
             "--isolation=chroot",
             "--layers",
@@ -107,7 +116,16 @@ class Buildah:
 
     def digest(self, image: str) -> str | None:
         """Return the digest of an image, or None when the engine does not have it."""
-        return _line(["buildah", "inspect", "--type=image", "--format", "{{.FromImageID}}", image])
+        return _line(
+            [
+                "buildah",
+                "inspect",
+                "--type=image",
+                "--format",
+                "{{.FromImageID}}",
+                image,
+            ]
+        )
 
     def size(self, image: str) -> int:
         """Return the size of the image's files in bytes."""
@@ -172,7 +190,10 @@ def export(image: str, folder: Path) -> Path:
     fresh = archive.with_suffix(f".{os.getpid()}")
     try:
         done = subprocess.run(
-            engine.save_command(image, fresh), capture_output=True, text=True, check=False
+            engine.save_command(image, fresh),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise UsageError(
@@ -211,4 +232,6 @@ def _line(command: list[str], *, all_lines: bool = False) -> str | None:
 
 def _bytes(text: str) -> int:
     number, unit = text.split()
-    return int(float(number) * {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}[unit.upper()])
+    return int(
+        float(number) * {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}[unit.upper()]
+    )

@@ -35,14 +35,22 @@ def layer(programs: dict[str, Path]) -> bytes:
 
 
 def config(
-    layers: list[bytes], entrypoint: list[str], *, user: str = NONROOT, path: str = "/bin"
+    layers: list[bytes],
+    entrypoint: list[str],
+    *,
+    user: str = NONROOT,
+    path: str = "/bin",
 ) -> bytes:
     """Return the config of an image that runs, by default, as a user without rights."""
-    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(
+        platform.machine(), platform.machine()
+    )
     process = {"Entrypoint": entrypoint, "User": user, "Env": [f"PATH={path}"]}
     rootfs = {
         "type": "layers",
-        "diff_ids": [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in layers],
+        "diff_ids": [
+            f"sha256:{hashlib.sha256(content).hexdigest()}" for content in layers
+        ],
     }
     return json.dumps(
         {"architecture": machine, "os": "linux", "config": process, "rootfs": rootfs}

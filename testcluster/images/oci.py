@@ -11,13 +11,16 @@ from typing import Any
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
-def push(registry: str, repository: str, tag: str, config: bytes, layers: list[bytes]) -> str:
+def push(
+    registry: str, repository: str, tag: str, config: bytes, layers: list[bytes]
+) -> str:
     """Push an image and return its name. Raises HTTPError with the registry's response."""
     base = f"http://{registry}/v2/{repository}"
     # The lowest level: a test pushes an image once, and a node pulls it once.
     packed = [gzip.compress(content, compresslevel=1, mtime=0) for content in layers]
     descriptors = [
-        _blob(base, content, "application/vnd.oci.image.layer.v1.tar+gzip") for content in packed
+        _blob(base, content, "application/vnd.oci.image.layer.v1.tar+gzip")
+        for content in packed
     ]
     manifest = {
         "schemaVersion": 2,

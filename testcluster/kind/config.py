@@ -21,9 +21,16 @@ REGISTRIES = "/etc/containerd/certs.d"
 def config(nodes: list[Node], volumes: Path, image: str | None = None) -> str:
     """Return the configuration as JSON, which is valid YAML. Every node mounts the host's folder `volumes`."""
     mounts = [{"hostPath": str(volumes), "containerPath": NODE_FOLDER}]
-    common: dict[str, Any] = {"extraMounts": mounts} | ({"image": image} if image else {})
+    common: dict[str, Any] = {"extraMounts": mounts} | (
+        {"image": image} if image else {}
+    )
     workers = [
-        {"role": "worker", **common, "labels": node.labels, **_patches(_join_configuration(node))}
+        {
+            "role": "worker",
+            **common,
+            "labels": node.labels,
+            **_patches(_join_configuration(node)),
+        }
         for node in nodes
     ]
     content = {
@@ -49,9 +56,14 @@ def _join_configuration(node: Node) -> dict[str, Any]:
     Labels are a field of kind's node instead, because a patch of node-labels would replace them.
     """
     taints = [
-        {"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in node.taints
+        {"key": taint.key, "value": taint.value, "effect": taint.effect}
+        for taint in node.taints
     ]
-    return {"kind": "JoinConfiguration", "nodeRegistration": {"taints": taints}} if taints else {}
+    return (
+        {"kind": "JoinConfiguration", "nodeRegistration": {"taints": taints}}
+        if taints
+        else {}
+    )
 
 
 def _cluster_configurations() -> list[dict[str, Any]]:

@@ -36,7 +36,9 @@ def fill_store(store: Path, root: Path, sandbox_image: str, scratch: Path) -> No
     `root` is the root file system of a node: kube-proxy's image gets iptables from it, and the layers are moved to it.
     Raises UsageError and TimedOut.
     """
-    archives = [_archive(image, root, scratch) for image in [*_needed_images(), sandbox_image]]
+    archives = [
+        _archive(image, root, scratch) for image in [*_needed_images(), sandbox_image]
+    ]
     _import(store, archives, scratch)
     _move_layers(store, root)
 
@@ -57,16 +59,25 @@ def _archive(image: str, root: Path, scratch: Path) -> Path:
         )
     # The manifests of kubeadm call the programs by these paths, and /coredns and /pause by the image's entry point.
     path = name if name in {"coredns", "pause"} else f"usr/local/bin/{name}"
-    programs = {path: binaries.program(name)} | (_iptables(root) if name == "kube-proxy" else {})
+    programs = {path: binaries.program(name)} | (
+        _iptables(root) if name == "kube-proxy" else {}
+    )
     return image_layers.archive(
-        scratch, image, programs, [f"/{path}"], user="0:0", path="/usr/local/bin:/usr/sbin:/bin"
+        scratch,
+        image,
+        programs,
+        [f"/{path}"],
+        user="0:0",
+        path="/usr/local/bin:/usr/sbin:/bin",
     )
 
 
 def _iptables(root: Path) -> dict[str, Path]:
     """Return iptables with its extensions and all their libraries, {path in the image: file}."""
     program = root / "usr/sbin/xtables-nft-multi"
-    extensions = [str(path.relative_to(root)) for path in root.glob("usr/lib/*/xtables/*.so")]
+    extensions = [
+        str(path.relative_to(root)) for path in root.glob("usr/lib/*/xtables/*.so")
+    ]
     files = [f"/{path}" for path in ["usr/sbin/xtables-nft-multi", *extensions]]
     listed = run_command("chroot", str(root), "ldd", *files)
     paths = [*files[1:], *sorted(set(re.findall(r"(/\S+) \(0x", listed)))]
@@ -88,7 +99,9 @@ def _import(store: Path, archives: Sequence[Path], scratch: Path) -> None:
     ctr = [str(folder / "ctr"), f"--address={socket}", *_NAMESPACE]
     with (scratch / "containerd.log").open("wb") as log:
         process = subprocess.Popen(
-            contained(str(folder / "containerd"), f"--config={config}"), stdout=log, stderr=log
+            contained(str(folder / "containerd"), f"--config={config}"),
+            stdout=log,
+            stderr=log,
         )
     try:
         _wait(ctr, scratch / "containerd.log")
@@ -121,7 +134,9 @@ def _move_layers(store: Path, root: Path) -> None:
 
 def _wait(ctr: list[str], log: Path) -> None:
     deadline = time.monotonic() + _START_TIMEOUT
-    while subprocess.run([*ctr, "version"], capture_output=True, check=False).returncode:
+    while subprocess.run(
+        [*ctr, "version"], capture_output=True, check=False
+    ).returncode:
         if time.monotonic() > deadline:
             raise TimedOut(
                 f"containerd did not start within {_START_TIMEOUT} s; its log ends: {log.read_text()[-1500:]}"

@@ -75,7 +75,9 @@ def check() -> None:
         raise UsageError(
             "no Docker engine answers, and starting one needs root on Linux; start Docker"
         )
-    missing = [package for package, program in PACKAGES.items() if not shutil.which(program)]
+    missing = [
+        package for package, program in PACKAGES.items() if not shutil.which(program)
+    ]
     if missing:
         raise UsageError(
             f"no Docker engine answers, and {' and '.join(missing)} are not installed; "
@@ -166,7 +168,9 @@ def _raise_inotify(report: Callable[[str], None]) -> None:
     """Raise the limit of inotify instances, which the whole host shares; `_remove` restores it."""
     before = int(_INOTIFY.read_text())
     if before < INOTIFY_INSTANCES:
-        report(f"raising fs.inotify.max_user_instances from {before} to {INOTIFY_INSTANCES}")
+        report(
+            f"raising fs.inotify.max_user_instances from {before} to {INOTIFY_INSTANCES}"
+        )
         (engines() / "inotify").write_text(str(before))
         _INOTIFY.write_text(str(INOTIFY_INSTANCES))
 
@@ -218,7 +222,12 @@ def _settings(folder: Path) -> dict[str, object]:
     if not oci_runtime.is_needed():
         return settings
     runtime = folder / "bin" / "runtime"
-    program = [sys.executable, "-ISE", oci_runtime.__file__, shutil.which("runc") or "runc"]
+    program = [
+        sys.executable,
+        "-ISE",
+        oci_runtime.__file__,
+        shutil.which("runc") or "runc",
+    ]
     runtime.write_text(f'#!/bin/sh\nexec {" ".join(program)} "$@"\n')
     runtime.chmod(0o755)
     return settings | {
@@ -231,7 +240,9 @@ def _wait(process: subprocess.Popen[bytes], folder: Path) -> None:
     deadline = time.monotonic() + _START_TIMEOUT
     while not ENGINES["docker"].is_available():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise _failure(process, (folder / "dockerd.log").read_text(errors="replace").strip())
+            raise _failure(
+                process, (folder / "dockerd.log").read_text(errors="replace").strip()
+            )
         time.sleep(0.1)
 
 

@@ -127,10 +127,15 @@ def build(report: Callable[[str], None]) -> Path:
 
 def files() -> Path:
     """Return the path of the image's files, which need not exist yet; its name has a hash of all that is in it."""
-    parts = [node_root.archive().name, binaries.folder().name, binaries.folder("kubeadm").name]
+    parts = [
+        node_root.archive().name,
+        binaries.folder().name,
+        binaries.folder("kubeadm").name,
+    ]
     parts += [Path(__file__).with_name(name).read_text() for name in _SOURCES]
     return (
-        node_root.folder() / f"node-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.tar"
+        node_root.folder()
+        / f"node-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}.tar"
     )
 
 
@@ -154,7 +159,11 @@ def load(archive: Path, report: Callable[[str], None]) -> str:
 def _docker(*arguments: str, stdin: IO[bytes] | None = None) -> None:
     command = ["docker", *arguments]
     done = subprocess.run(
-        command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        command,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
     )
     if done.returncode:
         raise TimedOut(
@@ -206,7 +215,9 @@ def _install_programs(tree: Path) -> None:
         (tree / place).mkdir(parents=True, exist_ok=True)
         for name in names:
             shutil.copy(binaries.program(name), tree / place / name)
-    shutil.copy(Path(__file__).with_name("pod_network.sh"), tree / "usr/local/bin/pod-network")
+    shutil.copy(
+        Path(__file__).with_name("pod_network.sh"), tree / "usr/local/bin/pod-network"
+    )
     (tree / "usr/local/bin/pod-network").chmod(0o755)
     (tree / "opt/cni").mkdir()
     (tree / "opt/cni/bin").symlink_to("/usr/lib/cni")
@@ -223,7 +234,9 @@ def _configure(tree: Path) -> None:
         )
     (tree / "etc/containerd/cri-base.json").write_text(json.dumps(_base_spec()))
     (tree / "etc/kubernetes/manifests").mkdir(parents=True)
-    (tree / "kind/version").write_text(f"v{go_modules.version(go_modules.BINARIES['kubelet'])}")
+    (tree / "kind/version").write_text(
+        f"v{go_modules.version(go_modules.BINARIES['kubelet'])}"
+    )
     (tree / "kind/manifests").mkdir()
     (tree / "kind/manifests/default-cni.yaml").write_text(_MANIFEST)
     # Without CAP_SYS_RESOURCE a process may not set an oom_score_adj below its own.
@@ -251,14 +264,18 @@ def _replace(file: Path, old: str, new: str) -> None:
 
 def _base_spec() -> dict[str, Any]:
     """Return the OCI configuration of every container: containerd's, kind's hook, and the kubelet's own limits."""
-    spec: dict[str, Any] = json.loads(run_command(str(binaries.program("ctr")), "oci", "spec"))
+    spec: dict[str, Any] = json.loads(
+        run_command(str(binaries.program("ctr")), "oci", "spec")
+    )
     spec["hooks"] = {"createContainer": [{"path": "/kind/bin/mount-product-files.sh"}]}
     del spec["process"]["rlimits"]
     return spec
 
 
 def _sandbox_image(tree: Path) -> str:
-    found = re.search(r'sandbox_image = "(.*)"', (tree / "etc/containerd/config.toml").read_text())
+    found = re.search(
+        r'sandbox_image = "(.*)"', (tree / "etc/containerd/config.toml").read_text()
+    )
     if not found:
         raise UsageError(
             "kind's configuration of containerd names no sandbox_image; adapt testcluster/kind"

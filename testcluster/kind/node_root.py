@@ -90,7 +90,12 @@ def _build(target: Path, report: Callable[[str], None]) -> None:
         root = Path(scratch) / "root"
         options = ["--variant=minbase", f"--include={','.join(PACKAGES)}"]
         run_command(
-            "debootstrap", *options, SUITE, str(root), called="debootstrap", timeout=BUILD_TIMEOUT
+            "debootstrap",
+            *options,
+            SUITE,
+            str(root),
+            called="debootstrap",
+            timeout=BUILD_TIMEOUT,
         )
         _adapt(root)
         pack(root, target)

@@ -43,7 +43,8 @@ def limited(process: dict[str, Any]) -> dict[str, Any]:
         return process
     granted = granted_capabilities()
     capabilities = {
-        key: [name for name in names if name in granted] for key, names in _sets(process).items()
+        key: [name for name in names if name in granted]
+        for key, names in _sets(process).items()
     }
     changed: dict[str, Any] = {
         "capabilities": capabilities,
@@ -64,13 +65,19 @@ def known_capabilities() -> list[str]:
 def granted_capabilities() -> set[str]:
     """Return the capabilities in the bounding set of this process."""
     status = Path("/proc/self/status").read_text().splitlines()
-    bounding = next(int(line.split()[1], 16) for line in status if line.startswith("CapBnd:"))
-    return {f"CAP_{name}" for number, name in enumerate(NAMES) if bounding >> number & 1}
+    bounding = next(
+        int(line.split()[1], 16) for line in status if line.startswith("CapBnd:")
+    )
+    return {
+        f"CAP_{name}" for number, name in enumerate(NAMES) if bounding >> number & 1
+    }
 
 
 def is_needed() -> bool:
     """Check whether this machine's root lacks a capability."""
-    return not granted_capabilities() >= {f"CAP_{name}" for name in known_capabilities()}
+    return not granted_capabilities() >= {
+        f"CAP_{name}" for name in known_capabilities()
+    }
 
 
 def _sets(process: dict[str, Any]) -> dict[str, list[str]]:

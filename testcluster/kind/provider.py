@@ -33,7 +33,12 @@ from testcluster.kind import docker, node_image
 from testcluster.kind.config import REGISTRIES, config
 from testcluster.kube import Kube
 from testcluster.nodes import CONTROL_PLANE, Node
-from testcluster.provider import EXCEEDED_THRESHOLDS, USUAL_CONTROL_PLANE, ClusterSpec, Pressure
+from testcluster.provider import (
+    EXCEEDED_THRESHOLDS,
+    USUAL_CONTROL_PLANE,
+    ClusterSpec,
+    Pressure,
+)
 from testcluster.service import Service
 
 NEEDED = ("kind", "kubectl", "kwok", "registry", "pause")
@@ -121,7 +126,9 @@ class Kind:
         state.save()
         (self.folder / "volumes").mkdir()
         config_file = self.folder / "kind.json"
-        config_file.write_text(config(self.nodes(), self.folder / "volumes", self._image))
+        config_file.write_text(
+            config(self.nodes(), self.folder / "volumes", self._image)
+        )
         run_command(
             self._kind,
             "create",
@@ -142,7 +149,11 @@ class Kind:
 
     def _own_images(self) -> list[Path]:
         tools = {f"bin/{name}": image_layers.busybox() for name in ("busybox", "sh")}
-        return [image_layers.archive(cache() / "images", image_layers.TOOLBOX, tools, ["/bin/sh"])]
+        return [
+            image_layers.archive(
+                cache() / "images", image_layers.TOOLBOX, tools, ["/bin/sh"]
+            )
+        ]
 
     def _install_addons(self, state: State) -> None:
         kube = self.kube
@@ -164,7 +175,9 @@ class Kind:
             json.dumps(
                 {
                     "version": 0.1,
-                    "storage": {"filesystem": {"rootdirectory": str(self.folder / "registry")}},
+                    "storage": {
+                        "filesystem": {"rootdirectory": str(self.folder / "registry")}
+                    },
                     "http": {"addr": f"{address}:{port}"},
                 }
             )
@@ -176,13 +189,20 @@ class Kind:
             f"--folder={self.folder / 'volumes'}",
         ]
         services = [
-            Service("registry", [str(self._binaries / "registry"), "serve", str(registry_config)]),
+            Service(
+                "registry",
+                [str(self._binaries / "registry"), "serve", str(registry_config)],
+            ),
             Service(
                 "storage",
                 [sys.executable, *volumes],
                 {"PYTHONPATH": str(Path(__file__).parents[2])},
             ),
-            *([kwok.service(self._binaries, self.kubeconfig)] if state.kwok_nodes else []),
+            *(
+                [kwok.service(self._binaries, self.kubeconfig)]
+                if state.kwok_nodes
+                else []
+            ),
         ]
         (self.folder / "pids").write_text(
             "\n".join(f"{self._start(service)}" for service in services)
@@ -192,7 +212,14 @@ class Kind:
                 hosts = f'server = "http://{address}:{port}"\n'
                 script = f"mkdir -p {REGISTRIES}/{name} && cat > {REGISTRIES}/{name}/hosts.toml"
                 run_command(
-                    "docker", "exec", "--interactive", node, "sh", "-c", script, given=hosts
+                    "docker",
+                    "exec",
+                    "--interactive",
+                    node,
+                    "sh",
+                    "-c",
+                    script,
+                    given=hosts,
                 )
 
     def _start(self, service: Service) -> int:
@@ -228,7 +255,12 @@ class Kind:
             for pid in map(int, (self.folder / "pids").read_text().split()):
                 self._stop(pid)
         if docker.containers(self.name):
-            delete = ["delete", "cluster", *self._name_option, f"--kubeconfig={self.kubeconfig}"]
+            delete = [
+                "delete",
+                "cluster",
+                *self._name_option,
+                f"--kubeconfig={self.kubeconfig}",
+            ]
             run_command(self._kind, *delete, timeout=DELETE_TIMEOUT)
         remove(self.folder)
 
@@ -292,12 +324,16 @@ class Kind:
     @exclusive
     def partition(self, node: str) -> None:
         """Disconnect a node from the network."""
-        run_command("docker", "network", "disconnect", docker.NETWORK, self._container(node))
+        run_command(
+            "docker", "network", "disconnect", docker.NETWORK, self._container(node)
+        )
 
     @exclusive
     def heal(self, node: str) -> None:
         """Connect a partitioned node again."""
-        run_command("docker", "network", "connect", docker.NETWORK, self._container(node))
+        run_command(
+            "docker", "network", "connect", docker.NETWORK, self._container(node)
+        )
 
     @exclusive
     def apply_pressure(self, node: str, pressure: Pressure) -> None:
@@ -314,7 +350,9 @@ class Kind:
             f"sed -e '/^evictionHard:/,/^[^ ]/{{/^evictionHard:/d;/^ /d}}' -e '/^evictionPressure/d' "
             f"{_ORIGINAL} > {_KUBELET}; cat >> {_KUBELET}; systemctl restart kubelet"
         )
-        lines = "\n".join(f"{key}: {json.dumps(value)}" for key, value in json.loads(added).items())
+        lines = "\n".join(
+            f"{key}: {json.dumps(value)}" for key, value in json.loads(added).items()
+        )
         run_command(
             "docker",
             "exec",
@@ -329,9 +367,7 @@ class Kind:
     @exclusive
     def clear_pressure(self, node: str) -> None:
         """Restore the kubelet's configuration, and restart it."""
-        script = (
-            f"if [ -f {_ORIGINAL} ]; then mv {_ORIGINAL} {_KUBELET}; systemctl restart kubelet; fi"
-        )
+        script = f"if [ -f {_ORIGINAL} ]; then mv {_ORIGINAL} {_KUBELET}; systemctl restart kubelet; fi"
         run_command("docker", "exec", self._container(node), "sh", "-c", script)
 
     @exclusive

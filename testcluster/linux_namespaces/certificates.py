@@ -44,7 +44,9 @@ class Authority:
 
     @cached_property
     def _key(self) -> ec.EllipticCurvePrivateKey:
-        key = serialization.load_pem_private_key(self.pair.key.read_bytes(), password=None)
+        key = serialization.load_pem_private_key(
+            self.pair.key.read_bytes(), password=None
+        )
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise TypeError(
                 f"{self.pair.key} is not an elliptic curve key; delete the cluster and create it again"
@@ -72,7 +74,9 @@ class Authority:
             decipher_only=False,
         )
         _write(
-            self.pair, builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()), key
+            self.pair,
+            builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()),
+            key,
         )
 
     def issue(
@@ -89,7 +93,9 @@ class Authority:
         builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         if serves:
             builder = builder.add_extension(
-                x509.SubjectAlternativeName([_alternative_name(host) for host in serves]),
+                x509.SubjectAlternativeName(
+                    [_alternative_name(host) for host in serves]
+                ),
                 critical=False,
             )
         pair = self._files(name)
@@ -125,7 +131,9 @@ class Authority:
                 }
             ],
             "users": [{"name": cluster, "user": user}],
-            "contexts": [{"name": cluster, "context": {"cluster": cluster, "user": cluster}}],
+            "contexts": [
+                {"name": cluster, "context": {"cluster": cluster, "user": cluster}}
+            ],
             "current-context": cluster,
         }
         path.touch(mode=0o600)
@@ -170,7 +178,9 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+def _write(
+    pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
+) -> None:
     pair.key.touch(mode=0o600)
     pair.key.write_bytes(_pem(key))
     pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))

@@ -16,7 +16,8 @@ from testcluster.errors import TimedOut
 def hierarchies() -> list[Path]:
     """Return the mount points of control groups on this host, of version 1 and of version 2."""
     lines = (
-        line.partition(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()
+        line.partition(" - ")
+        for line in Path("/proc/self/mountinfo").read_text().splitlines()
     )
     return [
         Path(left.split()[4])
@@ -34,7 +35,12 @@ def groups(name: str) -> Iterator[Path]:
 
 def with_prefix(prefix: str) -> set[str]:
     """Return the names of the groups that start with the prefix."""
-    return {found.name for at in hierarchies() for found in at.glob(f"{prefix}*") if found.is_dir()}
+    return {
+        found.name
+        for at in hierarchies()
+        for found in at.glob(f"{prefix}*")
+        if found.is_dir()
+    }
 
 
 def freeze(name: str) -> None:

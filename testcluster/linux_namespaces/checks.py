@@ -106,9 +106,21 @@ def _is_inotify(descriptor: Path) -> bool:
 
 def check_kernel() -> None:
     """Try every kernel feature in temporary namespaces. Raises UsageError with the first that is missing."""
-    unshare = ["unshare", "--mount", "--pid", "--fork", "--uts", "--ipc", "--net", "--cgroup"]
+    unshare = [
+        "unshare",
+        "--mount",
+        "--pid",
+        "--fork",
+        "--uts",
+        "--ipc",
+        "--net",
+        "--cgroup",
+    ]
     done = subprocess.run(
-        [*unshare, "sh", "-c", _KERNEL_TEST], capture_output=True, text=True, check=False
+        [*unshare, "sh", "-c", _KERNEL_TEST],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         feature = done.stdout.strip() or "new namespaces"
@@ -117,4 +129,6 @@ def check_kernel() -> None:
             "use a full virtual machine rather than a container, or start a Docker engine and use --provider kind"
         )
     if "cgroup" not in Path("/proc/self/mountinfo").read_text():
-        raise UsageError("no control groups are mounted on this host; mount them at /sys/fs/cgroup")
+        raise UsageError(
+            "no control groups are mounted on this host; mount them at /sys/fs/cgroup"
+        )

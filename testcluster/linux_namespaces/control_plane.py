@@ -46,7 +46,10 @@ class ControlPlane:
             return self.authority.kubeconfig(path, self.url, pair, self.cluster)
 
     def services(
-        self, dns: Path, registry: Path, options: ControlPlaneOptions = USUAL_CONTROL_PLANE
+        self,
+        dns: Path,
+        registry: Path,
+        options: ControlPlaneOptions = USUAL_CONTROL_PLANE,
     ) -> list[Service]:
         """Return all programs; each waits by itself until the programs it needs are up."""
         usual = self._usual_services(dns, registry)
@@ -61,7 +64,9 @@ class ControlPlane:
 
     def _audit_flags(self, policy: Mapping[str, Any]) -> dict[str, object]:
         path = self.folder / "etc" / "audit-policy.yaml"
-        path.write_text(json.dumps({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", **policy}))
+        path.write_text(
+            json.dumps({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", **policy})
+        )
         # One file: a size of 0 disables rotation.
         return {
             "audit-policy-file": path,
@@ -112,7 +117,9 @@ class ControlPlane:
             serves=(self.address, "127.0.0.1", API_SERVICE, "localhost", *names),
         )
         to_kubelets = self.authority.issue(
-            "apiserver-kubelet-client", "kube-apiserver-kubelet-client", "system:masters"
+            "apiserver-kubelet-client",
+            "kube-apiserver-kubelet-client",
+            "system:masters",
         )
         arguments = {
             "etcd-servers": "http://127.0.0.1:2379",
@@ -174,7 +181,11 @@ class ControlPlane:
 
 def older_programs(kubernetes: str) -> list[str]:
     """Return the names of the programs of a control plane of another version; none for an empty version."""
-    return [f"{name}-{kubernetes}" for name in go_modules.CONTROL_PLANE] if kubernetes else []
+    return (
+        [f"{name}-{kubernetes}" for name in go_modules.CONTROL_PLANE]
+        if kubernetes
+        else []
+    )
 
 
 def _of_version(service: Service, kubernetes: str) -> Service:

@@ -67,7 +67,9 @@ def provide(store: Path, fill: Callable[[], None]) -> None:
         os.utime(store)
 
 
-def prepare_store(store: Path, machine: Machine, ctr: Path, archives: Sequence[Path]) -> None:
+def prepare_store(
+    store: Path, machine: Machine, ctr: Path, archives: Sequence[Path]
+) -> None:
     """Unpack archives into an image store, by a machine that runs nothing but containerd. Raises TimedOut."""
     load(machine, ctr, archives)
     # An unpacked layer does not need its compressed content; without this call containerd would delete it later.
@@ -81,7 +83,9 @@ def prepare_store(store: Path, machine: Machine, ctr: Path, archives: Sequence[P
 
 def _delete_unused(folder: Path, in_use: set[str]) -> None:
     """Delete stores that no cluster uses, except the last one used; each may hold gigabytes."""
-    by_age = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    by_age = sorted(
+        folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True
+    )
     for old in by_age[1:]:
         if old.name not in in_use:
             shutil.rmtree(old, ignore_errors=True)
@@ -94,7 +98,9 @@ def store_name(archives: Sequence[Path], binaries: Path) -> str:
     and modification time.
     """
     identities = (f"{archive} {_version(archive)}" for archive in sorted(archives))
-    return hashlib.sha256("\n".join([binaries.name, *identities]).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join([binaries.name, *identities]).encode()).hexdigest()[
+        :16
+    ]
 
 
 def _version(archive: Path) -> str:
@@ -136,7 +142,10 @@ def clone_store(store: Path, disk: Path) -> None:
         shutil.rmtree(interrupted, ignore_errors=True)
     clone = target.with_name(f"containerd.{os.getpid()}")
     done = subprocess.run(
-        ["cp", "-al", str(store), str(clone)], capture_output=True, text=True, check=False
+        ["cp", "-al", str(store), str(clone)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         # Hard links may fail, for example across file systems.

@@ -48,12 +48,16 @@ class Machine:
         # The pid may have been reused by another process, whose arguments do not name this folder.
         return pid if os.fsencode(self.folder) in arguments else None
 
-    def start(self, services: Sequence[Service], binds: Sequence[tuple[Path, str]]) -> None:
+    def start(
+        self, services: Sequence[Service], binds: Sequence[tuple[Path, str]]
+    ) -> None:
         """Power the machine on and attach its network. Does not wait for its services. Raises TimedOut."""
         for part in ("log", "root", "var"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         (self.folder / "pid").unlink(missing_ok=True)
-        (self.folder / "machine.json").write_text(json.dumps(self._spec(services, binds)))
+        (self.folder / "machine.json").write_text(
+            json.dumps(self._spec(services, binds))
+        )
         with (self.folder / "log" / "init.log").open("ab") as out:
             command = [sys.executable, "-ISE", str(_INIT), str(self.folder)]
             subprocess.run(
@@ -88,7 +92,8 @@ class Machine:
                 *([str(source), target] for source, target in binds),
             ],
             "services": [
-                {**asdict(service), "env": environment | service.env} for service in services
+                {**asdict(service), "env": environment | service.env}
+                for service in services
             ],
         }
 
@@ -130,7 +135,10 @@ class Machine:
             "--wd=/",
         ]
         return run_command(
-            *nsenter, *command, called=f"{' '.join(command[:4])} on {self.name}", timeout=timeout
+            *nsenter,
+            *command,
+            called=f"{' '.join(command[:4])} on {self.name}",
+            timeout=timeout,
         )
 
     def restart(self, program: str) -> None:
@@ -146,7 +154,9 @@ class Machine:
         """Return the end of a service's log."""
         try:
             return (
-                (self.folder / "log" / f"{service}.log").read_text(errors="replace")[-1500:].strip()
+                (self.folder / "log" / f"{service}.log")
+                .read_text(errors="replace")[-1500:]
+                .strip()
             )
         except OSError:
             return "(no log)"

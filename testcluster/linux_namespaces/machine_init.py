@@ -17,9 +17,27 @@ from typing import Any
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x00020000, 0x02000000, 0x04000000
 CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = 0x08000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = 1, 32, 4096, 16384, 1 << 18, 1 << 20
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = (
+    1,
+    32,
+    4096,
+    16384,
+    1 << 18,
+    1 << 20,
+)
 MNT_DETACH = 2
-OWN_FOLDERS = ("proc", "sys", "dev", "run", "tmp", "var", "mnt", "media", "lost+found", "boot")
+OWN_FOLDERS = (
+    "proc",
+    "sys",
+    "dev",
+    "run",
+    "tmp",
+    "var",
+    "mnt",
+    "media",
+    "lost+found",
+    "boot",
+)
 KUBELET_SYSCTLS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -43,7 +61,11 @@ def check(result: int, call: str) -> None:
 
 
 def mount(
-    source: str, target: Path, kind: str | None = None, flags: int = 0, data: str | None = None
+    source: str,
+    target: Path,
+    kind: str | None = None,
+    flags: int = 0,
+    data: str | None = None,
 ) -> None:
     """Mount a file system by the system call. Raises OSError."""
 
@@ -51,7 +73,11 @@ def mount(
         return None if text is None else text.encode()
 
     result = libc.mount(
-        source.encode(), os.fsencode(target), encoded(kind), ctypes.c_ulong(flags), encoded(data)
+        source.encode(),
+        os.fsencode(target),
+        encoded(kind),
+        ctypes.c_ulong(flags),
+        encoded(data),
     )
     check(result, f"mount {source} on {target}")
 
@@ -61,7 +87,12 @@ def main(folder: Path) -> None:
     spec = json.loads((folder / "machine.json").read_text())
     hierarchies = join_cgroups(spec["cgroup"])
     namespaces = (
-        CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET
+        CLONE_NEWNS
+        | CLONE_NEWCGROUP
+        | CLONE_NEWUTS
+        | CLONE_NEWIPC
+        | CLONE_NEWPID
+        | CLONE_NEWNET
     )
     check(libc.unshare(ctypes.c_int(namespaces)), "unshare")
     child = os.fork()
@@ -171,8 +202,14 @@ def mount_kernel_views(hierarchies: list[dict[str, str]]) -> None:
         )
         if hierarchy["kind"] == "cgroup2":
             delegate_cgroups(at)
-        for alias in hierarchy["options"].split(",") if "," in hierarchy["options"] else []:
-            if not (at.parent / alias).exists() and alias != "none" and "=" not in alias:
+        for alias in (
+            hierarchy["options"].split(",") if "," in hierarchy["options"] else []
+        ):
+            if (
+                not (at.parent / alias).exists()
+                and alias != "none"
+                and "=" not in alias
+            ):
                 (at.parent / alias).symlink_to(at.name)
     cover_sysctls()
     mount("/proc/sys", Path("/proc/sys"), None, MS_BIND | MS_REC)
@@ -199,14 +236,20 @@ def delegate_cgroups(group: Path) -> None:
     if controllers:
         (group / "init").mkdir()
         (group / "init" / "cgroup.procs").write_text("1")
-        (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in controllers))
+        (group / "cgroup.subtree_control").write_text(
+            " ".join(f"+{name}" for name in controllers)
+        )
 
 
 def configure_network(spec: dict[str, Any]) -> None:
     """Wait for eth0, set address and routes, and enable forwarding between pods and eth0."""
     while not Path("/sys/class/net/eth0").exists():
         time.sleep(0.005)
-    lines = ["link set lo up", f"addr add {spec['address']}/24 dev eth0", "link set eth0 up"]
+    lines = [
+        "link set lo up",
+        f"addr add {spec['address']}/24 dev eth0",
+        "link set eth0 up",
+    ]
     lines += [f"route add {target} {' '.join(hop)}" for target, *hop in spec["routes"]]
     subprocess.run(["ip", "-batch", "-"], input="\n".join(lines).encode(), check=True)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
@@ -223,7 +266,10 @@ def supervise(services: list[dict[str, Any]], log: Path) -> None:
         # Any other process is an orphan of a container; os.wait has reaped it.
         if ended in running:
             service = running.pop(ended)
-            print(f"{service['name']} exited with wait status {status}; restarting it", flush=True)
+            print(
+                f"{service['name']} exited with wait status {status}; restarting it",
+                flush=True,
+            )
             time.sleep(PAUSE_BEFORE_RESTART)
             running[start(service, log)] = service
 
@@ -238,7 +284,9 @@ def start(service: dict[str, Any], log: Path) -> int:
         return child
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    out = os.open(log / f"{service['name']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    out = os.open(
+        log / f"{service['name']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+    )
     for stream, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (out, 2)):
         os.dup2(stream, target)
     try:

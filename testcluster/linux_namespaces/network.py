@@ -78,7 +78,8 @@ class Network:
     def remove(self) -> None:
         """Delete the bridge and the links attached to it."""
         for link in json.loads(
-            ip("-json", "link", "show", "master", self.bridge, ignore_errors=True) or "[]"
+            ip("-json", "link", "show", "master", self.bridge, ignore_errors=True)
+            or "[]"
         ):
             ip("link", "del", link["ifname"], ignore_errors=True)
         ip("link", "del", self.bridge, ignore_errors=True)
@@ -104,14 +105,25 @@ class VethPair:
     def routes(self) -> list[list[str]]:
         """Return the routes to services and to the pods of every machine, including machines created later."""
         others = (index for index in range(1, MACHINES) if index != self.index)
-        to_pods = [[pod_subnet(index), "via", self.network.address(index)] for index in others]
+        to_pods = [
+            [pod_subnet(index), "via", self.network.address(index)] for index in others
+        ]
         return [[SERVICES, "dev", "eth0"], *to_pods]
 
     def attach(self, pid: int) -> None:
         """Create the pair with its machine end in the network namespace of that process, as eth0."""
         ip("link", "del", self.end, ignore_errors=True)
         peer = ["peer", "name", "eth0", "netns", str(pid)]
-        ip("link", "add", self.end, "master", self.network.bridge, "type", "veth", *peer)
+        ip(
+            "link",
+            "add",
+            self.end,
+            "master",
+            self.network.bridge,
+            "type",
+            "veth",
+            *peer,
+        )
         self.set_up()
 
     def detach(self) -> None:
@@ -131,7 +143,9 @@ def used_subnets() -> set[int]:
     """Return each number N for which this host has an address or a route in 10.89.N.0/24."""
     addresses = [
         route.get("dst", "")
-        for route in json.loads(ip("-json", "-4", "route", "show", "table", "all") or "[]")
+        for route in json.loads(
+            ip("-json", "-4", "route", "show", "table", "all") or "[]"
+        )
     ]
     addresses += [
         address["local"]
@@ -139,5 +153,7 @@ def used_subnets() -> set[int]:
         for address in link["addr_info"]
     ]
     return {
-        int(text.split(".")[2].partition("/")[0]) for text in addresses if text.startswith("10.89.")
+        int(text.split(".")[2].partition("/")[0])
+        for text in addresses
+        if text.startswith("10.89.")
     }

@@ -45,7 +45,9 @@ class Programs:
         for name in ("localhost", self.control.address):
             hosts = self._etc / "registries" / f"{name}:{REGISTRY_PORT}" / "hosts.toml"
             hosts.parent.mkdir(parents=True, exist_ok=True)
-            hosts.write_text(f'server = "http://{self.control.address}:{REGISTRY_PORT}"\n')
+            hosts.write_text(
+                f'server = "http://{self.control.address}:{REGISTRY_PORT}"\n'
+            )
 
     def services(self) -> list[Service]:
         """Return all programs of the node."""
@@ -68,15 +70,14 @@ class Programs:
                 ],
             ),
             Service(
-                "kube-proxy", [str(binaries / "kube-proxy"), f"--config={self._etc / 'proxy.json'}"]
+                "kube-proxy",
+                [str(binaries / "kube-proxy"), f"--config={self._etc / 'proxy.json'}"],
             ),
         ]
 
     def containerd(self) -> Service:
         """Return the container runtime alone."""
-        path = (
-            f"{self.control.binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        )
+        path = f"{self.control.binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         command = [
             str(self.control.binaries / "containerd"),
             "--config",
@@ -180,7 +181,12 @@ disabled_plugins = [
 def own_images(binaries: Path) -> list[Path]:
     """Return the archives of the images that every node has: pause and the toolbox."""
     folder = cache() / "images"
-    pause = image_layers.archive(folder, PAUSE, {"pause": binaries / "pause"}, ["/pause"])
+    pause = image_layers.archive(
+        folder, PAUSE, {"pause": binaries / "pause"}, ["/pause"]
+    )
     busybox = image_layers.busybox()
     tools = {f"bin/{name}": busybox for name in ("busybox", "sh")}
-    return [pause, image_layers.archive(folder, image_layers.TOOLBOX, tools, ["/bin/sh"])]
+    return [
+        pause,
+        image_layers.archive(folder, image_layers.TOOLBOX, tools, ["/bin/sh"]),
+    ]

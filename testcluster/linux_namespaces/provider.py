@@ -129,7 +129,11 @@ class LinuxNamespaces:
 
     def _running(self, name: str) -> Machine:
         """Return the running machine of a node or of the control plane. Raises UsageError when it is off."""
-        machine = self._control_plane_machine() if name == CONTROL_PLANE else self.machine(name)
+        machine = (
+            self._control_plane_machine()
+            if name == CONTROL_PLANE
+            else self.machine(name)
+        )
         if machine.pid is None:
             raise UsageError(
                 f"{name} is powered off; `python -m testcluster --name {self.name} node revive {name}` powers it on"
@@ -141,7 +145,11 @@ class LinuxNamespaces:
         folder = self.folder / "machines" / CONTROL_PLANE
         authority = Authority(self.folder / "pki")
         return ControlPlane(
-            self.name, self._network.address(CONTROL_PLANE_INDEX), folder, self._binaries, authority
+            self.name,
+            self._network.address(CONTROL_PLANE_INDEX),
+            folder,
+            self._binaries,
+            authority,
         )
 
     def _programs(self, name: str) -> Programs:
@@ -180,7 +188,10 @@ class LinuxNamespaces:
         # Build the programs and look the images up first: both may fail, and nothing needs to be undone yet.
         _ = self._binaries
         binaries.build_missing(older_programs(spec.control_plane.kubernetes))
-        _ = [image_builders.archive_path(image, cache() / "images") for image in spec.images]
+        _ = [
+            image_builders.archive_path(image, cache() / "images")
+            for image in spec.images
+        ]
         state = create(self.folder, used_subnets())
         with locked_cluster(self.folder):
             try:
@@ -188,7 +199,9 @@ class LinuxNamespaces:
             except TimedOut as problem:
                 kept = self._keep_logs()
                 self._remove()
-                raise TimedOut(f"{problem}; the logs of all programs are in {kept}") from problem
+                raise TimedOut(
+                    f"{problem}; the logs of all programs are in {kept}"
+                ) from problem
             except BaseException:
                 self._remove()
                 raise
@@ -210,14 +223,19 @@ class LinuxNamespaces:
         self._network.create()
         state.save()
         self._start_control_plane(spec.control_plane, with_kwok=bool(spec.kwok_nodes))
-        self._prepare_images(state, [*map(str, own_images(self._binaries)), *spec.images])
+        self._prepare_images(
+            state, [*map(str, own_images(self._binaries)), *spec.images]
+        )
         with deferred_interrupt(), ThreadPoolExecutor(8) as pool:
             list(pool.map(self._start_node, state.nodes))
         self._install_addons(state)
 
     def _prepare_images(self, state: State, images: Sequence[str]) -> None:
         state.image_store = image_store.store_name(
-            [image_builders.archive_path(image, cache() / "images") for image in images],
+            [
+                image_builders.archive_path(image, cache() / "images")
+                for image in images
+            ],
             self._binaries,
         )
         # Saved before the store exists, so that another cluster does not delete the store as unused.
@@ -227,11 +245,17 @@ class LinuxNamespaces:
 
     def _unpack_images(self, store: Path, images: Sequence[str]) -> None:
         checks.check_disk(self.folder)
-        binaries.report_progress(f"unpacking {len(images)} images into the image store …")
+        binaries.report_progress(
+            f"unpacking {len(images)} images into the image store …"
+        )
         # A temporary machine with containerd only. The last index is free: nodes have indexes up to MAX_NODES.
         unpacker = self._machine("unpacker", MACHINES - 1)
         programs = Programs(
-            Node("unpacker", "ondemand", ""), MACHINES - 1, "", unpacker.folder, self._control_plane
+            Node("unpacker", "ondemand", ""),
+            MACHINES - 1,
+            "",
+            unpacker.folder,
+            self._control_plane,
         )
         programs.configure()
         unpacker.start([programs.containerd()], self._binds())
@@ -239,14 +263,18 @@ class LinuxNamespaces:
         image_store.prepare_store(store, unpacker, self._binaries / "ctr", archives)
         shutil.rmtree(unpacker.folder)
 
-    def _start_control_plane(self, options: ControlPlaneOptions, *, with_kwok: bool) -> None:
+    def _start_control_plane(
+        self, options: ControlPlaneOptions, *, with_kwok: bool
+    ) -> None:
         control = self._control_plane
         machine = self._control_plane_machine()
         (machine.folder / "etc").mkdir(parents=True)
         admin = control.kubeconfig("admin", "finetune-e2e", ADMINS)
         corefile = machine.folder / "etc" / "Corefile"
         corefile.write_text(
-            dns.corefile(control.address, control.kubeconfig("coredns", "system:coredns"))
+            dns.corefile(
+                control.address, control.kubeconfig("coredns", "system:coredns")
+            )
         )
         registry = machine.folder / "etc" / "registry.yaml"
         registry.write_text(registry_config(self.folder / "registry"))
@@ -256,13 +284,17 @@ class LinuxNamespaces:
         if with_kwok:
             services.append(kwok.service(self._binaries, admin))
         older = {binaries.folder(name) for name in older_programs(options.kubernetes)}
-        machine.start(services, [*self._binds(), *((folder, str(folder)) for folder in older)])
+        machine.start(
+            services, [*self._binds(), *((folder, str(folder)) for folder in older)]
+        )
         shutil.copy(admin, self.kubeconfig)
 
     def _start_node(self, name: str) -> None:
         machine = self.machine(name)
         programs = self._programs(name)
-        image_store.clone_store(image_store.stores() / self._state.image_store, machine.var)
+        image_store.clone_store(
+            image_store.stores() / self._state.image_store, machine.var
+        )
         programs.configure()
         machine.start(programs.services(), self._binds())
 
@@ -270,7 +302,12 @@ class LinuxNamespaces:
         kube = self.kube
         kube.wait_api(READY_WITHIN)
         address = self._control_plane.address
-        kube.apply([*dns.manifests(address, DNS_SERVICE), *volume_provisioner.storage_classes()])
+        kube.apply(
+            [
+                *dns.manifests(address, DNS_SERVICE),
+                *volume_provisioner.storage_classes(),
+            ]
+        )
         # CoreDNS had no rights until now, and retries with increasing delays.
         self._control_plane_machine().restart("coredns")
         kwok.create_nodes(kube, state.kwok_nodes)
@@ -314,7 +351,9 @@ class LinuxNamespaces:
         self._start_node(name)
         state = self._state
         image_store.load(
-            self.machine(name), self._binaries / "ctr", [Path(archive) for archive in state.loaded]
+            self.machine(name),
+            self._binaries / "ctr",
+            [Path(archive) for archive in state.loaded],
         )
         self.kube.wait_ready([name], READY_WITHIN, since=started)
         self.kube.patch_devices(name, state.nodes[name].devices)
@@ -380,7 +419,8 @@ class LinuxNamespaces:
         """Load images onto every running node. Raises TimedOut that names the nodes where it failed."""
         folder = self.folder / "images"
         archives = [
-            image_store.protect(image_builders.export(image, folder), folder) for image in images
+            image_store.protect(image_builders.export(image, folder), folder)
+            for image in images
         ]
         state = self._state
         running = [machine for machine in map(self.machine, state.nodes) if machine.pid]

@@ -33,5 +33,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def control_plane(request: pytest.FixtureRequest) -> Iterator[Provider]:
     """A real control plane (API server, controllers, scheduler) whose three nodes are simulated by KWOK."""
     options = ControlPlaneOptions(kubernetes=getattr(request, "param", ""))
-    with fixtures.cluster("plane", "none", kwok_nodes=3, control_plane=options) as created:
+    with fixtures.cluster(
+        "plane", "none", kwok_nodes=3, control_plane=options
+    ) as created:
         yield created

@@ -18,11 +18,22 @@ from support.operator.admission_cases import (
     PIPELINE,
     add_volume,
 )
-from support.operator.built_objects import MANIFESTS, ROOT, Object, built_objects, load_manifest
+from support.operator.built_objects import (
+    MANIFESTS,
+    ROOT,
+    Object,
+    built_objects,
+    load_manifest,
+)
 from support.operator.charts import CLUSTER_WIDE, of_kind, render
 from support.operator.operator_process import delete_objects, install_crd
 from support.operator.scenario import merged
-from support.operator.volumes import GROWING, create_growing_class, create_volume, wait_bound
+from support.operator.volumes import (
+    GROWING,
+    create_growing_class,
+    create_volume,
+    wait_bound,
+)
 
 from e2e.pipelines.chart import RELEASE
 from testcluster.errors import TimedOut
@@ -34,12 +45,14 @@ OWN = "policy-operator"
 POLICY = "ValidatingAdmissionPolicy"
 BINDING = "ValidatingAdmissionPolicyBinding"
 POLICIES = {
-    f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")
+    f"{kind}.{RELEASE}.{OWN}"
+    for kind in ("objects", "pods", "services", "claims", "defaults")
 }
 INSTALLED = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", POLICY, BINDING)
 DEMO = load_manifest(ROOT / "examples" / "demo" / "pipeline.yaml")
 ON_TWO_NODES = merged(
-    DEMO, {"spec": {"train": {"nodes": 2}, "workspace": {"accessMode": "ReadWriteMany"}}}
+    DEMO,
+    {"spec": {"train": {"nodes": 2}, "workspace": {"accessMode": "ReadWriteMany"}}},
 )
 LABEL = {"app.kubernetes.io/managed-by": "finetune-operator"}
 
@@ -64,7 +77,15 @@ class Account:
 
     def patch(self, kind: str, name: str, patch: Object) -> None:
         """Send a merge patch. Raises TimedOut if the API server refuses it."""
-        self.run("patch", kind, name, "--type=merge", "--dry-run=server", "-p", json.dumps(patch))
+        self.run(
+            "patch",
+            kind,
+            name,
+            "--type=merge",
+            "--dry-run=server",
+            "-p",
+            json.dumps(patch),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +94,10 @@ def team(control_plane: Provider) -> Iterator[KubeNamespace]:
     kube = control_plane.kube
     installed = of_kind(render(CLUSTER_WIDE, namespace=OWN), *INSTALLED)
     install_crd(kube)
-    with temporary_namespace(kube, OWN), temporary_namespace(kube, "policy-team") as created:
+    with (
+        temporary_namespace(kube, OWN),
+        temporary_namespace(kube, "policy-team") as created,
+    ):
         kube.apply(installed)
         create_growing_class(kube)
         created.create({**DEMO, "metadata": {"name": "owner"}})
@@ -120,7 +144,9 @@ def built(which: str, namespace: str = "policy-team") -> Object:
 def adopted(team: KubeNamespace, manifest: Object) -> Object:
     """Return the object with an existing pipeline as its owner, so that the garbage collector keeps it."""
     existing = {"name": "owner", "uid": team.get("ft", "owner")["metadata"]["uid"]}
-    owners = [{**owner, **existing} for owner in manifest["metadata"]["ownerReferences"]]
+    owners = [
+        {**owner, **existing} for owner in manifest["metadata"]["ownerReferences"]
+    ]
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": owners}}
 
 
@@ -146,14 +172,16 @@ def test_api_server_finds_no_mistake_in_the_policies(team: KubeNamespace):
     ] == []
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+@pytest.mark.parametrize(
+    "path", MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
 def test_every_object_that_the_operator_builds_passes(team: KubeNamespace, path):
     objects = list(built_objects(load_manifest(path), team.name))
     Account(team).create(*(adopted(team, manifest) for manifest in objects))
     for manifest in objects:
-        assert team.get(manifest["kind"], manifest["metadata"]["name"]), manifest["metadata"][
-            "name"
-        ]
+        assert team.get(manifest["kind"], manifest["metadata"]["name"]), manifest[
+            "metadata"
+        ]["name"]
 
 
 def has_image_volumes(team: KubeNamespace) -> bool:
@@ -170,7 +198,9 @@ def test_image_by_digest_passes_as_a_volume(team: KubeNamespace):
 
 @pytest.mark.parametrize("which", ["train", "deploy"])
 @pytest.mark.parametrize(("rule", "change"), HOSTILE_PODS.values(), ids=HOSTILE_PODS)
-def test_hostile_pod_is_refused_by_the_rules_name(team: KubeNamespace, which, rule, change):
+def test_hostile_pod_is_refused_by_the_rules_name(
+    team: KubeNamespace, which, rule, change
+):
     if change is IMAGE_BY_TAG and not has_image_volumes(team):
         pytest.skip(
             "this API server makes an emptyDir of an image volume: Kubernetes has them since 1.35"
@@ -181,15 +211,23 @@ def test_hostile_pod_is_refused_by_the_rules_name(team: KubeNamespace, which, ru
     assert_only_operator_is_refused(team, hostile, rule)
 
 
-def assert_only_operator_is_refused(team: KubeNamespace, hostile: Object, rule: str) -> None:
+def assert_only_operator_is_refused(
+    team: KubeNamespace, hostile: Object, rule: str
+) -> None:
     """Check that the rule refuses the object; an administrator may create it, so nothing else is wrong with it."""
     Account(team, is_operator=False).create(hostile, dry=True)
-    with pytest.raises(TimedOut, match=f"ValidatingAdmissionPolicy .*denied request: {rule}: "):
+    with pytest.raises(
+        TimedOut, match=f"ValidatingAdmissionPolicy .*denied request: {rule}: "
+    ):
         Account(team).create(hostile, dry=True)
 
 
-@pytest.mark.parametrize(("which", "rule", "change"), HOSTILE_OBJECTS.values(), ids=HOSTILE_OBJECTS)
-def test_hostile_object_is_refused_by_the_rules_name(team: KubeNamespace, which, rule, change):
+@pytest.mark.parametrize(
+    ("which", "rule", "change"), HOSTILE_OBJECTS.values(), ids=HOSTILE_OBJECTS
+)
+def test_hostile_object_is_refused_by_the_rules_name(
+    team: KubeNamespace, which, rule, change
+):
     hostile = built(which)
     hostile["metadata"]["name"] = "hostile"
     change(hostile)
@@ -216,7 +254,9 @@ def claim(team: KubeNamespace) -> str:
     create_volume(team, "workspace")
     Account(team).create(manifest)
     wait_bound(team, "workspace")
-    Account(team, is_operator=False).run("label", "pvc", "workspace", "example.com/cost=7")
+    Account(team, is_operator=False).run(
+        "label", "pvc", "workspace", "example.com/cost=7"
+    )
     return "workspace"
 
 
@@ -244,7 +284,9 @@ def test_operators_patch_of_its_claim_passes(team: KubeNamespace, claim, patch):
     Account(team).patch("pvc", claim, patch)
 
 
-@pytest.mark.parametrize(("rule", "patch"), HOSTILE_PATCHES.values(), ids=HOSTILE_PATCHES)
+@pytest.mark.parametrize(
+    ("rule", "patch"), HOSTILE_PATCHES.values(), ids=HOSTILE_PATCHES
+)
 def test_other_patch_of_its_claim_is_refused(team: KubeNamespace, claim, rule, patch):
     assert_only_operators_patch_is_refused(team, claim, rule, patch)
 
@@ -252,9 +294,13 @@ def test_other_patch_of_its_claim_is_refused(team: KubeNamespace, claim, rule, p
 def assert_only_operators_patch_is_refused(
     team: KubeNamespace, name: str, rule: str, patch: Object
 ) -> None:
-    if rule != "spec":  # the API server itself refuses some of these, after the policies
+    if (
+        rule != "spec"
+    ):  # the API server itself refuses some of these, after the policies
         Account(team, is_operator=False).patch("pvc", name, patch)
-    with pytest.raises(TimedOut, match=f"ValidatingAdmissionPolicy .*denied request: {rule}: "):
+    with pytest.raises(
+        TimedOut, match=f"ValidatingAdmissionPolicy .*denied request: {rule}: "
+    ):
         Account(team).patch("pvc", name, patch)
 
 
@@ -265,7 +311,9 @@ def test_pending_claim_gets_no_volume_of_another(team: KubeNamespace, pending_cl
 
 
 @pytest.mark.parametrize("patch", LEGITIMATE_PATCHES.values(), ids=LEGITIMATE_PATCHES)
-def test_foreign_claim_accepts_no_patch_of_the_operator(team: KubeNamespace, foreign_claim, patch):
+def test_foreign_claim_accepts_no_patch_of_the_operator(
+    team: KubeNamespace, foreign_claim, patch
+):
     """An owner that does not exist would make the garbage collector delete the claim with its data."""
     labelled = {**patch, "metadata": {**patch.get("metadata", {}), "labels": LABEL}}
     assert_only_operators_patch_is_refused(team, foreign_claim, "foreign", labelled)
@@ -274,7 +322,9 @@ def test_foreign_claim_accepts_no_patch_of_the_operator(team: KubeNamespace, for
 def test_owner_of_another_kind_stays(team: KubeNamespace):
     manifest = built("claim")
     manifest["metadata"].update(
-        name="shared-owner", ownerReferences=[CONFIG_MAP], finalizers=["example.com/keep"]
+        name="shared-owner",
+        ownerReferences=[CONFIG_MAP],
+        finalizers=["example.com/keep"],
     )
     Account(team, is_operator=False).create(manifest)
 
@@ -290,7 +340,10 @@ def foreign_service(team: KubeNamespace) -> str:
 
 
 def test_foreign_service_accepts_no_patch(team: KubeNamespace, foreign_service):
-    patch = {"metadata": {"labels": LABEL}, "spec": {"selector": {"finetune.dev/server": "mine"}}}
+    patch = {
+        "metadata": {"labels": LABEL},
+        "spec": {"selector": {"finetune.dev/server": "mine"}},
+    }
     Account(team, is_operator=False).patch("service", foreign_service, patch)
     with pytest.raises(TimedOut, match="denied request: foreign: "):
         Account(team).patch("service", foreign_service, patch)
@@ -301,7 +354,10 @@ def test_own_service_follows_the_newest_server(team: KubeNamespace):
     service["metadata"]["name"] = "patched"
     Account(team).create(adopted(team, service))
     team.run("label", "service", "patched", "app.kubernetes.io/managed-by-")
-    patch = {"metadata": {"labels": LABEL}, "spec": {"selector": {"finetune.dev/server": "next"}}}
+    patch = {
+        "metadata": {"labels": LABEL},
+        "spec": {"selector": {"finetune.dev/server": "next"}},
+    }
     Account(team).patch("service", "patched", patch)
 
 

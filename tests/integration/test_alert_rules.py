@@ -49,11 +49,17 @@ def unit_test(folder: Path, case: Case, rules) -> subprocess.CompletedProcess:
     return run_test(folder, case.series, [file], alert_rule_test=[expected])
 
 
-def run_test(folder: Path, series, rule_files=(), **expected) -> subprocess.CompletedProcess:
+def run_test(
+    folder: Path, series, rule_files=(), **expected
+) -> subprocess.CompletedProcess:
     """Run one unit test with a sample of each series a minute."""
     given = [{"series": name, "values": values} for name, values in series]
     tests = [{"interval": "1m", "input_series": given, **expected}]
-    suite = {"rule_files": list(rule_files), "evaluation_interval": "1m", "tests": tests}
+    suite = {
+        "rule_files": list(rule_files),
+        "evaluation_interval": "1m",
+        "tests": tests,
+    }
     path = folder / "test.yaml"
     path.write_text(yaml.safe_dump(suite))
     return promtool("test", "rules", path)
@@ -83,27 +89,28 @@ def test_case_fails_with_other_thresholds(tmp_path):
     assert unit_test(tmp_path, waits, alert_rules(waitingMinutes=20)).returncode == 1
 
 
-STEP = (
-    'finetune_stage_step{{stage="train", namespace="team", pod="{}", pipeline="{}", attempt="2"}}'
-)
+STEP = 'finetune_stage_step{{stage="train", namespace="team", pod="{}", pipeline="{}", attempt="2"}}'
 TRAININGS = ((STEP.format("p", "demo"), "0x10"), (STEP.format("q", "other"), "7x10"))
 """Two pipelines in one namespace; the one of the panel has made no step yet."""
-EXPORTED = (
-    '{}{{gpu="{}", namespace="gpus", pod="dcgm", exported_namespace="team", exported_pod="{}"}}'
-)
+EXPORTED = '{}{{gpu="{}", namespace="gpus", pod="dcgm", exported_namespace="team", exported_pod="{}"}}'
 HONORED = '{}{{gpu="{}", namespace="team", pod="{}"}}'
 UNUSED = '{}{{gpu="3", namespace="gpus", pod="dcgm"}}'
 """A GPU that no pod has."""
 
 
-def panel_test(folder: Path, metric: str, gpu: str, expression: str) -> subprocess.CompletedProcess:
+def panel_test(
+    folder: Path, metric: str, gpu: str, expression: str
+) -> subprocess.CompletedProcess:
     """Expect the mean of the two GPUs of the pipeline's pod from a panel, beside a GPU of another pod."""
     used = [
         (gpu.format(metric, number, pod), f"{value}x10")
         for number, pod, value in ((0, "p", 90), (1, "p", 20))
     ]
     others = [(gpu.format(metric, 2, "q"), "5x10"), (UNUSED.format(metric), "0x10")]
-    sample = {"labels": '{namespace="team", pod="p", stage="train", attempt="2"}', "value": 55}
+    sample = {
+        "labels": '{namespace="team", pod="p", stage="train", attempt="2"}',
+        "value": 55,
+    }
     expected = {"expr": expression, "eval_time": "5m", "exp_samples": [sample]}
     return run_test(folder, [*TRAININGS, *used, *others], promql_expr_test=[expected])
 
@@ -111,7 +118,9 @@ def panel_test(folder: Path, metric: str, gpu: str, expression: str) -> subproce
 def gpu_panel(metric: str) -> str:
     """Return the expression of the only panel that shows a metric of GPUs, for the pipeline team/demo."""
     [expression] = [
-        expression for expression in dashboard_expressions().values() if metric in expression
+        expression
+        for expression in dashboard_expressions().values()
+        if metric in expression
     ]
     return expression.replace('namespace="any"', 'namespace="team"').replace(
         'pipeline="any"', 'pipeline="demo"'
@@ -119,12 +128,16 @@ def gpu_panel(metric: str) -> str:
 
 
 def test_every_panel_of_gpus_has_a_case():
-    panels = {name: text for name, text in dashboard_expressions().items() if "GPU" in name}
+    panels = {
+        name: text for name, text in dashboard_expressions().items() if "GPU" in name
+    }
     assert len(panels) == len(DCGM)
     assert all(any(metric in text for text in panels.values()) for metric in DCGM)
 
 
-@pytest.mark.parametrize("gpu", [EXPORTED, HONORED], ids=["exported labels", "honored labels"])
+@pytest.mark.parametrize(
+    "gpu", [EXPORTED, HONORED], ids=["exported labels", "honored labels"]
+)
 @pytest.mark.parametrize("metric", DCGM)
 def test_panel_shows_the_gpus_of_the_pipelines_pod(metric, gpu, tmp_path):
     done = panel_test(tmp_path, metric, gpu, gpu_panel(metric))

@@ -59,15 +59,22 @@ def offered(answer: Answer) -> list[str]:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_state_has_its_health_and_actions(full_answers: dict[str, Answer], state: str) -> None:
+def test_state_has_its_health_and_actions(
+    full_answers: dict[str, Answer], state: str
+) -> None:
     expected = STATES[state]
     answer = full_answers[state]
-    assert answer["health"] == {"status": expected.health, "message": expected.health_message()}
+    assert answer["health"] == {
+        "status": expected.health,
+        "message": expected.health_message(),
+    }
     assert sorted(offered(answer)) == list(expected.actions)
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_action_changes_exactly_one_field(full_answers: dict[str, Answer], state: str) -> None:
+def test_action_changes_exactly_one_field(
+    full_answers: dict[str, Answer], state: str
+) -> None:
     answer = full_answers[state]
     patches = json.loads(TIME.sub("TIME", json.dumps(answer["patches"])))
     assert patches == {verb: PATCHES[verb] for verb in offered(answer)}
@@ -75,7 +82,9 @@ def test_action_changes_exactly_one_field(full_answers: dict[str, Answer], state
 
 def test_examples_have_the_health_of_their_test_file() -> None:
     tests = yaml.safe_load((RESOURCE / "health_test.yaml").read_text())["tests"]
-    assert {Path(test["inputPath"]).name for test in tests} == set(answers_of_examples())
+    assert {Path(test["inputPath"]).name for test in tests} == set(
+        answers_of_examples()
+    )
     for test in tests:
         assert example_of(test)["health"] == test["healthStatus"], test["inputPath"]
 

@@ -36,9 +36,20 @@ def test_two_replicas_have_a_disruption_budget_of_one():
     objects = render(CLUSTER_WIDE)
     budget = only(objects, "PodDisruptionBudget")["spec"]
     assert only(objects, "Deployment")["spec"]["replicas"] == 2
-    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
-    assert only(render(EVERYTHING), "PodDisruptionBudget")["spec"]["maxUnavailable"] == "50%"
-    assert of_kind(render({"podDisruptionBudget": {"enabled": False}}), "PodDisruptionBudget") == []
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (
+        1,
+        "AlwaysAllow",
+    )
+    assert (
+        only(render(EVERYTHING), "PodDisruptionBudget")["spec"]["maxUnavailable"]
+        == "50%"
+    )
+    assert (
+        of_kind(
+            render({"podDisruptionBudget": {"enabled": False}}), "PodDisruptionBudget"
+        )
+        == []
+    )
 
 
 def test_single_replica_has_no_disruption_budget():
@@ -60,9 +71,14 @@ def test_replicas_prefer_different_nodes_by_default():
 def test_every_selector_matches_the_operator_pods(values):
     objects = render(values)
     labels = pod(objects)["metadata"]["labels"].items()
-    assert only(objects, "Deployment")["spec"]["selector"]["matchLabels"].items() <= labels
+    assert (
+        only(objects, "Deployment")["spec"]["selector"]["matchLabels"].items() <= labels
+    )
     assert only(objects, "Service")["spec"]["selector"].items() <= labels
-    assert only(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items() <= labels
+    assert (
+        only(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items()
+        <= labels
+    )
 
 
 @every_variant
@@ -72,9 +88,9 @@ def test_pod_is_unprivileged_and_isolated_from_its_node(values):
     context = container(objects)["securityContext"]
     assert context == RESTRICTED_CONTAINER
     assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["runAsUser"] == values.get("podSecurityContext", {}).get(
-        "runAsUser", 65532
-    )
+    assert spec["securityContext"]["runAsUser"] == values.get(
+        "podSecurityContext", {}
+    ).get("runAsUser", 65532)
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not [key for key in spec if key.startswith("host")]
     assert {key for volume in spec["volumes"] for key in volume} <= {
@@ -89,13 +105,24 @@ def test_image_tags_default_to_the_app_version():
     default = render(CLUSTER_WIDE)
     custom = render(EVERYTHING)
     assert container(default)["image"] == f"finetune-operator:{version}"
-    assert parsed_options(default).settings.trainer_image == f"finetune-trainer:{version}"
-    assert parsed_options(default).settings.trainer_cpu_image == f"finetune-trainer-cpu:{version}"
-    assert container(custom)["image"] == f"registry.example/team/operator:1.2.3@{DIGEST}"
     assert (
-        parsed_options(custom).settings.trainer_image == f"registry.example/trainer:4.5.6@{DIGEST}"
+        parsed_options(default).settings.trainer_image == f"finetune-trainer:{version}"
     )
-    assert parsed_options(custom).settings.trainer_cpu_image == f"other.example/cpu:4.5.7@{DIGEST}"
+    assert (
+        parsed_options(default).settings.trainer_cpu_image
+        == f"finetune-trainer-cpu:{version}"
+    )
+    assert (
+        container(custom)["image"] == f"registry.example/team/operator:1.2.3@{DIGEST}"
+    )
+    assert (
+        parsed_options(custom).settings.trainer_image
+        == f"registry.example/trainer:4.5.6@{DIGEST}"
+    )
+    assert (
+        parsed_options(custom).settings.trainer_cpu_image
+        == f"other.example/cpu:4.5.7@{DIGEST}"
+    )
     assert (
         parsed_options(custom).settings.engine_images["VLLM"]
         == f"registry.example/vllm:7.8.9@{DIGEST}"
@@ -110,7 +137,9 @@ def test_image_without_cuda_lies_beside_the_other_one():
         "tag": "dev",
         "digest": DIGEST,
     }
-    settings = parsed_options(render(CLUSTER_WIDE | {"trainer": {"image": image}})).settings
+    settings = parsed_options(
+        render(CLUSTER_WIDE | {"trainer": {"image": image}})
+    ).settings
     assert settings.trainer_cpu_image == "registry.example/team/trainer-cpu:dev"
 
 
@@ -122,7 +151,8 @@ def test_port_is_the_same_in_container_service_and_probes():
         {"name": "http", "port": 9090, "targetPort": "http"}
     ]
     assert {
-        container(objects)[f"{kind}Probe"]["httpGet"]["port"] for kind in ("liveness", "readiness")
+        container(objects)[f"{kind}Probe"]["httpGet"]["port"]
+        for kind in ("liveness", "readiness")
     } == {"http"}
 
 
@@ -138,9 +168,10 @@ def test_user_labels_and_annotations_are_added_to_our_own():
         if manifest["metadata"]["name"] == EVERYTHING["argocd"]["configMap"]:
             continue  # it is Argo CD's, not this release's
         labels = manifest["metadata"]["labels"]
-        assert (labels["app.kubernetes.io/instance"], labels["cost-center"]) == (RELEASE, "ml"), (
-            manifest["kind"]
-        )
+        assert (labels["app.kubernetes.io/instance"], labels["cost-center"]) == (
+            RELEASE,
+            "ml",
+        ), manifest["kind"]
 
 
 def test_version_with_build_metadata_gives_valid_labels(tmp_path):
@@ -150,7 +181,14 @@ def test_version_with_build_metadata_gives_valid_labels(tmp_path):
     description.write_text(
         re.sub(r"(?m)^(version: .*)", r"\1+0123456789ab", description.read_text())
     )
-    text = helm("template", RELEASE, str(copy), "--values", "-", given=yaml.safe_dump(EVERYTHING))
+    text = helm(
+        "template",
+        RELEASE,
+        str(copy),
+        "--values",
+        "-",
+        given=yaml.safe_dump(EVERYTHING),
+    )
     labels = {
         value
         for manifest in yaml.safe_load_all(text)
@@ -169,25 +207,36 @@ def test_label_of_a_monitor_replaces_the_common_label():
     """Flux refuses a manifest that has a key twice."""
     parts = ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
     metrics = {part: {"enabled": True, "labels": {"team": "own"}} for part in parts}
-    for text in render_text({"commonLabels": {"team": "common"}, "metrics": metrics}).split(
-        "\n---\n"
-    ):
+    for text in render_text(
+        {"commonLabels": {"team": "common"}, "metrics": metrics}
+    ).split("\n---\n"):
         manifest = yaml.safe_load(text)
         if manifest["kind"] == "ConfigMap" or is_monitoring(manifest):
-            assert re.findall(r"^    team: .*", text, re.MULTILINE) == ["    team: own"], text
+            assert re.findall(r"^    team: .*", text, re.MULTILINE) == [
+                "    team: own"
+            ], text
 
 
 @pytest.mark.parametrize("word", ["123", "on", "null"])
 def test_name_that_yaml_takes_for_another_type_stays_text(word):
-    values = {"namespaces": [word], "serviceAccount": {"name": word}, "priorityClassName": word}
+    values = {
+        "namespaces": [word],
+        "serviceAccount": {"name": word},
+        "priorityClassName": word,
+    }
     values["networkPolicy"] = {"stages": {"egress": [{}]}}
     objects = render(
-        {**EVERYTHING, **values, "argocd": {"customizations": True, "namespace": word}}, word, word
+        {**EVERYTHING, **values, "argocd": {"customizations": True, "namespace": word}},
+        word,
+        word,
     )
-    assert {manifest["metadata"].get("namespace", word) for manifest in objects} == {word}
-    assert {pod(objects)["spec"][name] for name in ("serviceAccountName", "priorityClassName")} == {
+    assert {manifest["metadata"].get("namespace", word) for manifest in objects} == {
         word
     }
+    assert {
+        pod(objects)["spec"][name]
+        for name in ("serviceAccountName", "priorityClassName")
+    } == {word}
     assert pod(objects)["metadata"]["labels"]["app.kubernetes.io/instance"] == word
     assert only(objects, "ServiceAccount")["metadata"]["name"] == word
 
@@ -199,13 +248,20 @@ def test_argo_cds_config_map_gets_only_the_customizations():
         for manifest in of_kind(objects, "ConfigMap")
         if manifest["metadata"]["name"] == "gitops-cm"
     ]
-    patch = yaml.safe_load((CHART.parents[1] / "deploy" / "argocd" / "argocd-cm.yaml").read_text())
+    patch = yaml.safe_load(
+        (CHART.parents[1] / "deploy" / "argocd" / "argocd-cm.yaml").read_text()
+    )
     assert config_map["data"] == patch["data"]
-    assert (config_map["metadata"]["namespace"], config_map["metadata"].get("labels")) == (
+    assert (
+        config_map["metadata"]["namespace"],
+        config_map["metadata"].get("labels"),
+    ) == (
         "gitops",
         None,
     )
-    options = config_map["metadata"]["annotations"]["argocd.argoproj.io/sync-options"].split(",")
+    options = config_map["metadata"]["annotations"][
+        "argocd.argoproj.io/sync-options"
+    ].split(",")
     assert set(options) == {"ServerSideApply=true", "Prune=false", "Delete=false"}
 
 
@@ -214,11 +270,17 @@ def test_all_objects_have_the_given_name():
     assert names(
         objects, "Deployment", "PodDisruptionBudget", "ServiceMonitor", "PrometheusRule"
     ) == {"tuner"}
-    assert names(objects, "NetworkPolicy") == {"tuner", "tuner-stages", "tuner-to-stages"}
+    assert names(objects, "NetworkPolicy") == {
+        "tuner",
+        "tuner-stages",
+        "tuner-to-stages",
+    }
     assert only(objects, "Service")["metadata"]["name"] == "tuner-metrics"
     assert parsed_options(objects).lease_name == "tuner"
     assert not [
-        manifest for manifest in objects if manifest["metadata"]["name"].startswith(RELEASE)
+        manifest
+        for manifest in objects
+        if manifest["metadata"]["name"].startswith(RELEASE)
     ]
 
 
@@ -235,11 +297,15 @@ def test_chart_crd_equals_the_generated_crd():
 @pytest.mark.parametrize(("keep", "policy"), [(True, "keep"), (False, None)])
 def test_crds_keep_sets_the_resource_policy(keep, policy):
     crd = only(render({"crds": {"keep": keep}}), "CustomResourceDefinition")
-    assert crd["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == policy
+    assert (
+        crd["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == policy
+    )
 
 
 def test_crds_enabled_false_renders_no_crd():
-    assert of_kind(render({"crds": {"enabled": False}}), "CustomResourceDefinition") == []
+    assert (
+        of_kind(render({"crds": {"enabled": False}}), "CustomResourceDefinition") == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,13 +313,14 @@ def test_crds_enabled_false_renders_no_crd():
 )
 def test_names_are_valid_for_any_release_name(release):
     objects = render(
-        EVERYTHING | {"serviceAccount": {}, "namespaces": [], "userRoles": {"create": True}},
+        EVERYTHING
+        | {"serviceAccount": {}, "namespaces": [], "userRoles": {"create": True}},
         release,
     )
     for manifest in objects:
-        if manifest["kind"] != "CustomResourceDefinition" and not manifest["kind"].startswith(
-            "ValidatingAdmissionPolicy"
-        ):
+        if manifest["kind"] != "CustomResourceDefinition" and not manifest[
+            "kind"
+        ].startswith("ValidatingAdmissionPolicy"):
             assert re.fullmatch(DNS_LABEL, manifest["metadata"]["name"]), (
                 manifest["kind"],
                 manifest["metadata"]["name"],
@@ -261,13 +328,22 @@ def test_names_are_valid_for_any_release_name(release):
 
 
 def test_two_long_release_names_give_different_names():
-    first, second = (only(render(CLUSTER_WIDE, "r" * 52 + end), "Deployment") for end in "ab")
+    first, second = (
+        only(render(CLUSTER_WIDE, "r" * 52 + end), "Deployment") for end in "ab"
+    )
     assert first["metadata"]["name"] != second["metadata"]["name"]
 
 
 def test_notes_warn_when_uninstall_deletes_pipelines():
     kept, deleted = (
-        helm("install", RELEASE, str(CHART), "--dry-run=client", "--set", f"crds.keep={keep}")
+        helm(
+            "install",
+            RELEASE,
+            str(CHART),
+            "--dry-run=client",
+            "--set",
+            f"crds.keep={keep}",
+        )
         for keep in ("true", "false")
     )
     assert "deletes every FineTunePipeline" not in kept

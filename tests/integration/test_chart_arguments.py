@@ -22,7 +22,10 @@ from finetune_operator.core.settings import Settings
 def test_more_options_and_variables_reach_the_process():
     objects = render(EVERYTHING)
     assert parsed_options(objects).lease_namespace == "leases"
-    variables = {variable["name"]: variable.get("value") for variable in container(objects)["env"]}
+    variables = {
+        variable["name"]: variable.get("value")
+        for variable in container(objects)["env"]
+    }
     assert variables == {
         "POD_NAME": None,
         "POD_NAMESPACE": None,
@@ -31,12 +34,24 @@ def test_more_options_and_variables_reach_the_process():
 
 
 def test_default_placement_equals_the_operators_default():
-    assert parsed_options(render(CLUSTER_WIDE)).settings.placement_defaults == PlacementDefaults()
+    assert (
+        parsed_options(render(CLUSTER_WIDE)).settings.placement_defaults
+        == PlacementDefaults()
+    )
 
 
 @pytest.mark.parametrize(
     "label",
-    ["on-demand", 'a "quoted" word', "it's", "a\\b: {c} # d", "<&>", "é…", "{{ no }}", "%s"],
+    [
+        "on-demand",
+        'a "quoted" word',
+        "it's",
+        "a\\b: {c} # d",
+        "<&>",
+        "é…",
+        "{{ no }}",
+        "%s",
+    ],
 )
 def test_placement_is_passed_unchanged(label):
     """Quoting in the template keeps every character of a label's value."""
@@ -44,7 +59,9 @@ def test_placement_is_passed_unchanged(label):
         "onDemand": {"nodeSelector": {"kind": label}},
         "spot": {"tolerations": [{"key": "cheap", "value": label}]},
     }
-    defaults = parsed_options(render({"placement": placement})).settings.placement_defaults
+    defaults = parsed_options(
+        render({"placement": placement})
+    ).settings.placement_defaults
     assert defaults.on_demand.node_selector == {"kind": label}
     assert defaults.spot.tolerations[0].value == label
 
@@ -59,15 +76,25 @@ def test_grace_period_and_namespaces_are_passed():
 def test_notices_are_passed_and_decide_the_right_on_nodes():
     default = render(CLUSTER_WIDE)
     custom = render({"interruptionNotices": {"metadata": "GCE", "nodes": False}})
-    assert (parsed_options(default).metadata_notices, parsed_options(default).node_notices) == (
+    assert (
+        parsed_options(default).metadata_notices,
+        parsed_options(default).node_notices,
+    ) == (
         "",
         True,
     )
-    assert (parsed_options(custom).metadata_notices, parsed_options(custom).node_notices) == (
+    assert (
+        parsed_options(custom).metadata_notices,
+        parsed_options(custom).node_notices,
+    ) == (
         "GCE",
         False,
     )
-    assert {grant for grant in grants(of_kind(default, "ClusterRole")) if grant[1] == "nodes"} == {
+    assert {
+        grant
+        for grant in grants(of_kind(default, "ClusterRole"))
+        if grant[1] == "nodes"
+    } == {
         ("", "nodes", "list"),
         ("", "nodes", "watch"),
     }
@@ -91,8 +118,22 @@ def test_limits_and_logging_are_passed_as_options():
     default = options(render(CLUSTER_WIDE))
     custom = options(render(EVERYTHING))
     names = ("job-history", "workers", "qps", "burst", "log-level", "log-format")
-    assert [default[name] for name in names] == ["2", "20", "500", "1000", "info", "json"]
-    assert [custom[name] for name in names] == ["7", "15", "50.5", "70", "debug", "text"]
+    assert [default[name] for name in names] == [
+        "2",
+        "20",
+        "500",
+        "1000",
+        "info",
+        "json",
+    ]
+    assert [custom[name] for name in names] == [
+        "7",
+        "15",
+        "50.5",
+        "70",
+        "debug",
+        "text",
+    ]
 
 
 def test_largest_rate_limit_is_written_without_exponent():

@@ -41,7 +41,9 @@ def kube(control_plane):
 
 def dry_run(kube: Kube, *objects) -> str:
     """Apply objects in a server-side dry run; raises TimedOut if the server refuses an object."""
-    return kube.run("apply", "--server-side", *DRY, "-f", "-", given=yaml.safe_dump_all(objects))
+    return kube.run(
+        "apply", "--server-side", *DRY, "-f", "-", given=yaml.safe_dump_all(objects)
+    )
 
 
 def of_kubernetes(values):
@@ -63,7 +65,9 @@ def test_api_server_accepts_names_of_the_longest_release(kube):
     assert len(dry_run(kube, *objects).splitlines()) == len(objects)
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "Service", "PodDisruptionBudget", "ClusterRole"])
+@pytest.mark.parametrize(
+    "kind", ["Deployment", "Service", "PodDisruptionBudget", "ClusterRole"]
+)
 def test_dry_run_refuses_an_unknown_field(kube, kind):
     """Proves that the other dry runs of this file would notice a misspelled field."""
     broken = of_kind(render(CLUSTER_WIDE), kind)[0]
@@ -72,28 +76,53 @@ def test_dry_run_refuses_an_unknown_field(kube, kind):
         dry_run(kube, broken)
 
 
-@pytest.mark.parametrize("values", [CLUSTER_WIDE, EVERYTHING], ids=["cluster-wide", "everything"])
+@pytest.mark.parametrize(
+    "values", [CLUSTER_WIDE, EVERYTHING], ids=["cluster-wide", "everything"]
+)
 def test_restricted_namespace_admits_the_operator_pod(kube, values):
     objects = render(values)
     kube.apply([only(objects, "ServiceAccount")])
     manifest = {"apiVersion": "v1", "kind": "Pod", **pod(objects)}
-    manifest["metadata"] = {**manifest["metadata"], "name": "replica", "namespace": NAMESPACE}
+    manifest["metadata"] = {
+        **manifest["metadata"],
+        "name": "replica",
+        "namespace": NAMESPACE,
+    }
     assert "replica" in kube.run("create", *DRY, "-f", "-", given=json.dumps(manifest))
-    manifest["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    manifest["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = (
+        True
+    )
     with pytest.raises(TimedOut, match="violates PodSecurity"):
         kube.run("create", *DRY, "-f", "-", given=json.dumps(manifest))
 
 
 def allowed(
-    kube: Kube, namespace: str, verb: str, resource: str, *, group: str = "", name: str = ""
+    kube: Kube,
+    namespace: str,
+    verb: str,
+    resource: str,
+    *,
+    group: str = "",
+    name: str = "",
 ) -> bool:
     """Return whether RBAC allows the operator's service account a request; `resource` may be RESOURCE/SUBRESOURCE."""
     resource, _, subresource = resource.partition("/")
-    attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": resource}
+    attributes = {
+        "namespace": namespace,
+        "verb": verb,
+        "group": group,
+        "resource": resource,
+    }
     attributes |= {"subresource": subresource, "name": name}
     spec = {"user": ACCOUNT, "resourceAttributes": attributes}
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-    response = json.loads(kube.run("create", "-f", "-", "-o", "json", given=json.dumps(review)))
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": spec,
+    }
+    response = json.loads(
+        kube.run("create", "-f", "-", "-o", "json", given=json.dumps(review))
+    )
     return bool(response["status"]["allowed"])
 
 
@@ -104,7 +133,8 @@ def with_namespaced_roles(kube):
     # RBAC reads the roles from a cache.
     until(
         lambda: all(
-            allowed(kube, team, "get", "jobs", group="batch") for team in NAMESPACED["namespaces"]
+            allowed(kube, team, "get", "jobs", group="batch")
+            for team in NAMESPACED["namespaces"]
         ),
         30,
     )
@@ -112,12 +142,16 @@ def with_namespaced_roles(kube):
 
 
 @pytest.mark.parametrize("namespace", ["team-a", "team-b"])
-def test_namespaced_operator_has_its_rights_in_each_namespace(with_namespaced_roles, namespace):
+def test_namespaced_operator_has_its_rights_in_each_namespace(
+    with_namespaced_roles, namespace
+):
     kube = with_namespaced_roles
     for verb in ("get", "list", "watch", "create", "delete"):
         assert allowed(kube, namespace, verb, "jobs", group="batch"), verb
     assert allowed(kube, namespace, "watch", "finetunepipelines", group="finetune.dev")
-    assert allowed(kube, namespace, "update", "finetunepipelines/status", group="finetune.dev")
+    assert allowed(
+        kube, namespace, "update", "finetunepipelines/status", group="finetune.dev"
+    )
     assert allowed(kube, namespace, "watch", "pods")
     assert not allowed(kube, namespace, "get", "secrets")
     assert not allowed(kube, namespace, "create", "pods")

@@ -56,7 +56,8 @@ def test_pod_monitor_selects_pods_of_stages():
     assert monitor["metadata"]["labels"]["watched-by"] == "prometheus"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
     assert {
-        expression["key"] for expression in monitor["spec"]["selector"]["matchExpressions"]
+        expression["key"]
+        for expression in monitor["spec"]["selector"]["matchExpressions"]
     } <= labels.keys()
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["interval"]) == ("metrics", "7s")
@@ -81,13 +82,17 @@ def test_pod_monitor_reads_only_the_first_of_several_pods():
     """The others serve no metrics, and would count as down."""
     [endpoint] = only(render(EVERYTHING), "PodMonitor")["spec"]["podMetricsEndpoints"]
     [dropped] = [
-        relabeling for relabeling in endpoint["relabelings"] if relabeling.get("action") == "drop"
+        relabeling
+        for relabeling in endpoint["relabelings"]
+        if relabeling.get("action") == "drop"
     ]
     assert dropped["sourceLabels"] == [
         "__meta_kubernetes_pod_label_batch_kubernetes_io_job_completion_index"
     ]
     indexes = ["", *map(str, range(64))]  # a pod of another Job has no index
-    assert [index for index in indexes if not re.fullmatch(dropped["regex"], index)] == ["", "0"]
+    assert [
+        index for index in indexes if not re.fullmatch(dropped["regex"], index)
+    ] == ["", "0"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,9 @@ def test_pod_monitor_reads_only_the_first_of_several_pods():
 )
 def test_pod_monitor_reads_the_namespaces_of_pipelines(values, selector):
     assert (
-        only(render({**values, **ALL_ENABLED}), "PodMonitor")["spec"]["namespaceSelector"]
+        only(render({**values, **ALL_ENABLED}), "PodMonitor")["spec"][
+            "namespaceSelector"
+        ]
         == selector
     )
 
@@ -109,7 +116,8 @@ def test_alerts_have_a_severity_a_summary_and_a_runbook():
         assert rule["labels"]["severity"] in {"info", "warning", "critical"}
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
         assert (
-            rule["annotations"]["runbook_url"] == f"docs/guides/alerts.md#{rule['alert'].lower()}"
+            rule["annotations"]["runbook_url"]
+            == f"docs/guides/alerts.md#{rule['alert'].lower()}"
         )
     assert {rule["alert"].lower() for rule in rules} <= anchors(page)
 
@@ -117,7 +125,9 @@ def test_alerts_have_a_severity_a_summary_and_a_runbook():
 def test_alerts_have_the_thresholds_of_the_values():
     custom = {
         rule["alert"]: rule
-        for rule in only(render(EVERYTHING), "PrometheusRule")["spec"]["groups"][0]["rules"]
+        for rule in only(render(EVERYTHING), "PrometheusRule")["spec"]["groups"][0][
+            "rules"
+        ]
     }
     assert custom["FineTuneStageWaiting"]["expr"].endswith("> 60 * 15")
     assert custom["FineTuneInterruptionStorm"]["expr"].endswith("> 3")
@@ -134,7 +144,9 @@ def test_dashboards_are_found_by_the_sidecar():
         f"{RELEASE}-fleet",
         f"{RELEASE}-single",
     }
-    assert {dashboard["metadata"]["labels"]["grafana_dashboard"] for dashboard in default} == {"1"}
+    assert {
+        dashboard["metadata"]["labels"]["grafana_dashboard"] for dashboard in default
+    } == {"1"}
     # The sidecar writes the value of each key to a file of that name.
     files = [name for dashboard in default for name in dashboard["data"]]
     assert sorted(files) == [f"{RELEASE}-fleet.json", f"{RELEASE}-single.json"]
@@ -189,7 +201,9 @@ def test_no_selector_takes_the_test_pod_for_a_replica(values):
             for policy in of_kind(objects, "NetworkPolicy")
         ),
     ]
-    assert [selector for selector in selectors if selector.items() <= labels.items()] == []
+    assert [
+        selector for selector in selectors if selector.items() <= labels.items()
+    ] == []
 
 
 @every_variant
@@ -198,11 +212,15 @@ def test_helm_test_asks_the_metrics_service(values):
     service = only(objects, "Service")
     [tester] = only(objects, "Pod")["spec"]["containers"]
     port = service["spec"]["ports"][0]["port"]
-    assert tester["args"][-1] == f"http://{service['metadata']['name']}.{NAMESPACE}:{port}/readyz"
+    assert (
+        tester["args"][-1]
+        == f"http://{service['metadata']['name']}.{NAMESPACE}:{port}/readyz"
+    )
     assert tester["image"] == container(objects)["image"]
     assert tester["securityContext"] == container(objects)["securityContext"]
     assert (
-        only(objects, "Pod")["spec"]["securityContext"] == pod(objects)["spec"]["securityContext"]
+        only(objects, "Pod")["spec"]["securityContext"]
+        == pod(objects)["spec"]["securityContext"]
     )
 
 
@@ -242,7 +260,8 @@ def test_helm_test_finds_the_replica_that_leads():
 
 
 @pytest.mark.parametrize(
-    ("status", "text", "shown"), [(200, "standby\n", "standby"), (503, "not synced", "503")]
+    ("status", "text", "shown"),
+    [(200, "standby\n", "standby"), (503, "not synced", "503")],
 )
 def test_helm_test_fails_without_a_leader(status, text, shown):
     done = run_helm_test((status, text))
@@ -253,7 +272,7 @@ def test_helm_test_fails_without_a_leader(status, text, shown):
 
 
 def test_defaults_in_the_chart_name_a_page_that_exists():
-    default = yaml.safe_load((CHART / "values.yaml").read_text())["metrics"]["prometheusRule"][
-        "runbookUrl"
-    ]
+    default = yaml.safe_load((CHART / "values.yaml").read_text())["metrics"][
+        "prometheusRule"
+    ]["runbookUrl"]
     assert (DOCS.parent / default).is_file()

@@ -1,7 +1,15 @@
 """The chart's network policies as Helm renders them; test_chart_dry_run.py sends them to an API server."""
 
 import pytest
-from support.operator.charts import CLUSTER_WIDE, EVERYTHING, Object, of_kind, only, pod, render
+from support.operator.charts import (
+    CLUSTER_WIDE,
+    EVERYTHING,
+    Object,
+    of_kind,
+    only,
+    pod,
+    render,
+)
 
 from e2e.pipelines.chart import NAMESPACE
 from finetune_operator.core.metadata import job_labels
@@ -22,7 +30,11 @@ STORE: Object = {
             ["a", "b"],
             {
                 "matchExpressions": [
-                    {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}
+                    {
+                        "key": "kubernetes.io/metadata.name",
+                        "operator": "In",
+                        "values": ["a", "b"],
+                    }
                 ]
             },
         ),
@@ -30,11 +42,15 @@ STORE: Object = {
 )
 def test_network_policy_allows_what_the_operator_needs(namespaces, selector):
     objects = render(
-        {"networkPolicy": {"enabled": True, "egress": [STORE]}, "namespaces": namespaces}
+        {
+            "networkPolicy": {"enabled": True, "egress": [STORE]},
+            "namespaces": namespaces,
+        }
     )
     policy = only(objects, "NetworkPolicy")["spec"]
     assert (
-        policy["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
+        policy["podSelector"]["matchLabels"].items()
+        <= pod(objects)["metadata"]["labels"].items()
     )
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "http"}]}]
@@ -53,11 +69,17 @@ def test_network_policy_limits_who_reads_metrics():
     assert of_kind(render(CLUSTER_WIDE), "NetworkPolicy") == []
     operators, _from_stages, to_stages = of_kind(render(EVERYTHING), "NetworkPolicy")
     (rule,) = operators["spec"]["ingress"]
-    assert rule["from"] == to_stages["spec"]["ingress"][-1]["from"] == [{"podSelector": {}}]
+    assert (
+        rule["from"]
+        == to_stages["spec"]["ingress"][-1]["from"]
+        == [{"podSelector": {}}]
+    )
 
 
 def stage_policies(stages: Object, **values: object) -> list[Object]:
-    return of_kind(render({"networkPolicy": {"stages": stages}, **values}), "NetworkPolicy")
+    return of_kind(
+        render({"networkPolicy": {"stages": stages}, **values}), "NetworkPolicy"
+    )
 
 
 def test_pods_of_stages_reach_dns_each_other_and_the_list():
@@ -67,18 +89,27 @@ def test_pods_of_stages_reach_dns_each_other_and_the_list():
     dns, training, store = policy["spec"]["egress"]
     [peer] = training["to"]
     assert peer["podSelector"]["matchLabels"].items() <= STAGE_LABELS
-    assert {(port["protocol"], port["port"]) for port in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert {(port["protocol"], port["port"]) for port in dns["ports"]} == {
+        ("UDP", 53),
+        ("TCP", 53),
+    }
     assert store == STORE
 
 
 def test_each_namespace_of_pipelines_has_the_policy_of_stages():
     def namespaces(stages: Object, **values: object) -> list[str]:
-        return [policy["metadata"]["namespace"] for policy in stage_policies(stages, **values)]
+        return [
+            policy["metadata"]["namespace"]
+            for policy in stage_policies(stages, **values)
+        ]
 
-    assert namespaces({"egress": [STORE]}, namespaces=["team-a", "team-b"]) == ["team-a", "team-b"]
-    assert namespaces({"egress": [STORE], "namespaces": ["team-c"]}, namespaces=["team-a"]) == [
-        "team-c"
+    assert namespaces({"egress": [STORE]}, namespaces=["team-a", "team-b"]) == [
+        "team-a",
+        "team-b",
     ]
+    assert namespaces(
+        {"egress": [STORE], "namespaces": ["team-c"]}, namespaces=["team-a"]
+    ) == ["team-c"]
     assert namespaces({"namespaces": ["team-a"]}) == []
 
 
@@ -90,8 +121,13 @@ def test_pods_of_stages_admit_the_operator_and_each_other():
     assert policy["podSelector"]["matchLabels"].items() <= STAGE_LABELS
     operator, training = policy["ingress"]
     [peer] = operator["from"]
-    assert peer["podSelector"]["matchLabels"].items() <= pod(objects)["metadata"]["labels"].items()
-    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
+    assert (
+        peer["podSelector"]["matchLabels"].items()
+        <= pod(objects)["metadata"]["labels"].items()
+    )
+    assert peer["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": NAMESPACE
+    }
     [worker] = training["from"]
     assert worker["podSelector"]["matchLabels"].items() <= STAGE_LABELS
     assert (

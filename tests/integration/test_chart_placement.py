@@ -22,7 +22,9 @@ def options(placement: Object) -> Options:
 
 
 def workloads(placement: Object, train: Object | None = None) -> dict[str, Object]:
-    changes = {"train": merged({"pod": GPU, "placement": {"capacity": "Spot"}}, train or {})}
+    changes = {
+        "train": merged({"pod": GPU, "placement": {"capacity": "Spot"}}, train or {})
+    }
     manifest = {"metadata": {"name": "demo"}, "spec": merged(ALL_STAGES, changes)}
     return built_objects(manifest, "team", options(placement).settings).workloads
 
@@ -94,9 +96,10 @@ def test_spot_stage_gets_labels_and_tolerations_of_the_preset(preset):
 def test_on_demand_stages_stay_away_from_spot_nodes(preset):
     built = workloads({"preset": preset})
     for stage in ("prepare", "evaluate", "push", "deploy"):
-        assert (spec_of(built[stage])["nodeSelector"], avoided(built[stage])) == ON_DEMAND_NODES[
-            preset
-        ], stage
+        assert (
+            spec_of(built[stage])["nodeSelector"],
+            avoided(built[stage]),
+        ) == ON_DEMAND_NODES[preset], stage
         assert tolerated(built[stage]) == set()
 
 
@@ -118,7 +121,10 @@ def test_only_karpenter_jobs_are_kept_from_consolidation(preset):
 def test_users_annotation_replaces_that_of_the_preset():
     own = {"pod": {"annotations": {DO_NOT_DISRUPT[0]: "30m"}}}
     assert (
-        annotations_of(workloads({"preset": "karpenter"}, own)["train"])[DO_NOT_DISRUPT[0]] == "30m"
+        annotations_of(workloads({"preset": "karpenter"}, own)["train"])[
+            DO_NOT_DISRUPT[0]
+        ]
+        == "30m"
     )
 
 
@@ -129,7 +135,9 @@ def test_own_affinity_and_excluded_labels_apply_together():
         "pod": {
             "affinity": {
                 "nodeAffinity": {
-                    REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+                    REQUIRED: {
+                        "nodeSelectorTerms": [{"matchExpressions": [expression]}]
+                    }
                 }
             }
         },
@@ -144,7 +152,10 @@ def test_own_affinity_and_excluded_labels_apply_together():
 
 
 def test_own_node_selector_wins_over_an_excluded_label():
-    own = {"placement": {"capacity": "OnDemand"}, "pod": {"nodeSelector": dict([GKE_SPOT])}}
+    own = {
+        "placement": {"capacity": "OnDemand"},
+        "pod": {"nodeSelector": dict([GKE_SPOT])},
+    }
     train = workloads({"preset": "gke"}, own)["train"]
     assert spec_of(train)["nodeSelector"] == dict([GKE_SPOT])
     assert avoided(train) == {("cloud.google.com/gke-preemptible", "true")}
@@ -166,7 +177,9 @@ def test_configured_nodes_replace_those_of_the_preset():
     )
     assert annotations_of(train).items() >= {("kept", "yes")}
     assert DO_NOT_DISRUPT not in annotations_of(train).items()
-    assert spec_of(built["prepare"])["nodeSelector"] == {"karpenter.sh/capacity-type": "on-demand"}
+    assert spec_of(built["prepare"])["nodeSelector"] == {
+        "karpenter.sh/capacity-type": "on-demand"
+    }
 
 
 def test_cheapest_node_class_adds_its_own_labels():
@@ -185,7 +198,10 @@ def test_cheapest_node_class_adds_its_own_labels():
         )
     ]
     train = workloads({"preset": "eks", "nodeClasses": classes})["train"]
-    assert spec_of(train)["nodeSelector"] == {"eks.amazonaws.com/capacityType": "SPOT", "gpu": "a"}
+    assert spec_of(train)["nodeSelector"] == {
+        "eks.amazonaws.com/capacityType": "SPOT",
+        "gpu": "a",
+    }
 
 
 def test_example_of_the_values_file_is_valid():
@@ -213,12 +229,21 @@ A_CLASS = {"name": "h100", "capacity": "Spot"}
     [
         ({"preset": "gcp"}, "/placement/preset'.*'gke'"),
         ({"currency": ""}, "/placement/currency'"),
-        ({"shortStageSeconds": "1h"}, "/placement/shortStageSeconds': got string, want integer"),
+        (
+            {"shortStageSeconds": "1h"},
+            "/placement/shortStageSeconds': got string, want integer",
+        ),
         ({"restartSeconds": 0}, "/placement/restartSeconds'.*minimum"),
         ({"returnSeconds": 1.5}, "/placement/returnSeconds': got number, want integer"),
-        ({"priceConfigMap": "GPU prices"}, "/placement/priceConfigMap'.*does not match"),
+        (
+            {"priceConfigMap": "GPU prices"},
+            "/placement/priceConfigMap'.*does not match",
+        ),
         ({"onDemand": {"taints": []}}, "/placement/onDemand': .*'taints' not allowed"),
-        ({"spot": {"annotations": {"a": 1}}}, "/placement/spot/annotations/a': got number"),
+        (
+            {"spot": {"annotations": {"a": 1}}},
+            "/placement/spot/annotations/a': got number",
+        ),
         (
             {"nodeClasses": [{"capacity": "Spot"}]},
             "/placement/nodeClasses/0': missing property 'name'",
@@ -239,7 +264,10 @@ A_CLASS = {"name": "h100", "capacity": "Spot"}
             {"nodeClasses": [{**A_CLASS, "price": "$1"}]},
             "/placement/nodeClasses/0/price'.*does not match",
         ),
-        ({"nodeClasses": [{**A_CLASS, "price": -1}]}, "/placement/nodeClasses/0/price'.*minimum"),
+        (
+            {"nodeClasses": [{**A_CLASS, "price": -1}]},
+            "/placement/nodeClasses/0/price'.*minimum",
+        ),
         (
             {"nodeClasses": [{**A_CLASS, "priceDate": "May"}]},
             "/placement/nodeClasses/0/priceDate'.*does not match",
@@ -266,9 +294,21 @@ def test_wrong_placement_is_refused_when_rendered(placement, error):
 def test_price_list_is_mounted_where_the_operator_reads_it():
     objects = render({"placement": {"priceConfigMap": "gpu-prices"}})
     chosen = parsed_options(objects)
-    [mount] = [mount for mount in container(objects)["volumeMounts"] if mount["name"] == "prices"]
-    assert mount == {"name": "prices", "mountPath": str(chosen.prices), "readOnly": True}
-    [volume] = [volume for volume in pod(objects)["spec"]["volumes"] if volume["name"] == "prices"]
+    [mount] = [
+        mount
+        for mount in container(objects)["volumeMounts"]
+        if mount["name"] == "prices"
+    ]
+    assert mount == {
+        "name": "prices",
+        "mountPath": str(chosen.prices),
+        "readOnly": True,
+    }
+    [volume] = [
+        volume
+        for volume in pod(objects)["spec"]["volumes"]
+        if volume["name"] == "prices"
+    ]
     assert volume["configMap"] == {"name": "gpu-prices", "optional": True}
 
 

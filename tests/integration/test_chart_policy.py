@@ -1,7 +1,14 @@
 """The chart's admission policies as Helm renders them; test_admission_policy.py sends requests to an API server."""
 
 import pytest
-from support.operator.charts import CLUSTER_WIDE, NAMESPACED, Object, of_kind, render, render_text
+from support.operator.charts import (
+    CLUSTER_WIDE,
+    NAMESPACED,
+    Object,
+    of_kind,
+    render,
+    render_text,
+)
 
 from e2e.pipelines.chart import RELEASE
 
@@ -10,7 +17,8 @@ OWN = "policy-operator"
 POLICY = "ValidatingAdmissionPolicy"
 BINDING = "ValidatingAdmissionPolicyBinding"
 POLICIES = {
-    f"{kind}.{RELEASE}.{OWN}" for kind in ("objects", "pods", "services", "claims", "defaults")
+    f"{kind}.{RELEASE}.{OWN}"
+    for kind in ("objects", "pods", "services", "claims", "defaults")
 }
 
 
@@ -18,7 +26,9 @@ def policies(objects: list[Object]) -> set[str]:
     return {policy["metadata"]["name"] for policy in of_kind(objects, POLICY)}
 
 
-@pytest.mark.parametrize("values", [CLUSTER_WIDE, NAMESPACED], ids=["cluster-wide", "namespaced"])
+@pytest.mark.parametrize(
+    "values", [CLUSTER_WIDE, NAMESPACED], ids=["cluster-wide", "namespaced"]
+)
 def test_each_policy_is_bound_and_denies(values):
     objects = render(values, namespace=OWN)
     bindings = {
@@ -59,4 +69,6 @@ def test_policies_limit_the_account_of_the_deployment():
         for condition in policy["spec"]["matchConditions"]
     ]
     assert len(limiting) == len(POLICIES) - 1
-    assert set(conditions) == {f"request.userInfo.username == 'system:serviceaccount:{OWN}:robot'"}
+    assert set(conditions) == {
+        f"request.userInfo.username == 'system:serviceaccount:{OWN}:robot'"
+    }

@@ -46,9 +46,17 @@ def test_roles_grant_no_forbidden_verb_or_resource(values):
     assert not groups & {"*", "rbac.authorization.k8s.io"}
     assert not resources & FORBIDDEN_RESOURCES
     assert not verbs & FORBIDDEN_VERBS
-    assert {verb for _, resource, verb in rights if resource == "pods"} == {"list", "watch"}
-    assert {verb for _, resource, verb in rights if resource == "nodes"} <= {"list", "watch"}
-    subresources = [right for right in rights if right[1].startswith("finetunepipelines/")]
+    assert {verb for _, resource, verb in rights if resource == "pods"} == {
+        "list",
+        "watch",
+    }
+    assert {verb for _, resource, verb in rights if resource == "nodes"} <= {
+        "list",
+        "watch",
+    }
+    subresources = [
+        right for right in rights if right[1].startswith("finetunepipelines/")
+    ]
     assert "create" not in {verb for _, _, verb in subresources}
 
 
@@ -57,15 +65,23 @@ def test_operator_can_neither_create_nor_edit_pipelines(values):
     objects = render(values)
     name = values.get("fullnameOverride", RELEASE)
     own = [
-        role for role in of_kind(objects, "Role", "ClusterRole") if role["metadata"]["name"] == name
+        role
+        for role in of_kind(objects, "Role", "ClusterRole")
+        if role["metadata"]["name"] == name
     ]
-    verbs = {verb for _, resource, verb in grants(own) if resource == "finetunepipelines"}
+    verbs = {
+        verb for _, resource, verb in grants(own) if resource == "finetunepipelines"
+    }
     assert verbs == {"get", "list", "watch", "delete"}
 
 
 def test_cluster_wide_release_has_one_role_for_its_lease():
     objects = render(CLUSTER_WIDE)
-    assert names(objects, "ClusterRole") == {RELEASE, f"{RELEASE}-view", f"{RELEASE}-edit"}
+    assert names(objects, "ClusterRole") == {
+        RELEASE,
+        f"{RELEASE}-view",
+        f"{RELEASE}-edit",
+    }
     assert names(objects, "ClusterRoleBinding") == {RELEASE}
     assert names(objects, "Role", "RoleBinding") == {f"{RELEASE}-leader"}
 
@@ -110,11 +126,15 @@ def test_replica_may_update_only_its_own_lease(release):
 
 def test_user_roles_aggregate_to_view_and_edit():
     roles = {
-        role["metadata"]["name"]: role for role in of_kind(render(CLUSTER_WIDE), "ClusterRole")
+        role["metadata"]["name"]: role
+        for role in of_kind(render(CLUSTER_WIDE), "ClusterRole")
     }
     view = roles[f"{RELEASE}-view"]
     edit = roles[f"{RELEASE}-edit"]
-    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert (
+        view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"]
+        == "true"
+    )
     assert {verb for *_, verb in grants([view])} == {"get", "list", "watch"}
     # Not finetunepipelines/status: only the operator may write the status.
     assert {resource for _, resource, _ in grants([edit])} == {"finetunepipelines"}

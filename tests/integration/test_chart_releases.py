@@ -16,13 +16,20 @@ from testcluster.provider import Provider
 
 CRD = "finetunepipelines.finetune.dev"
 ROOT = Path(__file__).parents[2]
-ON_KWOK_NODES = ("tolerations[0].key=kwok.x-k8s.io/node", "tolerations[0].operator=Exists")
+ON_KWOK_NODES = (
+    "tolerations[0].key=kwok.x-k8s.io/node",
+    "tolerations[0].operator=Exists",
+)
 
 
 def remove_all(operator: Operator) -> None:
     """Uninstall the release and delete the CRD."""
-    operator.helm("uninstall", operator.release, "--ignore-not-found", "--wait", "--timeout", "1m")
-    operator.kube.run("delete", "crd", CRD, "--ignore-not-found", "--timeout=60s", timeout=70)
+    operator.helm(
+        "uninstall", operator.release, "--ignore-not-found", "--wait", "--timeout", "1m"
+    )
+    operator.kube.run(
+        "delete", "crd", CRD, "--ignore-not-found", "--timeout=60s", timeout=70
+    )
 
 
 @pytest.fixture
@@ -42,25 +49,38 @@ def release(operator: Operator) -> Operator:
 
 
 @pytest.fixture
-def team(control_plane: Provider, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
+def team(
+    control_plane: Provider, request: pytest.FixtureRequest
+) -> Iterator[KubeNamespace]:
     """A team's namespace."""
-    with temporary_namespace(control_plane.kube, namespace_name(request.node.name)) as created:
+    with temporary_namespace(
+        control_plane.kube, namespace_name(request.node.name)
+    ) as created:
         yield created
 
 
 def crd_uid(kube: Kube) -> str:
     """Return the uid of the CRD; empty if there is none."""
-    return kube.run("get", "crd", CRD, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}")
+    return kube.run(
+        "get", "crd", CRD, "--ignore-not-found", "-o", "jsonpath={.metadata.uid}"
+    )
 
 
 def create_pipeline(namespace: KubeNamespace) -> str:
     """Create the demo's pipeline and return its uid."""
     until(
-        lambda: "finetunepipelines" in namespace.run("api-resources", "--api-group=finetune.dev"),
+        lambda: (
+            "finetunepipelines"
+            in namespace.run("api-resources", "--api-group=finetune.dev")
+        ),
         30,
     )
-    manifest = yaml.safe_load((ROOT / "examples" / "demo" / "pipeline.yaml").read_text())
-    answer = namespace.run("create", "-f", "-", "-o", "json", given=json.dumps(manifest))
+    manifest = yaml.safe_load(
+        (ROOT / "examples" / "demo" / "pipeline.yaml").read_text()
+    )
+    answer = namespace.run(
+        "create", "-f", "-", "-o", "json", given=json.dumps(manifest)
+    )
     return json.loads(answer)["metadata"]["uid"]
 
 
@@ -68,9 +88,15 @@ def roles(operator: Operator) -> set[tuple[str, str, str]]:
     """Return the roles and bindings of the release: kind, namespace, name."""
     kinds = "roles,rolebindings,clusterroles,clusterrolebindings"
     selector = "app.kubernetes.io/name=finetune-operator"
-    manifests = operator.kube.json("get", kinds, "--all-namespaces", "-l", selector)["items"]
+    manifests = operator.kube.json("get", kinds, "--all-namespaces", "-l", selector)[
+        "items"
+    ]
     return {
-        (manifest["kind"], manifest["metadata"].get("namespace", ""), manifest["metadata"]["name"])
+        (
+            manifest["kind"],
+            manifest["metadata"].get("namespace", ""),
+            manifest["metadata"]["name"],
+        )
         for manifest in manifests
     }
 
@@ -82,7 +108,9 @@ def test_upgrade_replaces_both_replicas(release: Operator):
     until(lambda: len(release.pods()) == 2 and before.isdisjoint(release.pods()), 60)
 
 
-def test_reinstall_adopts_existing_crd_and_pipelines(release: Operator, team: KubeNamespace):
+def test_reinstall_adopts_existing_crd_and_pipelines(
+    release: Operator, team: KubeNamespace
+):
     crd = crd_uid(release.kube)
     uid = create_pipeline(team)
     release.uninstall()
@@ -118,11 +146,16 @@ def test_install_refuses_a_crd_that_helm_does_not_own(operator: Operator):
 
 
 def test_roles_follow_a_change_of_namespaces(release: Operator, team: KubeNamespace):
-    leader = {(kind, release.namespace, f"{RELEASE}-leader") for kind in ("Role", "RoleBinding")}
+    leader = {
+        (kind, release.namespace, f"{RELEASE}-leader")
+        for kind in ("Role", "RoleBinding")
+    }
     users = {("ClusterRole", "", f"{RELEASE}-{suffix}") for suffix in ("view", "edit")}
     cluster_wide = {("ClusterRole", "", RELEASE), ("ClusterRoleBinding", "", RELEASE)}
     assert roles(release) == leader | users | cluster_wide
-    release.install(*ON_KWOK_NODES, f"namespaces={{{team.name}}}", "userRoles.create=false")
+    release.install(
+        *ON_KWOK_NODES, f"namespaces={{{team.name}}}", "userRoles.create=false"
+    )
     assert roles(release) == leader | {
         (kind, team.name, RELEASE) for kind in ("Role", "RoleBinding")
     }

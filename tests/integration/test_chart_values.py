@@ -58,18 +58,26 @@ SWITCHES = {
 
 @every_variant
 def test_helm_lint_passes_without_warnings(values):
-    output = helm("lint", "--strict", str(CHART), "--values", "-", given=yaml.safe_dump(values))
+    output = helm(
+        "lint", "--strict", str(CHART), "--values", "-", given=yaml.safe_dump(values)
+    )
     assert "0 chart(s) failed" in output
     assert "[WARNING]" not in output
 
 
 def test_everything_variant_changes_every_default():
     """Some keep it: a restricted namespace asks for it, or the value switches on a part that others configure."""
-    equal = {path for path in LEAVES if value_at(EVERYTHING, path) == value_at(DEFAULTS, path)}
+    equal = {
+        path
+        for path in LEAVES
+        if value_at(EVERYTHING, path) == value_at(DEFAULTS, path)
+    }
     assert equal == SWITCHES
 
 
-@pytest.mark.parametrize("path", [path for path in LEAVES if path not in SWITCHES], ids=".".join)
+@pytest.mark.parametrize(
+    "path", [path for path in LEAVES if path not in SWITCHES], ids=".".join
+)
 def test_every_value_changes_the_manifests(path):
     values = copy.deepcopy(EVERYTHING)
     *parents, last = path
@@ -81,11 +89,13 @@ def test_notes_name_values_that_exist():
     """Helm takes a path that does not exist for an empty value, and the text for users is not checked at all."""
     notes = (CHART / "templates" / "NOTES.txt").read_text()
     used = set(re.findall(r"\.Values\.([\w.]+)", notes))
-    shown = set(re.findall(r"\b[a-z]\w*(?:\.[a-z]\w*)+", re.sub(r"{{.*?}}", "", notes))) - {
-        "pipeline.yaml"
-    }
+    shown = set(
+        re.findall(r"\b[a-z]\w*(?:\.[a-z]\w*)+", re.sub(r"{{.*?}}", "", notes))
+    ) - {"pipeline.yaml"}
     assert {"crds.keep", "metrics.prometheusRule.runbookUrl"} <= shown
-    known = {".".join(path[:length]) for path in LEAVES for length in range(1, len(path) + 1)}
+    known = {
+        ".".join(path[:length]) for path in LEAVES for length in range(1, len(path) + 1)
+    }
     assert used | shown <= known
 
 
@@ -110,12 +120,18 @@ def test_notes_name_values_that_exist():
         ),
         ({"extraArgs": ["workers=3"]}, "/extraArgs/0'.*does not match"),
         ({"extraEnv": [{"nmae": "A"}]}, "/extraEnv/0': .*'nmae' not allowed"),
-        ({"networkPolicy": {"apiServerPorts": []}}, "/networkPolicy/apiServerPorts'.*minItems"),
+        (
+            {"networkPolicy": {"apiServerPorts": []}},
+            "/networkPolicy/apiServerPorts'.*minItems",
+        ),
         (
             {"networkPolicy": {"stages": {"egress": [{"from": []}]}}},
             "/stages/egress/0': .*'from' not allowed",
         ),
-        ({"networkPolicy": {"enable": True}}, "/networkPolicy': .*'enable' not allowed"),
+        (
+            {"networkPolicy": {"enable": True}},
+            "/networkPolicy': .*'enable' not allowed",
+        ),
         (
             {"podDisruptionBudget": {"maxUnavailable": 0}},
             "/podDisruptionBudget/maxUnavailable'.*minimum",
@@ -123,7 +139,10 @@ def test_notes_name_values_that_exist():
         ({"image": {"tga": "1"}}, "/image': .*'tga' not allowed"),
         ({"image": {"tag": 1.2}}, "/image/tag': got number, want string"),
         ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy'.*'IfNotPresent'"),
-        ({"imagePullSecrets": ["pull"]}, "/imagePullSecrets/0': got string, want object"),
+        (
+            {"imagePullSecrets": ["pull"]},
+            "/imagePullSecrets/0': got string, want object",
+        ),
         ({"namespaces": "team-a"}, "/namespaces': got string, want array"),
         ({"namespaces": ["Team A"]}, "/namespaces/0'.*'Team A'"),
         (
@@ -137,7 +156,10 @@ def test_notes_name_values_that_exist():
             "/defaults/workspace': .*'size' not allowed",
         ),
         ({"placement": {"cheap": {}}}, "/placement': .*'cheap' not allowed"),
-        ({"placement": {"pools": {"gpu": {}}}}, "/placement/pools': .*'gpu' not allowed"),
+        (
+            {"placement": {"pools": {"gpu": {}}}},
+            "/placement/pools': .*'gpu' not allowed",
+        ),
         (
             {"placement": {"spot": {"nodeSelector": {"spot": True}}}},
             "/placement/spot/nodeSelector/spot': got boolean",
@@ -146,7 +168,10 @@ def test_notes_name_values_that_exist():
             {"placement": {"spot": {"tolerations": [{"operator": "Exists"}]}}},
             "tolerations/0': missing property 'key'",
         ),
-        ({"interruptionNotices": {"metadata": "ec2"}}, "/interruptionNotices/metadata'.*'EC2'"),
+        (
+            {"interruptionNotices": {"metadata": "ec2"}},
+            "/interruptionNotices/metadata'.*'EC2'",
+        ),
         (
             {"interruptionNotices": {"nodes": "yes"}},
             "/interruptionNotices/nodes': got string, want boolean",
@@ -155,7 +180,10 @@ def test_notes_name_values_that_exist():
         ({"jobHistory": -1}, "/jobHistory'.*minimum"),
         ({"workers": 0}, "/workers'.*minimum"),
         ({"apiRateLimit": {"qps": 0}}, "/apiRateLimit/qps'.*exclusiveMinimum"),
-        ({"apiRateLimit": {"burst": 1.5}}, "/apiRateLimit/burst': got number, want integer"),
+        (
+            {"apiRateLimit": {"burst": 1.5}},
+            "/apiRateLimit/burst': got number, want integer",
+        ),
         ({"logging": {"level": "INFO"}}, "/logging/level'.*'info'"),
         ({"logging": {"format": "logfmt"}}, "/logging/format'.*'json'"),
         ({"troubleshootingUrl": "page#a"}, "/troubleshootingUrl'.*does not match"),
@@ -165,7 +193,10 @@ def test_notes_name_values_that_exist():
             "/admissionPolicy/deniedNamespaces/0'.*does not match",
         ),
         ({"crds": {"enabled": "no"}}, "/crds/enabled': got string, want boolean"),
-        ({"serviceAccount": {"create": "no"}}, "/serviceAccount/create': got string, want boolean"),
+        (
+            {"serviceAccount": {"create": "no"}},
+            "/serviceAccount/create': got string, want boolean",
+        ),
         (
             {"serviceAccount": {"annotations": {"a": 1}}},
             "/serviceAccount/annotations/a': got number",
@@ -201,8 +232,14 @@ def test_notes_name_values_that_exist():
         ),
         ({"resources": {"limit": {}}}, "/resources': .*'limit' not allowed"),
         ({"nodeSelector": {"gpu": 1}}, "/nodeSelector/gpu': got number, want string"),
-        ({"podAnnotations": {"scrape": True}}, "/podAnnotations/scrape': got boolean, want string"),
-        ({"podLabels": {"app.kubernetes.io/name": "mine"}}, "/podLabels/app.kubernetes.io~1name'"),
+        (
+            {"podAnnotations": {"scrape": True}},
+            "/podAnnotations/scrape': got boolean, want string",
+        ),
+        (
+            {"podLabels": {"app.kubernetes.io/name": "mine"}},
+            "/podLabels/app.kubernetes.io~1name'",
+        ),
     ],
     ids=str,
 )

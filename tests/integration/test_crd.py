@@ -68,7 +68,9 @@ def test_crd_is_established_with_a_structural_schema(namespace: KubeNamespace):
 
 
 @pytest.mark.parametrize("name", ["post-sync-hook", "template-with-trigger"])
-def test_api_server_accepts_pipelines_of_argo_cds_examples(namespace: KubeNamespace, name: str):
+def test_api_server_accepts_pipelines_of_argo_cds_examples(
+    namespace: KubeNamespace, name: str
+):
     """A hook is a pipeline; a template is a pipeline in a ConfigMap."""
     [pipeline] = pipelines(ARGOCD / f"{name}.yaml")
     answer = namespace.run(
@@ -81,7 +83,9 @@ def test_api_server_accepts_pipelines_of_argo_cds_examples(namespace: KubeNamesp
         "json",
         given=json.dumps(pipeline),
     )
-    assert json.loads(answer)["metadata"]["name"].startswith(pipeline["metadata"]["generateName"])
+    assert json.loads(answer)["metadata"]["name"].startswith(
+        pipeline["metadata"]["generateName"]
+    )
 
 
 def pipelines(file: Path) -> Iterator[dict]:
@@ -97,7 +101,10 @@ def test_api_server_accepts_examples(namespace: KubeNamespace, file: Path):
     answer = namespace.run(
         "create", "--dry-run=server", "--validate=strict", "-f", str(file), "-o", "json"
     )
-    assert json.loads(answer)["spec"]["model"] == yaml.safe_load(file.read_text())["spec"]["model"]
+    assert (
+        json.loads(answer)["spec"]["model"]
+        == yaml.safe_load(file.read_text())["spec"]["model"]
+    )
 
 
 def test_api_server_accepts_texts_up_to_the_limit(namespace: KubeNamespace):
@@ -149,18 +156,33 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
             {"train": {"pod": {"resources": {"requests": {"memory": 16}}}}},
             "spec.train.pod.resources.*requests.memory: is less than a megabyte",
         ),
-        ({"train": {"pod": {"env": variables(16)}}}, "spec.train.*have more than 65536 characters"),
+        (
+            {"train": {"pod": {"env": variables(16)}}},
+            "spec.train.*have more than 65536 characters",
+        ),
         (
             {"train": {"pod": {"command": ["x" * 4000] * 9, "args": ["x" * 4000] * 9}}},
             "spec.train.*have more than 65536",
         ),
-        ({"train": {"placement": {"capacity": "moon"}}}, "spec.train.placement.capacity"),
         (
-            {"push": {"targets": [{"uri": "pvc://a/b"}], "placement": {"capacity": "Auto"}}},
+            {"train": {"placement": {"capacity": "moon"}}},
+            "spec.train.placement.capacity",
+        ),
+        (
+            {
+                "push": {
+                    "targets": [{"uri": "pvc://a/b"}],
+                    "placement": {"capacity": "Auto"},
+                }
+            },
             "spec.push.*placement.capacity: must be OnDemand",
         ),
         (
-            {"evaluate": {"gates": [{"task": "missing", "metric": "acc", "value": 0.5}]}},
+            {
+                "evaluate": {
+                    "gates": [{"task": "missing", "metric": "acc", "value": 0.5}]
+                }
+            },
             "gates: every task must be",
         ),
         (
@@ -188,12 +210,17 @@ def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
             "evaluate.weights: train.method Full trains no adapter",
         ),
         (
-            {"train": FULL, "push": {"targets": [{"uri": "pvc://a/b", "format": "Adapter"}]}},
+            {
+                "train": FULL,
+                "push": {"targets": [{"uri": "pvc://a/b", "format": "Adapter"}]},
+            },
             "push.targets: train.method Full trains no adapter",
         ),
     ],
 )
-def test_api_server_refuses_an_invalid_field_by_its_path(namespace: KubeNamespace, stages, error):
+def test_api_server_refuses_an_invalid_field_by_its_path(
+    namespace: KubeNamespace, stages, error
+):
     with pytest.raises(TimedOut, match=error):
         namespace.create(manifest_with("refused", **stages))
 
@@ -222,18 +249,26 @@ def test_api_server_accepts_as_many_data_sets_as_the_limit(namespace: KubeNamesp
             {"datasets": [{"uri": "x", "columns": {"text": "a", "prompt": "b"}}]},
             "must name fields of one kind of record",
         ),
-        ({"datasets": [{"uri": "x", "columns": {}}]}, "must name fields of one kind of record"),
+        (
+            {"datasets": [{"uri": "x", "columns": {}}]},
+            "must name fields of one kind of record",
+        ),
         ({"datasets": []}, "spec.datasets"),
         ({"deadline": "tomorrow"}, "spec.deadline"),
         ({"validation": {}}, "set fraction or uri, and not both"),
-        ({"validation": {"fraction": 0.1, "uri": "x"}}, "set fraction or uri, and not both"),
+        (
+            {"validation": {"fraction": 0.1, "uri": "x"}},
+            "set fraction or uri, and not both",
+        ),
         (
             {"validation": {"fraction": 0.1, "format": "CSV"}},
             "uri: is needed by revision, format and columns",
         ),
     ],
 )
-def test_api_server_refuses_a_contradiction_in_the_data(namespace: KubeNamespace, fields, error):
+def test_api_server_refuses_a_contradiction_in_the_data(
+    namespace: KubeNamespace, fields, error
+):
     manifest = manifest_with("data")
     manifest["spec"] |= fields
     with pytest.raises(TimedOut, match=error):
@@ -253,7 +288,9 @@ def test_api_server_refuses_a_contradiction_in_the_data(namespace: KubeNamespace
         ),
     ],
 )
-def test_api_server_refuses_a_contradicting_expiry(namespace: KubeNamespace, fields, error):
+def test_api_server_refuses_a_contradicting_expiry(
+    namespace: KubeNamespace, fields, error
+):
     manifest = manifest_with("expiry", deploy={})
     manifest["spec"] |= fields
     with pytest.raises(TimedOut, match=error):
@@ -293,21 +330,38 @@ def test_status_accepts_reason_and_state_of_another_version(namespace: KubeNames
     """After a rollback of the CRD, the older operator writes them back as it has read them."""
     namespace.create(manifest_with("rollback"))
     newer = {
-        "status": {"stages": [{"name": "train", "state": "Dreaming", "reason": "NodeDrained"}]}
+        "status": {
+            "stages": [{"name": "train", "state": "Dreaming", "reason": "NodeDrained"}]
+        }
     }
     namespace.run(
-        "patch", "ft", "rollback", "--subresource=status", "--type=merge", "-p", json.dumps(newer)
+        "patch",
+        "ft",
+        "rollback",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        json.dumps(newer),
     )
-    assert namespace.get("ft", "rollback")["status"]["stages"] == newer["status"]["stages"]
+    assert (
+        namespace.get("ft", "rollback")["status"]["stages"] == newer["status"]["stages"]
+    )
 
 
 def test_status_stores_the_largest_loss_curve(namespace: KubeNamespace):
-    validations = tuple(ValidationPoint(step=step, loss=2.3456) for step in range(1, 66))
+    validations = tuple(
+        ValidationPoint(step=step, loss=2.3456) for step in range(1, 66)
+    )
     curve = LossCurve(
-        every_steps=10**9, step=64 * 10**9, losses=(1.2345, *[1e15] * 63), validations=validations
+        every_steps=10**9,
+        step=64 * 10**9,
+        losses=(1.2345, *[1e15] * 63),
+        validations=validations,
     )
     written = {
-        "stages": [{"name": "train", "lossCurve": curve.model_dump(mode="json", by_alias=True)}]
+        "stages": [
+            {"name": "train", "lossCurve": curve.model_dump(mode="json", by_alias=True)}
+        ]
     }
     namespace.create(manifest_with("curve"))
     namespace.run(

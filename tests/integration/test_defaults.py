@@ -35,8 +35,12 @@ def team(
         "defaults": {"podDefaults": {"labels": {"level": "operator", "of": "operator"}}}
     }
     with (
-        temporary_namespace(kube, namespace_name(f"{request.node.name}-operator")) as own,
-        temporary_namespace(kube, namespace_name(request.node.name), UNRESTRICTED) as created,
+        temporary_namespace(
+            kube, namespace_name(f"{request.node.name}-operator")
+        ) as own,
+        temporary_namespace(
+            kube, namespace_name(request.node.name), UNRESTRICTED
+        ) as created,
         running_operator(own, render(values, namespace=own.name), tmp_path) as log,
     ):
         yield created
@@ -55,7 +59,9 @@ def write(namespace: KubeNamespace, text: str, *options: str) -> None:
 
 
 def start(namespace: KubeNamespace, name: str) -> PipelineDriver:
-    spec = {key: value for key, value in ALL_STAGES.items() if key not in {"push", "deploy"}}
+    spec = {
+        key: value for key, value in ALL_STAGES.items() if key not in {"push", "deploy"}
+    }
     spec["workspace"] = {"size": "1Gi"}
     return PipelineDriver.start(namespace, pipeline_manifest(name, spec))
 
@@ -72,7 +78,12 @@ def test_chart_passes_its_defaults_to_the_operator():
 
 
 def test_stages_run_with_the_defaults_of_their_namespace(team: KubeNamespace):
-    write(team, yaml.safe_dump({"podDefaults": {**TOLERATED, "labels": {"level": "namespace"}}}))
+    write(
+        team,
+        yaml.safe_dump(
+            {"podDefaults": {**TOLERATED, "labels": {"level": "namespace"}}}
+        ),
+    )
     driver = start(team, "defaulted")
     driver.wait_finished(seconds=120)
     for stage in ("prepare", "train", "evaluate"):
@@ -107,7 +118,11 @@ def test_only_who_may_create_jobs_may_write_the_defaults(team: KubeNamespace):
     rules = {"maps": ("configmaps", "jane"), "both": ("configmaps,jobs.batch", "joe")}
     for name, (resources, user) in rules.items():
         team.run(
-            "create", "role", name, "--verb=get,create,update,patch", f"--resource={resources}"
+            "create",
+            "role",
+            name,
+            "--verb=get,create,update,patch",
+            f"--resource={resources}",
         )
         team.run("create", "rolebinding", name, f"--role={name}", f"--user={user}")
 

@@ -20,19 +20,27 @@ def evaluate(folder: Path, objects: dict[str, Object]) -> dict[str, str]:
     paths = [folder / f"{name}.json" for name in objects]
     for path, pipeline in zip(paths, objects.values(), strict=True):
         path.write_text(json.dumps(pipeline))
-    output = subprocess.check_output([program("flux-health"), EXPRESSIONS, *paths], text=True)
+    output = subprocess.check_output(
+        [program("flux-health"), EXPRESSIONS, *paths], text=True
+    )
     answers = [json.loads(line) for line in output.splitlines()]
     statuses = [answer["error"] or answer["status"] for answer in answers]
     return dict(zip(objects, statuses, strict=True))
 
 
 def test_expressions_say_of_each_state_what_kstatus_says(tmp_path: Path) -> None:
-    statuses = evaluate(tmp_path, {name: state.object() for name, state in STATES.items()})
+    statuses = evaluate(
+        tmp_path, {name: state.object() for name, state in STATES.items()}
+    )
     assert statuses == {name: state.kstatus for name, state in STATES.items()}
 
 
 def test_expressions_without_stalled_find_failed_pipelines(tmp_path: Path) -> None:
-    failed = {name: state.object() for name, state in STATES.items() if state.kstatus == FAILED}
+    failed = {
+        name: state.object()
+        for name, state in STATES.items()
+        if state.kstatus == FAILED
+    }
     del failed["unreadable"]  # has no end
     failed = {
         name: {**pipeline, "status": without_stalled(pipeline["status"])}

@@ -73,7 +73,13 @@ def user_rights(namespace: str) -> list[Object]:
     subjects = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}]
     return [
         {**api, "kind": "Role", "metadata": meta, "rules": [rule]},
-        {**api, "kind": "RoleBinding", "metadata": meta, "roleRef": role, "subjects": subjects},
+        {
+            **api,
+            "kind": "RoleBinding",
+            "metadata": meta,
+            "roleRef": role,
+            "subjects": subjects,
+        },
     ]
 
 
@@ -117,7 +123,9 @@ def attacked(
 
 def prepare_namespaces(own: KubeNamespace, victim: KubeNamespace) -> None:
     own.kube.apply(user_rights(own.name))
-    own.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "trainer"}})
+    own.create(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "trainer"}}
+    )
     priority = {
         "apiVersion": "scheduling.k8s.io/v1",
         "kind": "PriorityClass",
@@ -141,7 +149,9 @@ def run_all(own: KubeNamespace) -> None:
     content = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
     own.run("create", "--as", USER, "-f", "-", given=content)
     until(
-        lambda: all(map(has_ended, own.kube.json("get", "ft", "--namespace", own.name)["items"])),
+        lambda: all(
+            map(has_ended, own.kube.json("get", "ft", "--namespace", own.name)["items"])
+        ),
         200,
         lambda: own.run("get", "ft,jobs,pods"),
     )
@@ -151,7 +161,8 @@ def has_ended(pipeline: Object) -> bool:
     """Return whether the pipeline has finished, or a stage cannot start: no server can mount the model's volume."""
     status = pipeline.get("status", {})
     conditions = {
-        condition["type"]: condition["status"] for condition in status.get("conditions", [])
+        condition["type"]: condition["status"]
+        for condition in status.get("conditions", [])
     }
     return conditions.get("Finished") == "True" or any(
         stage.get("reason") == "SpecInvalid" for stage in status.get("stages", ())
@@ -198,14 +209,18 @@ def is_valid(spec: Object) -> bool:
 
 
 def workloads(kube: Kube) -> list[Object]:
-    items: list[Object] = kube.json("get", WORKLOADS, "--all-namespaces", "-l", MANAGED)["items"]
+    items: list[Object] = kube.json(
+        "get", WORKLOADS, "--all-namespaces", "-l", MANAGED
+    )["items"]
     return items
 
 
 def pods_of(attacked: Attacked) -> list[tuple[str, Object]]:
     """Return name and pod spec of each Job, Deployment and pod."""
     with_template = [
-        workload for workload in attacked.workloads if workload["kind"] in {"Job", "Deployment"}
+        workload
+        for workload in attacked.workloads
+        if workload["kind"] in {"Job", "Deployment"}
     ]
     templates = [
         (workload["metadata"]["name"], workload["spec"]["template"]["spec"])
@@ -234,7 +249,8 @@ def test_user_has_no_other_right_in_the_namespace(attacked: Attacked):
 def test_hostile_values_reach_every_stage(attacked: Attacked):
     """Without this the other tests of this file might check nothing."""
     stages = {
-        workload["metadata"]["labels"].get("finetune.dev/stage") for workload in attacked.workloads
+        workload["metadata"]["labels"].get("finetune.dev/stage")
+        for workload in attacked.workloads
     } - {None}
     assert stages == {"prepare", "train", "evaluate", "push", "deploy"}
     assert {workload["kind"] for workload in attacked.workloads} == {
@@ -242,7 +258,9 @@ def test_hostile_values_reach_every_stage(attacked: Attacked):
     }
     for number, value in enumerate(VALUES):
         pipeline = attacked.own.get("ft", f"p{number}")
-        assert len([text for text in strings(pipeline["spec"]) if text == value]) > 5, value
+        assert len([text for text in strings(pipeline["spec"]) if text == value]) > 5, (
+            value
+        )
         jobs = [
             workload
             for workload in attacked.workloads
@@ -283,14 +301,22 @@ def test_no_object_is_created_elsewhere(attacked: Attacked):
 
 def test_every_object_is_owned_by_a_pipeline_or_is_a_workspace(attacked: Attacked):
     for workload in attacked.workloads:
-        owners = {owner["kind"] for owner in workload["metadata"].get("ownerReferences", [])}
-        assert owners <= {"FineTunePipeline", "Job", "ReplicaSet"}, workload["metadata"]["name"]
-        assert owners or workload["kind"] == "PersistentVolumeClaim", workload["metadata"]["name"]
+        owners = {
+            owner["kind"] for owner in workload["metadata"].get("ownerReferences", [])
+        }
+        assert owners <= {"FineTunePipeline", "Job", "ReplicaSet"}, workload[
+            "metadata"
+        ]["name"]
+        assert owners or workload["kind"] == "PersistentVolumeClaim", workload[
+            "metadata"
+        ]["name"]
 
 
 def test_services_lead_to_own_servers_only(attacked: Attacked):
     services = [
-        workload["spec"] for workload in attacked.workloads if workload["kind"] == "Service"
+        workload["spec"]
+        for workload in attacked.workloads
+        if workload["kind"] == "Service"
     ]
     assert {service["type"] for service in services} == {"ClusterIP"}
     own = {
@@ -298,4 +324,6 @@ def test_services_lead_to_own_servers_only(attacked: Attacked):
         frozenset({"finetune.dev/pipeline", "finetune.dev/stage"}),
     }
     assert {frozenset(service["selector"]) for service in services} == own
-    assert not any(service.keys() & {"externalIPs", "externalName"} for service in services)
+    assert not any(
+        service.keys() & {"externalIPs", "externalName"} for service in services
+    )

@@ -49,14 +49,18 @@ def labels(control_plane, tmp_path_factory):
     return labels_by_metric(*scrapes, scrape_of_a_stage(folder))
 
 
-def scrapes_of_a_life(team: KubeNamespace, kubelet: SimulatedKubelet, port: int) -> list[str]:
+def scrapes_of_a_life(
+    team: KubeNamespace, kubelet: SimulatedKubelet, port: int
+) -> list[str]:
     """Scrape the operator while a pipeline waits, and when it has been interrupted and has succeeded."""
     create_volume(team, "life-workspace")
     team.run("create", "quota", "none", "--hard=pods=0")
     kubelet.held.add("train")
     spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}}
     driver = PipelineDriver.start(team, pipeline_manifest("life", spec))
-    driver.until(lambda: "exceeded quota" in driver.stage("prepare").get("message", ""), 120)
+    driver.until(
+        lambda: "exceeded quota" in driver.stage("prepare").get("message", ""), 120
+    )
     waiting = scrape(port)
     team.run("delete", "quota", "none")
     kubelet.evict("train")
@@ -73,14 +77,17 @@ def scrape_of_a_stage(folder) -> str:
 
 
 def test_stage_serves_every_metric_that_is_documented(labels):
-    assert {name for name in labels if name.startswith("finetune_stage_")} == set(METRICS)
+    assert {name for name in labels if name.startswith("finetune_stage_")} == set(
+        METRICS
+    )
 
 
 def test_every_panel_asks_for_what_is_served(labels):
     expressions = dashboard_expressions()
     queries = parsed(expressions.values())
     wrong = {
-        name: problems(query, labels) for name, query in zip(expressions, queries, strict=True)
+        name: problems(query, labels)
+        for name, query in zip(expressions, queries, strict=True)
     }
     assert {name: texts for name, texts in wrong.items() if texts} == {}
     assert len(expressions) > 30
@@ -90,7 +97,8 @@ def test_every_alert_asks_for_what_is_served(labels):
     rules = alert_rules()
     queries = parsed(rule["expr"] for rule in rules)
     wrong = {
-        rule["alert"]: problems(query, labels) for rule, query in zip(rules, queries, strict=True)
+        rule["alert"]: problems(query, labels)
+        for rule, query in zip(rules, queries, strict=True)
     }
     assert {name: texts for name, texts in wrong.items() if texts} == {}
 
@@ -103,7 +111,10 @@ def test_every_alert_asks_for_what_is_served(labels):
         ("sum by (phse) (finetune_pipelines)", "no label phse"),
         ('finetune_pipelines{stage="train"}', "finetune_pipelines has no label stage"),
         ('finetune_pipelines{phase="Degrade"}', "phase is never Degrade"),
-        ("finetune_leader * on (pod) group_left (gpu) DCGM_FI_DEV_GPU_UTIL", "no label gpu"),
+        (
+            "finetune_leader * on (pod) group_left (gpu) DCGM_FI_DEV_GPU_UTIL",
+            "no label gpu",
+        ),
         ("DCGM_FI_DEV_GPU", "no metric DCGM_FI_DEV_GPU"),
     ],
 )

@@ -8,8 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from support.operator.charts import CLUSTER_WIDE, Object, is_monitoring, only, pod, render
-from support.operator.monitoring import ALL_ENABLED, alert_rules, dashboard_expressions, rules_of
+from support.operator.charts import (
+    CLUSTER_WIDE,
+    Object,
+    is_monitoring,
+    only,
+    pod,
+    render,
+)
+from support.operator.monitoring import (
+    ALL_ENABLED,
+    alert_rules,
+    dashboard_expressions,
+    rules_of,
+)
 from support.operator.operator_process import install_crd, running_operator
 from support.operator.pipeline_objects import pipeline_manifest
 from support.operator.prometheus_operator import (
@@ -30,7 +42,12 @@ from e2e.pipelines.chart import NAMESPACE
 from e2e.pipelines.driver import PipelineDriver
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.resources.job import build_job
-from testcluster.kube_namespace import UNPRIVILEGED, KubeNamespace, temporary_namespace, until
+from testcluster.kube_namespace import (
+    UNPRIVILEGED,
+    KubeNamespace,
+    temporary_namespace,
+    until,
+)
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("MONITORING") != "all", reason="MONITORING=all runs it"
@@ -46,7 +63,9 @@ def training(folder, model) -> Iterator[int]:
     port = free_port()
     write_rows(folder, documents(40), documents(4, seed=1))
     config = train_config(model, max_steps=1_000_000, checkpoint={"every_steps": 20})
-    with start_stage(config, environment(folder), FINETUNE_METRICS_PORT=str(port)) as process:
+    with start_stage(
+        config, environment(folder), FINETUNE_METRICS_PORT=str(port)
+    ) as process:
         try:
             yield port
         finally:
@@ -65,11 +84,13 @@ def stage_pod() -> Object:
     """Return a pod with the labels, annotations and port of a training attempt."""
     scenario = Scenario(a_pipeline()).finish()
     [template] = [
-        job.template for job in scenario.cluster.jobs.values() if job.template.stage == "train"
+        job.template
+        for job in scenario.cluster.jobs.values()
+        if job.template.stage == "train"
     ]
-    built = build_job(Pipeline(Key("team", "my.model"), "uid-1", 1, a_pipeline()), template)[
-        "spec"
-    ]["template"]
+    built = build_job(
+        Pipeline(Key("team", "my.model"), "uid-1", 1, a_pipeline()), template
+    )["spec"]["template"]
     return kwok_pod("scraped", built)
 
 
@@ -102,8 +123,15 @@ def made(control_plane) -> Iterator[tuple[KubeNamespace, Configuration]]:
         prometheus_operator(control_plane.kube),
     ):
         objects = render(ALL_ENABLED, namespace=own.name)
-        own.create(kwok_pod("operator", pod(objects)), only(objects, "Service"), stage_pod())
-        yield own, configuration(own, [manifest for manifest in objects if is_monitoring(manifest)])
+        own.create(
+            kwok_pod("operator", pod(objects)), only(objects, "Service"), stage_pod()
+        )
+        yield (
+            own,
+            configuration(
+                own, [manifest for manifest in objects if is_monitoring(manifest)]
+            ),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +153,14 @@ def scene(control_plane, made, tmp_path_factory, tiny_model):
                 folder,
                 alert_rules(waitingMinutes=1),
                 static("operator", port, namespace=NAMESPACE),
-                static("trainer", trainer, namespace="team", pod="p", pipeline="demo", attempt="1"),
+                static(
+                    "trainer",
+                    trainer,
+                    namespace="team",
+                    pod="p",
+                    pipeline="demo",
+                    attempt="1",
+                ),
                 *(from_here(scrape, kube.kubeconfig) for scrape in configured.scrapes),
             ) as server,
         ):
@@ -148,7 +183,9 @@ def test_alert_fires_while_a_stage_is_stuck_and_ends_with_it(
     until(lambda: not server.query("finetune_waiting_stages"), 60)
     until(lambda: not server.firing(WAITING), 60)
     # The stage waited no longer long before the end, which only the next scrape tells.
-    [succeeded] = until(lambda: server.query('finetune_pipelines{phase="Succeeded"}'), 60)
+    [succeeded] = until(
+        lambda: server.query('finetune_pipelines{phase="Succeeded"}'), 60
+    )
     assert succeeded["value"][1] == "1"
 
 
@@ -164,10 +201,14 @@ def test_training_process_is_scraped(scene: tuple[Prometheus, PipelineDriver]):
     assert 0 < float(loss["value"][1]) < 100
 
 
-def test_prometheus_operator_takes_every_rule(made: tuple[KubeNamespace, Configuration]):
+def test_prometheus_operator_takes_every_rule(
+    made: tuple[KubeNamespace, Configuration],
+):
     own, configured = made
     rules = rules_of(render(ALL_ENABLED, namespace=own.name))
-    assert [rule["alert"] for rule in rules] == [rule["alert"] for rule in alert_rules()]
+    assert [rule["alert"] for rule in rules] == [
+        rule["alert"] for rule in alert_rules()
+    ]
     assert configured.rules == rules
 
 
@@ -187,14 +228,17 @@ def test_service_monitor_finds_the_operator(scene: tuple[Prometheus, PipelineDri
     }
 
 
-def test_pod_monitor_finds_a_stage_and_names_its_pipeline(scene: tuple[Prometheus, PipelineDriver]):
+def test_pod_monitor_finds_a_stage_and_names_its_pipeline(
+    scene: tuple[Prometheus, PipelineDriver],
+):
     """A pipeline's name may have dots, and its annotation has the whole of it."""
     server, driver = scene
     pool = "podMonitor/watched-operator/finetune-operator-stages/0"
     [target] = until(lambda: server.targets(pool), 120, driver.describe)
     assert target["scrapeUrl"].endswith(":8080/metrics")
     assert {
-        name: target["labels"][name] for name in ("pipeline", "attempt", "namespace", "pod")
+        name: target["labels"][name]
+        for name in ("pipeline", "attempt", "namespace", "pod")
     } == {
         "pipeline": "my.model",
         "attempt": "1",
@@ -210,7 +254,9 @@ def test_every_panel_shows_what_was_scraped(scene: tuple[Prometheus, PipelineDri
     """
     server, _ = scene
     until(
-        lambda: server.query("finetune_stage_validation_loss and finetune_stage_saved_step"),
+        lambda: server.query(
+            "finetune_stage_validation_loss and finetune_stage_saved_step"
+        ),
         TRAINING_SECONDS,
     )
     empty = {
@@ -219,7 +265,8 @@ def test_every_panel_shows_what_was_scraped(scene: tuple[Prometheus, PipelineDri
         if not server.query(concrete(expression))
     }
     assert {name for name in empty if "GPU" not in name} == {
-        f"FineTunePipelines: {panel} A" for panel in ("Stages that wait", "Longest wait")
+        f"FineTunePipelines: {panel} A"
+        for panel in ("Stages that wait", "Longest wait")
     }
 
 

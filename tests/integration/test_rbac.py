@@ -26,7 +26,8 @@ def namespaces(
     # the rights, and the operator would log that.
     until(lambda: not kube.run("get", "ft", "--all-namespaces", "-o", "name"), 60)
     names = [
-        namespace_name(f"{request.node.name}-{owner}") for owner in ("operator", "team", "others")
+        namespace_name(f"{request.node.name}-{owner}")
+        for owner in ("operator", "team", "others")
     ]
     with (
         temporary_namespace(kube, names[0]) as own,
@@ -43,23 +44,33 @@ def exercise_all_rights(driver: PipelineDriver) -> None:
     driver.until(lambda: not driver.jobs())
     driver.patch(workspace={"whenDeleted": "Delete"})
     claim = f"{driver.name}-workspace"
-    driver.until(lambda: driver.namespace.get("pvc", claim)["metadata"].get("ownerReferences"))
+    driver.until(
+        lambda: driver.namespace.get("pvc", claim)["metadata"].get("ownerReferences")
+    )
     driver.annotate("cancel", "1")
     driver.wait_finished("Cancelled")
     events = json.loads(driver.namespace.run("get", "events", "-o", "json"))["items"]
-    assert [event for event in events if event["involvedObject"]["kind"] == "FineTunePipeline"]
+    assert [
+        event
+        for event in events
+        if event["involvedObject"]["kind"] == "FineTunePipeline"
+    ]
     driver.patch(ttlSecondsAfterFinished=1, whenExpired="Delete")
     driver.until(lambda: not driver.object)
 
 
-def test_cluster_role_suffices_in_every_namespace(namespaces: list[KubeNamespace], tmp_path: Path):
+def test_cluster_role_suffices_in_every_namespace(
+    namespaces: list[KubeNamespace], tmp_path: Path
+):
     own, team, others = namespaces
-    with running_operator(own, render(CLUSTER_WIDE, namespace=own.name), tmp_path) as log:
+    with running_operator(
+        own, render(CLUSTER_WIDE, namespace=own.name), tmp_path
+    ) as log:
         for namespace in (team, others):
             exercise_all_rights(PipelineDriver.start(namespace, pipeline("anywhere")))
-        assert own.get("lease", "finetune-operator")["spec"]["holderIdentity"].startswith(
-            "replica_"
-        )
+        assert own.get("lease", "finetune-operator")["spec"][
+            "holderIdentity"
+        ].startswith("replica_")
     assert "orbidden" not in log.read_text()
 
 
@@ -97,7 +108,13 @@ def is_refused_a_job(own: KubeNamespace, namespace: KubeNamespace) -> bool:
     account = f"system:serviceaccount:{own.name}:finetune-operator"
     try:
         namespace.run(
-            "create", "job", "probe", "--image=probe", "--dry-run=server", "--as", account
+            "create",
+            "job",
+            "probe",
+            "--image=probe",
+            "--dry-run=server",
+            "--as",
+            account,
         )
     except TimedOut as error:
         return "ValidatingAdmissionPolicy" in str(error)
@@ -114,7 +131,8 @@ def test_pipeline_in_kube_system_reports_the_policy(
         driver = PipelineDriver.start(system, pipeline("system"))
         driver.until(
             lambda: (
-                "admissionPolicy.deniedNamespaces" in driver.condition("Ready").get("message", "")
+                "admissionPolicy.deniedNamespaces"
+                in driver.condition("Ready").get("message", "")
             )
         )
         assert driver.jobs() == []

@@ -14,7 +14,12 @@ from support.operator.operator_process import install_crd, running_operator
 from support.operator.pipeline_objects import pipeline_manifest
 from support.operator.scenario import ALL_STAGES
 from support.operator.simulated_kubelet import SimulatedKubelet, simulated_kubelet
-from support.operator.volumes import GROWING, create_growing_class, create_volume, wait_bound
+from support.operator.volumes import (
+    GROWING,
+    create_growing_class,
+    create_volume,
+    wait_bound,
+)
 
 from e2e.pipelines.driver import PipelineDriver
 from testcluster import fixtures
@@ -31,7 +36,11 @@ UNUSED: dict[Right, str] = {
         "finetunepipelines/finalizers",
         "update",
     ): "checked for owner references by an admission plugin",
-    ("", "persistentvolumeclaims", "get"): "for workspace.existingClaim, which no informer watches",
+    (
+        "",
+        "persistentvolumeclaims",
+        "get",
+    ): "for workspace.existingClaim, which no informer watches",
     (
         "",
         "services",
@@ -60,14 +69,22 @@ def audited(request: pytest.FixtureRequest) -> Iterator[Provider]:
 
 
 @pytest.fixture(scope="module")
-def requests(audited: Provider, tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
+def requests(
+    audited: Provider, tmp_path_factory: pytest.TempPathFactory
+) -> list[Object]:
     """The audited requests of an operator that has done everything it can do."""
     kube = audited.kube
     install_crd(kube)
     create_growing_class(kube)
     folder = tmp_path_factory.mktemp("operator")
-    with temporary_namespace(kube, OWN) as own, temporary_namespace(kube, "usage-team") as team:
-        with running_operator(own, rendered(), folder) as log, simulated_kubelet(team) as kubelet:
+    with (
+        temporary_namespace(kube, OWN) as own,
+        temporary_namespace(kube, "usage-team") as team,
+    ):
+        with (
+            running_operator(own, rendered(), folder) as log,
+            simulated_kubelet(team) as kubelet,
+        ):
             try:
                 live_a_whole_life(team, kubelet)
                 repair_an_unreadable_pipeline(team)
@@ -96,7 +113,9 @@ def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:
     driver.wait_finished()
     edit_and_grow(driver)
     lose_and_remove_server(driver)
-    kubelet.held.add("train")  # before the patch that starts it, or its pod ends at once
+    kubelet.held.add(
+        "train"
+    )  # before the patch that starts it, or its pod ends at once
     driver.patch(suspend=True, train={"epochs": 2})
     driver.patch(suspend=False)
     driver.wait_state("train", "Running")
@@ -107,7 +126,11 @@ def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:
 
 
 def manifest(name: str, **changes: Object) -> Object:
-    spec = {**ALL_STAGES, "workspace": {"size": "1Gi", "storageClassName": GROWING}, **changes}
+    spec = {
+        **ALL_STAGES,
+        "workspace": {"size": "1Gi", "storageClassName": GROWING},
+        **changes,
+    }
     return pipeline_manifest(name, spec)
 
 
@@ -121,7 +144,10 @@ def edit_and_grow(driver: PipelineDriver) -> None:
     claim = f"{driver.name}-workspace"
     driver.until(
         lambda: (
-            driver.namespace.get("pvc", claim)["spec"]["resources"]["requests"]["storage"] == "2Gi"
+            driver.namespace.get("pvc", claim)["spec"]["resources"]["requests"][
+                "storage"
+            ]
+            == "2Gi"
             and driver.namespace.get("pvc", claim)["metadata"].get("ownerReferences")
         )
     )
@@ -141,26 +167,36 @@ def repair_an_unreadable_pipeline(team: KubeNamespace) -> None:
     affinity: Object = {}
     for _ in range(40):
         affinity = {"nested": affinity}
-    driver = PipelineDriver.start(team, manifest("deep", prepare={"pod": {"affinity": affinity}}))
+    driver = PipelineDriver.start(
+        team, manifest("deep", prepare={"pod": {"affinity": affinity}})
+    )
     driver.until(lambda: driver.condition("Stalled").get("reason") == "SpecInvalid")
 
 
 def requests_of(log: Path, user: str) -> list[Object]:
     """Return the audit events of a user that concern resources."""
     events = [json.loads(line) for line in log.read_text().splitlines()]
-    return [event for event in events if event["user"]["username"] == user and "objectRef" in event]
+    return [
+        event
+        for event in events
+        if event["user"]["username"] == user and "objectRef" in event
+    ]
 
 
 def right_of(request: Object) -> Right:
     reference = request["objectRef"]
-    resource = "/".join(filter(None, (reference["resource"], reference.get("subresource"))))
+    resource = "/".join(
+        filter(None, (reference["resource"], reference.get("subresource")))
+    )
     return reference.get("apiGroup", ""), resource, request["verb"]
 
 
 def granted() -> set[Right]:
     roles = of_kind(rendered(), "ClusterRole", "Role")
     operators = [
-        role for role in roles if not role["metadata"]["name"].endswith(("-view", "-edit"))
+        role
+        for role in roles
+        if not role["metadata"]["name"].endswith(("-view", "-edit"))
     ]
     return set(grants(operators))
 
@@ -177,6 +213,8 @@ def test_operator_sends_no_request_without_a_right(requests: list[Object]):
     }
     assert used - granted() == set()
     forbidden = [
-        request for request in requests if request.get("responseStatus", {}).get("code") == 403
+        request
+        for request in requests
+        if request.get("responseStatus", {}).get("code") == 403
     ]
     assert forbidden == []

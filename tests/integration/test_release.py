@@ -45,7 +45,9 @@ VERSION = "1.2.3"
 def git(checkout: Path, *arguments: str) -> None:
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     subprocess.run(
-        ["git", "-C", checkout, *identity, *arguments], check=True, stdout=subprocess.PIPE
+        ["git", "-C", checkout, *identity, *arguments],
+        check=True,
+        stdout=subprocess.PIPE,
     )
 
 
@@ -58,7 +60,11 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, folder)
     (folder / ".gitignore").write_text("dist/\n")
     replace(folder / "pyproject.toml", r'^version = ".*"', f'version = "{VERSION}"')
-    replace(folder / "charts/finetune-operator/Chart.yaml", r"^version: .*", f"version: {VERSION}")
+    replace(
+        folder / "charts/finetune-operator/Chart.yaml",
+        r"^version: .*",
+        f"version: {VERSION}",
+    )
     replace(
         folder / "charts/finetune-operator/Chart.yaml",
         r"^appVersion: .*",
@@ -75,7 +81,9 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def replace(file: Path, pattern: str, text: str) -> None:
-    file.write_text(re.sub(pattern, text, file.read_text(), count=1, flags=re.MULTILINE))
+    file.write_text(
+        re.sub(pattern, text, file.read_text(), count=1, flags=re.MULTILINE)
+    )
 
 
 def commit(checkout: Path) -> None:
@@ -98,7 +106,9 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     log = tmp_path / "calls"
     programs.mkdir()
     (programs / "helm").symlink_to(binaries.program("helm"))
-    (programs / "uv").symlink_to(shutil.which("false"))  # `offline` writes no bill of materials
+    (programs / "uv").symlink_to(
+        shutil.which("false")
+    )  # `offline` writes no bill of materials
     (programs / "docker").write_text(DOCKER.replace("CALLS", repr(str(log))))
     (programs / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(programs), os.environ["PATH"]]))
@@ -117,7 +127,9 @@ def publish(registry: RegistryServer, checkout: Path) -> str:
     """Publish the checkout, and return the digest of the chart that the notes name."""
     assert RELEASE.main([f"{registry.host}/team", "--plain-http"], checkout) == 0
     notes = (checkout / "dist" / "notes.md").read_text()
-    return re.search(rf"oci://{registry.host}/team/charts/finetune-operator@(sha256:\w+)", notes)[1]
+    return re.search(
+        rf"oci://{registry.host}/team/charts/finetune-operator@(sha256:\w+)", notes
+    )[1]
 
 
 @pytest.mark.usefixtures("calls", "offline")
@@ -126,12 +138,19 @@ def test_chart_pulled_by_its_digest_renders_the_checkout(
 ):
     chart = f"oci://{registry.host}/team/charts/finetune-operator@{publish(registry, checkout)}"
     helm("pull", chart, "--plain-http", "--untar", f"--untardir={tmp_path}")
-    images = {"image": "operator", "trainer.image": "trainer", "trainer.cpuImage": "trainer-cpu"}
+    images = {
+        "image": "operator",
+        "trainer.image": "trainer",
+        "trainer.cpuImage": "trainer-cpu",
+    }
     digests = {f"{name}.digest": DIGESTS[of] for name, of in images.items()}
     repositories = {
-        f"{name}.repository": f"{registry.host}/team/finetune-{of}" for name, of in images.items()
+        f"{name}.repository": f"{registry.host}/team/finetune-{of}"
+        for name, of in images.items()
     }
-    settings = [f"--set={name}={value}" for name, value in (repositories | digests).items()]
+    settings = [
+        f"--set={name}={value}" for name, value in (repositories | digests).items()
+    ]
     pulled = helm(
         "template",
         "finetune-operator",
@@ -139,18 +158,29 @@ def test_chart_pulled_by_its_digest_renders_the_checkout(
         "--namespace=finetune-system",
     )
     expected = helm(
-        *("template", "finetune-operator", str(checkout / "charts" / "finetune-operator")),
+        *(
+            "template",
+            "finetune-operator",
+            str(checkout / "charts" / "finetune-operator"),
+        ),
         *("--namespace=finetune-system", *settings),
     )
     assert pulled == expected
-    assert f"{registry.host}/team/finetune-operator:{VERSION}@{DIGESTS['operator']}" in pulled
+    assert (
+        f"{registry.host}/team/finetune-operator:{VERSION}@{DIGESTS['operator']}"
+        in pulled
+    )
 
 
 @pytest.mark.usefixtures("calls", "offline")
-def test_mirror_replaces_the_registry_of_every_image(registry: RegistryServer, checkout: Path):
+def test_mirror_replaces_the_registry_of_every_image(
+    registry: RegistryServer, checkout: Path
+):
     publish(registry, checkout)
     archive = str(checkout / "dist" / f"finetune-operator-{VERSION}.tgz")
-    mirror = [f"--set={name}.registry=mirror.example" for name in ("image", "trainer.image")]
+    mirror = [
+        f"--set={name}.registry=mirror.example" for name in ("image", "trainer.image")
+    ]
     mirrored = helm("template", "finetune-operator", archive, *mirror)
     assert registry.host not in mirrored
     for name, digest in DIGESTS.items():
@@ -164,7 +194,11 @@ def test_images_are_built_for_two_platforms_and_attested(
     publish(registry, checkout)
     commands = [json.loads(line) for line in calls.read_text().splitlines()]
     assert [command[:2] for command in commands] == [["buildx", "build"]] * 3
-    assert ["--build-arg=DEVICE=cpu" in command for command in commands] == [False, False, True]
+    assert ["--build-arg=DEVICE=cpu" in command for command in commands] == [
+        False,
+        False,
+        True,
+    ]
     for command, name in zip(commands, DIGESTS, strict=True):
         expected = {
             "--platform=linux/amd64,linux/arm64",
@@ -172,9 +206,14 @@ def test_images_are_built_for_two_platforms_and_attested(
             "--provenance=mode=max",
             "--push",
         }
-        assert expected | {f"--tag={registry.host}/team/finetune-{name}:{VERSION}"} <= set(command)
+        assert expected | {
+            f"--tag={registry.host}/team/finetune-{name}:{VERSION}"
+        } <= set(command)
     notes = (checkout / "dist" / "notes.md").read_text()
-    assert all(f"finetune-{name}:{VERSION}@{digest}" in notes for name, digest in DIGESTS.items())
+    assert all(
+        f"finetune-{name}:{VERSION}@{digest}" in notes
+        for name, digest in DIGESTS.items()
+    )
     assert "- A line." in notes
     assert "- Old." not in notes
 
@@ -192,7 +231,10 @@ def test_bill_of_materials_lists_every_tested_package(
     [file] = release.dist.glob("*.cdx.json")
     bill = json.loads(file.read_text())
     assert bill["bomFormat"] == "CycloneDX"
-    listed = {f"{component['name']}=={component['version']}" for component in bill["components"]}
+    listed = {
+        f"{component['name']}=={component['version']}"
+        for component in bill["components"]
+    }
     assert listed == set((ROOT / "constraints.txt").read_text().split())
 
 
@@ -217,7 +259,9 @@ def test_images_name_the_https_remote_as_their_source(
 
 def other_version(checkout: Path) -> None:
     replace(
-        checkout / "charts/finetune-operator/Chart.yaml", r"^appVersion: .*", 'appVersion: "9.9.9"'
+        checkout / "charts/finetune-operator/Chart.yaml",
+        r"^appVersion: .*",
+        'appVersion: "9.9.9"',
     )
     commit(checkout)
 
@@ -243,7 +287,9 @@ def untagged(checkout: Path) -> None:
 def pinned(checkout: Path) -> None:
     comment = "sha256:…, which decides where it is set.\n  digest: "
     replace(
-        checkout / "charts/finetune-operator/values.yaml", f'{comment}""', f'{comment}"sha256:0"'
+        checkout / "charts/finetune-operator/values.yaml",
+        f'{comment}""',
+        f'{comment}"sha256:0"',
     )
     commit(checkout)
 

@@ -34,16 +34,24 @@ def team(
         temporary_namespace(
             control_plane.kube, namespace_name(f"{request.node.name}-operator")
         ) as own,
-        temporary_namespace(control_plane.kube, namespace_name(request.node.name)) as created,
-        running_operator(own, render(CLUSTER_WIDE, namespace=own.name), tmp_path) as log,
+        temporary_namespace(
+            control_plane.kube, namespace_name(request.node.name)
+        ) as created,
+        running_operator(
+            own, render(CLUSTER_WIDE, namespace=own.name), tmp_path
+        ) as log,
     ):
         yield created
         print(log.read_text())
 
 
-def start(namespace: KubeNamespace, gpus: int = 1, **train: Object | int) -> PipelineDriver:
+def start(
+    namespace: KubeNamespace, gpus: int = 1, **train: Object | int
+) -> PipelineDriver:
     """Start a pipeline that trains until the test ends its pods."""
-    spec = {key: value for key, value in ALL_STAGES.items() if key in {"model", "datasets"}}
+    spec = {
+        key: value for key, value in ALL_STAGES.items() if key in {"model", "datasets"}
+    }
     pod = {"env": LONG, "resources": {"limits": {"nvidia.com/gpu": gpus}}}
     more = {
         "podDefaults": {"tolerations": TOLERATED},
@@ -55,7 +63,10 @@ def start(namespace: KubeNamespace, gpus: int = 1, **train: Object | int) -> Pip
 
 def conditions(driver: PipelineDriver, attempt: int) -> dict[str, str]:
     """Return the reason of each condition of the Job of an attempt."""
-    jobs = {job["metadata"]["labels"]["finetune.dev/attempt"]: job for job in driver.jobs("train")}
+    jobs = {
+        job["metadata"]["labels"]["finetune.dev/attempt"]: job
+        for job in driver.jobs("train")
+    }
     job_conditions = jobs[str(attempt)]["status"].get("conditions", [])
     return {
         condition["type"]: condition.get("reason", "")
@@ -67,7 +78,9 @@ def conditions(driver: PipelineDriver, attempt: int) -> dict[str, str]:
 def live_pods(driver: PipelineDriver, attempt: int) -> list[str]:
     """Return the names of the pods of an attempt that have not ended."""
     selector = f"finetune.dev/stage=train,finetune.dev/attempt={attempt}"
-    items = json.loads(driver.namespace.run("get", "pods", "-l", selector, "-o", "json"))["items"]
+    items = json.loads(
+        driver.namespace.run("get", "pods", "-l", selector, "-o", "json")
+    )["items"]
     return [
         pod["metadata"]["name"]
         for pod in items
@@ -80,17 +93,24 @@ def test_eviction_of_one_pod_ends_the_attempt_and_all_pods(team: KubeNamespace):
     kubelet = SimulatedKubelet(team)
     driver.wait_state("train", "Running", seconds=120)
     service = team.get("service", "wide-train")
-    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == (
+    assert (
+        service["spec"]["clusterIP"],
+        service["spec"]["publishNotReadyAddresses"],
+    ) == (
         "None",
         True,
     )
     [first] = kubelet.running("train", 0)
     [second] = kubelet.running("train", 1)
     assert {pod["spec"]["subdomain"] for pod in (first, second)} == {"wide-train"}
-    assert first["spec"]["hostname"] == f"{driver.jobs('train')[0]['metadata']['name']}-0"
+    assert (
+        first["spec"]["hostname"] == f"{driver.jobs('train')[0]['metadata']['name']}-0"
+    )
 
     kubelet.evict("train", 1)
-    driver.until(lambda: driver.stage("train")["attempts"][0]["outcome"] == "Interrupted")
+    driver.until(
+        lambda: driver.stage("train")["attempts"][0]["outcome"] == "Interrupted"
+    )
     attempt = driver.stage("train")["attempts"][0]
     assert attempt["message"].startswith(
         f"pod 1: EvictionByEvictionAPI on {second['spec']['nodeName']}"
@@ -108,9 +128,9 @@ def test_success_of_the_first_pod_ends_the_others(team: KubeNamespace):
     driver.wait_state("train", "Running", seconds=120)
     kubelet.succeed("train", 0)
     status = driver.wait_finished(seconds=120)
-    assert [attempt["outcome"] for attempt in status["stages"]["train"]["attempts"]] == [
-        "Succeeded"
-    ]
+    assert [
+        attempt["outcome"] for attempt in status["stages"]["train"]["attempts"]
+    ] == ["Succeeded"]
     driver.until(lambda: conditions(driver, 1).get("Complete") == "SuccessPolicy")
     assert live_pods(driver, 1) == []
 
@@ -122,7 +142,9 @@ def test_attempt_with_too_few_nodes_gives_them_up(team: KubeNamespace):
     # At first the scheduler is still binding the three that fit.
     driver.until(
         lambda: (
-            driver.stage("train").get("message", "").startswith("1 of 4 pods have no node; pod ")
+            driver.stage("train")
+            .get("message", "")
+            .startswith("1 of 4 pods have no node; pod ")
         ),
         120,
     )
@@ -131,4 +153,7 @@ def test_attempt_with_too_few_nodes_gives_them_up(team: KubeNamespace):
     assert live_pods(driver, 1) == []
     driver.patch(train={"nodes": 3})
     driver.wait_state("train", "Running", seconds=120)
-    assert (driver.status.get("interruptions", 0), driver.stage("train")["failures"]) == (0, 0)
+    assert (
+        driver.status.get("interruptions", 0),
+        driver.stage("train")["failures"],
+    ) == (0, 0)

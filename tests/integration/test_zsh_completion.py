@@ -31,7 +31,11 @@ class Zsh:
         self.typed.touch()
         (folder / ".zshrc").write_text(SETUP)
         self.keyboard, terminal = pty.openpty()
-        environment |= {"ZDOTDIR": str(folder), "TYPED": str(self.typed), "TERM": "xterm"}
+        environment |= {
+            "ZDOTDIR": str(folder),
+            "TYPED": str(self.typed),
+            "TERM": "xterm",
+        }
         self.process = subprocess.Popen(
             ["zsh", "-i", "+o", "globalrcs"],
             cwd=here, env=environment, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,

@@ -49,7 +49,10 @@ def test_test_texts_are_not_in_the_training_data(rows):
 
 def test_chance_level_is_one_in_eight(rows):
     _, test, _ = rows
-    counts = {module: sum(row["module"] == module for row in test) for module in docstrings.MODULES}
+    counts = {
+        module: sum(row["module"] == module for row in test)
+        for module in docstrings.MODULES
+    }
     assert set(counts.values()) == {docstrings.HELD_OUT}
     assert len(docstrings.MODULES) == 8
 
@@ -67,7 +70,9 @@ def test_held_out_rows_depend_on_the_seed(owners, rows):
 
 def test_gather_does_not_execute_the_library(tmp_path):
     text = "Says something that is long enough to be kept as a row."
-    (tmp_path / "mine.py").write_text(f'"""{text}"""\nopen({str(tmp_path / "ran")!r}, "w")\n')
+    (tmp_path / "mine.py").write_text(
+        f'"""{text}"""\nopen({str(tmp_path / "ran")!r}, "w")\n'
+    )
     (tmp_path / "broken.py").write_text("def (\n")
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "other.py").write_text(f'"""Not this: {text}"""\n')
@@ -90,16 +95,18 @@ def test_base_model_loads_and_every_record_fits_into_a_row(rows, few, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base-model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base-model")
     records = [
-        json.loads(line) for line in (tmp_path / "data" / "train.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (tmp_path / "data" / "train.jsonl").read_text().splitlines()
     ]
-    ids = tokenizer(records[0]["prompt"] + records[0]["completion"], return_tensors="pt")[
-        "input_ids"
-    ]
+    ids = tokenizer(
+        records[0]["prompt"] + records[0]["completion"], return_tensors="pt"
+    )["input_ids"]
     assert torch.isfinite(model(input_ids=ids).logits).all()
 
     full_tokenizer = base_model.train_tokenizer(rows[2])
     longest = max(
-        len(full_tokenizer.encode(f"{row['text']}\nModule: {row['module']}")) for row in rows[0]
+        len(full_tokenizer.encode(f"{row['text']}\nModule: {row['module']}"))
+        for row in rows[0]
     )
     assert longest + 2 <= read(DEMO / "pipeline.yaml").spec.prepare.context_length
 
@@ -107,7 +114,8 @@ def test_base_model_loads_and_every_record_fits_into_a_row(rows, few, tmp_path):
 def test_intact_material_is_kept_and_corrupt_is_made_again(few, tmp_path):
     def inodes():
         return {
-            path.name: path.stat().st_ino for path in (tmp_path / "data", tmp_path / "base-model")
+            path.name: path.stat().st_ino
+            for path in (tmp_path / "data", tmp_path / "base-model")
         }
 
     material.make(tmp_path, steps=1, seed=SEED)

@@ -26,9 +26,14 @@ REASONS = sorted(reason.value for reason in Reason)
 def anchors(page: str) -> list[str]:
     """Return the anchors of a page's headings, as readers' programs make them."""
     headings = re.findall(
-        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+        r"^#+ (.+)$",
+        re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL),
+        re.MULTILINE,
     )
-    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+    return [
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    ]
 
 
 def section(reason: str) -> str:
@@ -54,22 +59,33 @@ def words_of_the_code() -> str:
         for path in sorted((ROOT / folder).rglob("*.py"))
     )
     constants = (
-        node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)
+        node.value
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
     )
-    return "\n".join(" ".join(text.split()) for text in constants if isinstance(text, str))
+    return "\n".join(
+        " ".join(text.split()) for text in constants if isinstance(text, str)
+    )
 
 
 def quoted(text: str) -> list[str]:
     """Return the parts of code spans that are the same in every message: not NAME, not N, not what … stands for."""
     spans = [both[0] or both[1] for both in re.findall(r"``(.+?)``|`([^`]+)`", text)]
-    parts = (part.strip(" `;:,./") for span in spans for part in re.split(r"…|\b[A-Z]+\b", span))
+    parts = (
+        part.strip(" `;:,./")
+        for span in spans
+        for part in re.split(r"…|\b[A-Z]+\b", span)
+    )
     return [part for part in parts if len(part) > 5]
 
 
 def test_every_reason_has_a_row_that_leads_to_its_section():
     text = (DOCS / "reference" / "conditions.md").read_text()
     rows = re.findall(
-        r"^\| \[`(\w+)`\]\(\.\./guides/troubleshooting\.md#(\w+)\) \|", text, re.MULTILINE
+        r"^\| \[`(\w+)`\]\(\.\./guides/troubleshooting\.md#(\w+)\) \|",
+        text,
+        re.MULTILINE,
     )
     assert sorted(rows) == [(reason, reason.lower()) for reason in REASONS]
 
@@ -86,7 +102,10 @@ def test_link_of_a_reason_leads_to_its_section(reason):
     to_fix = TROUBLESHOOTING.partition("## Attempts that ended early")[0]
     has_fix = f"### {reason}\n" in to_fix
     page, _, anchor = (
-        link(reason, TROUBLESHOOTING_URL).removeprefix(" (see ").removesuffix(")").partition("#")
+        link(reason, TROUBLESHOOTING_URL)
+        .removeprefix(" (see ")
+        .removesuffix(")")
+        .partition("#")
     )
     assert (page, anchor) == (
         ("docs/guides/troubleshooting.md", reason.lower()) if has_fix else ("", "")
@@ -103,13 +122,17 @@ def test_section_of_a_reason_has_its_message_and_a_fix(reason):
 @pytest.mark.parametrize("reason", REASONS)
 def test_messages_in_troubleshooting_are_those_of_the_code(reason):
     words = words_of_the_code()
-    assert [part for part in quoted(entry("Message", section(reason))) if part not in words] == []
+    assert [
+        part for part in quoted(entry("Message", section(reason))) if part not in words
+    ] == []
 
 
 def test_section_without_a_message_is_of_no_reason_of_ready():
     """The message of `Ready` names at least the stage and its state, so `none` would be wrong."""
     statuses = [state.object()["status"] for state in STATES.values()]
-    conditions = [condition for status in statuses for condition in status.get("conditions", [])]
+    conditions = [
+        condition for status in statuses for condition in status.get("conditions", [])
+    ]
     reasons = {
         condition["reason"]
         for condition in conditions
@@ -117,16 +140,24 @@ def test_section_without_a_message_is_of_no_reason_of_ready():
     }
     assert {"Retrying", "Progressing"} <= reasons
     assert {
-        reason for reason in reasons if entry("Message", section(reason)).startswith("none")
+        reason
+        for reason in reasons
+        if entry("Message", section(reason)).startswith("none")
     } == set()
 
 
 def event_reasons() -> set[str]:
     """Return the reasons of the events that are stored; of f"Pipeline{phase}" the first part."""
-    source = (ROOT / "operator" / "finetune_operator" / "core" / "events.py").read_text()
+    source = (
+        ROOT / "operator" / "finetune_operator" / "core" / "events.py"
+    ).read_text()
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     events = [call for call in calls if ast.unparse(call.func) == "Event"]
-    stored = [call for call in events if "ordinary" not in {word.arg for word in call.keywords}]
+    stored = [
+        call
+        for call in events
+        if "ordinary" not in {word.arg for word in call.keywords}
+    ]
     return {re.match(r"f?[\"'](\w+)", ast.unparse(call.args[1]))[1] for call in stored}
 
 
@@ -138,7 +169,9 @@ def test_every_event_has_a_row_in_troubleshooting():
         for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
         for name in re.findall(r"`(\w+)`", row)
     }
-    assert {name for name in names if not any(row.startswith(name) for row in rows)} == set()
+    assert {
+        name for name in names if not any(row.startswith(name) for row in rows)
+    } == set()
     phases = {f"Pipeline{phase}" for phase in FINAL_PHASES}
     assert {row for row in rows if row.startswith("Pipeline")} == phases
     assert len(names) >= 6
@@ -147,18 +180,25 @@ def test_every_event_has_a_row_in_troubleshooting():
 @pytest.mark.parametrize("name", ["api.md", "cli.md", "metrics.md"])
 def test_generated_pages_are_up_to_date(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "96")
-    assert (DOCS / "reference" / name).read_text() == GENERATOR["pages"]()[name], "run `make docs`"
+    assert (DOCS / "reference" / name).read_text() == GENERATOR["pages"]()[name], (
+        "run `make docs`"
+    )
 
 
 def test_readme_of_the_chart_is_up_to_date():
-    assert (CHART / "README.md").read_text() == CHART_README["readme"](), "run `make docs`"
+    assert (CHART / "README.md").read_text() == CHART_README["readme"](), (
+        "run `make docs`"
+    )
 
 
 def test_value_of_the_chart_without_a_comment_is_refused():
     with pytest.raises(
-        ValueError, match=r"values.yaml: metrics.port has no comment: write one above it"
+        ValueError,
+        match=r"values.yaml: metrics.port has no comment: write one above it",
     ):
-        list(CHART_README["values"]("metrics:\n  port: 80\n  # Level.\n  level: info\n"))
+        list(
+            CHART_README["values"]("metrics:\n  port: 80\n  # Level.\n  level: info\n")
+        )
 
 
 PAGES = [
@@ -182,7 +222,9 @@ def links() -> Iterator[tuple[Path, str, str]]:
 
 def test_links_between_pages_lead_somewhere():
     assert [
-        (page.name, target) for page, target, _ in links() if not (page.parent / target).exists()
+        (page.name, target)
+        for page, target, _ in links()
+        if not (page.parent / target).exists()
     ] == []
 
 
@@ -192,6 +234,7 @@ def test_anchors_of_links_are_headings():
         for page, target, anchor in links()
         if anchor
         and target.endswith((".md", ""))
-        and anchor not in anchors((page.parent / target if target else page).read_text())
+        and anchor
+        not in anchors((page.parent / target if target else page).read_text())
     ]
     assert missing == []

@@ -40,12 +40,19 @@ def test_attempt_without_durable_checkpoint_may_lose_all():
 
 
 def test_checkpoint_that_could_not_be_written_is_not_durable():
-    costs = cost(journal(range(1, 41), range(11, 61), saves=(10, 20, 30, 40), unsaved=(20, 30, 40)))
+    costs = cost(
+        journal(
+            range(1, 41), range(11, 61), saves=(10, 20, 30, 40), unsaved=(20, 30, 40)
+        )
+    )
     assert (costs.lost, costs.allowed) == (30, 30)
 
 
 def test_steps_of_a_zombie_are_not_lost():
-    assert cost(journal(range(1, 25), range(21, 31), saves=(10, 20), late=(25, 26))).lost == 4
+    assert (
+        cost(journal(range(1, 25), range(21, 31), saves=(10, 20), late=(25, 26))).lost
+        == 4
+    )
 
 
 def test_undisturbed_attempt_costs_seconds_to_its_next_step():
@@ -61,7 +68,9 @@ def test_table_has_each_row_once_whatever_the_outcome():
     """Each phase of a test reports the row again."""
 
     def report(when: str, row: Row) -> SimpleNamespace:
-        return SimpleNamespace(when=when, user_properties=[(PROPERTY, as_property(row))])
+        return SimpleNamespace(
+            when=when, user_properties=[(PROPERTY, as_property(row))]
+        )
 
     eviction = Row("eviction", "Failed", "1", "1", "0", "1", "no")
     stats = {

@@ -24,27 +24,33 @@ def test_operator_folder_does_not_hide_stdlib_operator_module():
 
 
 def test_operator_package_has_few_modules_beside_its_folders():
-    modules = {path.name for path in (ROOT / "operator" / "finetune_operator").glob("*.py")} - {
-        "__init__.py"
-    }
+    modules = {
+        path.name for path in (ROOT / "operator" / "finetune_operator").glob("*.py")
+    } - {"__init__.py"}
     assert modules == {"__main__.py", "cluster.py", "errors.py", "reconcile.py"}
 
 
 def layers_drawn(picture: str) -> list[set[str]]:
     """Return the modules of each line of a picture of layers, from the top."""
     block = re.search(
-        rf"^```layers {picture}\n(.*?)^```", ARCHITECTURE.read_text(), re.DOTALL | re.MULTILINE
+        rf"^```layers {picture}\n(.*?)^```",
+        ARCHITECTURE.read_text(),
+        re.DOTALL | re.MULTILINE,
     )
     assert block, f"no picture of {picture}"
-    return [set(re.split(r"\s{2,}", line)[0].split(" | ")) for line in block[1].splitlines()]
+    return [
+        set(re.split(r"\s{2,}", line)[0].split(" | ")) for line in block[1].splitlines()
+    ]
 
 
 def layers_checked(name: str) -> list[set[str]]:
     """Return the modules of each layer of an import-linter contract, from the top."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-        "contracts"
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
+        "importlinter"
+    ]["contracts"]
+    [layers] = [
+        contract["layers"] for contract in contracts if contract["name"] == name
     ]
-    [layers] = [contract["layers"] for contract in contracts if contract["name"] == name]
     return [
         {module.removeprefix("finetune_operator.") for module in layer.split(" | ")}
         for layer in layers
@@ -53,17 +59,23 @@ def layers_checked(name: str) -> list[set[str]]:
 
 @pytest.mark.parametrize("picture", CONTRACTS)
 def test_pictures_of_layers_match_the_checked_contracts(picture):
-    checked = [layer for layer in layers_checked(CONTRACTS[picture]) if layer != {"__main__"}]
+    checked = [
+        layer for layer in layers_checked(CONTRACTS[picture]) if layer != {"__main__"}
+    ]
     assert layers_drawn(picture) == checked
 
 
 def test_pure_layers_are_the_ones_that_are_checked():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-        "contracts"
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
+        "importlinter"
+    ]["contracts"]
+    [pure] = [
+        contract
+        for contract in contracts
+        if contract["name"].startswith("what is pure")
     ]
-    [pure] = [contract for contract in contracts if contract["name"].startswith("what is pure")]
     named = re.search(r"(`core`.*?) are pure", ARCHITECTURE.read_text(), re.DOTALL)
     assert named
-    assert {f"finetune_operator.{name}" for name in re.findall(r"`([\w.]+)`", named[1])} == set(
-        pure["source_modules"]
-    )
+    assert {
+        f"finetune_operator.{name}" for name in re.findall(r"`([\w.]+)`", named[1])
+    } == set(pure["source_modules"])

@@ -16,7 +16,9 @@ def refuse(_: object) -> NoReturn:
 
 
 @pytest.mark.parametrize(("ci", "code"), [("", 0), ("false", 0), ("true", 1), ("1", 1)])
-def test_machine_without_clusters_says_so_in_one_line(monkeypatch, capsys, ci: str, code: int):
+def test_machine_without_clusters_says_so_in_one_line(
+    monkeypatch, capsys, ci: str, code: int
+):
     monkeypatch.setenv("CI", ci)
     monkeypatch.setattr(cluster_tests, "prepare", refuse)
     assert cluster_tests.main([]) == code
@@ -28,7 +30,11 @@ def test_machine_without_clusters_says_so_in_one_line(monkeypatch, capsys, ci: s
 
 @pytest.mark.parametrize(
     ("ci", "outcome"),
-    [("", pytest.skip.Exception), ("true", pytest.fail.Exception), ("1", pytest.fail.Exception)],
+    [
+        ("", pytest.skip.Exception),
+        ("true", pytest.fail.Exception),
+        ("1", pytest.fail.Exception),
+    ],
 )
 def test_test_without_its_program_is_skipped_or_fails(
     monkeypatch, ci: str, outcome: type[BaseException]

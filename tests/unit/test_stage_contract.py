@@ -23,13 +23,17 @@ from finetune_trainer.contract.results import (
     StageResult,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "stage-contract.md").read_text()
+PAGE = (
+    Path(__file__).parents[2] / "docs" / "reference" / "stage-contract.md"
+).read_text()
 COMMON = {*StageResult.model_fields, "stage"}
 
 
 def own_fields(result: type[StageResult]) -> dict[str, bool]:
     """Return the JSON names of the fields of a stage's result, and whether each is required."""
-    own = {name: field for name, field in result.model_fields.items() if name not in COMMON}
+    own = {
+        name: field for name, field in result.model_fields.items() if name not in COMMON
+    }
     return {field.alias or name: field.is_required() for name, field in own.items()}
 
 
@@ -44,13 +48,19 @@ def result_row(stage: str) -> str:
 )
 def test_page_lists_every_result_field(result):
     """Required fields come first, optional fields in parentheses."""
-    needed, _, optional = result_row(result.model_fields["stage"].default).partition("(")
+    needed, _, optional = result_row(result.model_fields["stage"].default).partition(
+        "("
+    )
     for name, required in own_fields(result).items():
         assert f"`{name}`" in (needed if required else optional), name
 
 
 def test_page_lists_every_environment_variable():
-    names = [value for value in vars(environment).values() if str(value).startswith("FINETUNE_")]
+    names = [
+        value
+        for value in vars(environment).values()
+        if str(value).startswith("FINETUNE_")
+    ]
     assert len(names) == 18
     assert [name for name in names if f"| `{name}` |" not in PAGE] == []
 
@@ -62,7 +72,9 @@ def test_page_lists_every_exit_code():
 
 def test_page_lists_every_progress_field():
     assert [
-        field.alias for field in Progress.model_fields.values() if f'"{field.alias}"' not in PAGE
+        field.alias
+        for field in Progress.model_fields.values()
+        if f'"{field.alias}"' not in PAGE
     ] == []
 
 

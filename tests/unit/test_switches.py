@@ -41,12 +41,17 @@ def test_recipe_of_test_all_sees_the_switches(tmp_path: Path):
     ]
     (tmp_path / "Makefile").write_text("\n".join([*lines, rule]))
     done = subprocess.run(
-        ["make", "-C", tmp_path, "-s", "test-all"], capture_output=True, text=True, check=True
+        ["make", "-C", tmp_path, "-s", "test-all"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "all all all\n"
 
 
-@pytest.mark.parametrize(("more", "code"), [([], 0), (["--ignore=e2e/kind/test_kind.py"], 4)])
+@pytest.mark.parametrize(
+    ("more", "code"), [([], 0), (["--ignore=e2e/kind/test_kind.py"], 4)]
+)
 def test_short_run_on_kind_needs_every_test_that_it_names(more: list[str], code: int):
     """A renamed test is like a missing file: without the error it would silently not run in .ci/run."""
     command = [

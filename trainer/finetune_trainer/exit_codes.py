@@ -22,7 +22,12 @@ class ExitCode(IntEnum):
     @property
     def is_permanent(self) -> bool:
         """Whether another attempt would end with the same code."""
-        return self in {ExitCode.CONFIG, ExitCode.DATA, ExitCode.NOT_FOUND, ExitCode.CREDENTIALS}
+        return self in {
+            ExitCode.CONFIG,
+            ExitCode.DATA,
+            ExitCode.NOT_FOUND,
+            ExitCode.CREDENTIALS,
+        }
 
 
 PERMANENT_EXIT_CODES = tuple(code for code in ExitCode if code.is_permanent)

@@ -17,7 +17,9 @@ HEX_DIGITS = 8
 """Length of a random suffix."""
 SUFFIX_PATTERN = "[0-9a-f]" * HEX_DIGITS
 
-UNKNOWN_TO_FILE_SYSTEM = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+UNKNOWN_TO_FILE_SYSTEM = frozenset(
+    {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+)
 """Errors of a file system that does not know an operation, such as SMB and some of FUSE."""
 
 

@@ -24,14 +24,22 @@ def site(
 ) -> Iterator[Site]:
     """The material of the demo, a workspace, and the adapter of a training that nothing disturbs."""
     if not isinstance(cluster, LinuxNamespaces):
-        pytest.skip("the faults of nodes need the processes of a cluster of Linux namespaces")
+        pytest.skip(
+            "the faults of nodes need the processes of a cluster of Linux namespaces"
+        )
     material = tmp_path_factory.mktemp("material")
     make_material(material)
     with temporary_namespace(cluster.kube, NAMESPACE) as namespace:
         for claim in CLAIMS:
             namespace.claim(claim)
         namespace.create(
-            pod("filler", "busybox sleep 7200", node="ondemand-1", claims=CLAIMS, grace=1)
+            pod(
+                "filler",
+                "busybox sleep 7200",
+                node="ondemand-1",
+                claims=CLAIMS,
+                grace=1,
+            )
         )
         namespace.wait_phase("filler", "Running")
         upload(namespace, material, "/claims/demo")
@@ -46,7 +54,9 @@ def site(
 
 
 @pytest.fixture
-def judge(record_property: Callable[[str, object], None]) -> Callable[[Fault, Scene], None]:
+def judge(
+    record_property: Callable[[str, object], None],
+) -> Callable[[Fault, Scene], None]:
     """Wait until a scene has finished, record its row, and check it."""
 
     def judged(fault: Fault, scene: Scene) -> None:

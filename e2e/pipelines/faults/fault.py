@@ -43,4 +43,6 @@ class Fault:
 
 def chosen(faults: tuple[Fault, ...]) -> list[Fault]:
     """Return the faults of a default run; with FAULTS=all, all of them."""
-    return [fault for fault in faults if fault.default or os.environ.get("FAULTS") == "all"]
+    return [
+        fault for fault in faults if fault.default or os.environ.get("FAULTS") == "all"
+    ]

@@ -23,9 +23,13 @@ class Entry:
 
 def read_journal(text: str) -> list[Entry]:
     """Return the complete lines of a journal."""
-    lines = (line.split() for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    lines = (
+        line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")
+    )
     whole = (words for words in lines if len(words) == WORDS)
-    return [Entry(pod, event, int(value), float(when)) for pod, event, value, when in whole]
+    return [
+        Entry(pod, event, int(value), float(when)) for pod, event, value, when in whole
+    ]
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,9 @@ def preemption(scene: Scene) -> None:
     urgent = pod(name, "busybox sleep 600", node=scene.node, grace=1)
     urgent["spec"] |= {"priorityClassName": name}
     urgent["spec"]["containers"][0]["resources"] = {"requests": {"cpu": MOST_OF_A_NODE}}
-    scene.undo.callback(scene.namespace.run, "delete", "pod", name, "--ignore-not-found")
+    scene.undo.callback(
+        scene.namespace.run, "delete", "pod", name, "--ignore-not-found"
+    )
     scene.strike()
     scene.namespace.create(urgent)
 
@@ -102,7 +104,8 @@ def node_hung(scene: Scene) -> None:
     scene.cluster.pause(node)
     scene.undo.callback(scene.cluster.resume, node)
     scene.driver.until(
-        lambda: scene.namespace.get("pod", name)["metadata"].get("deletionTimestamp"), 180
+        lambda: scene.namespace.get("pod", name)["metadata"].get("deletionTimestamp"),
+        180,
     )
     problem = "another attempt was started beside a process that may still write"
     assert len(scene.attempts) == 1, problem  # noqa: S101
@@ -172,7 +175,9 @@ def kubelet_restarted(scene: Scene) -> None:
 
 
 def _kubelets(machine: Machine) -> set[int]:
-    return {pid for pid in cgroups.members(machine.cgroup) if _name_of(pid) == "kubelet"}
+    return {
+        pid for pid in cgroups.members(machine.cgroup) if _name_of(pid) == "kubelet"
+    }
 
 
 def _name_of(pid: int) -> str:

@@ -49,7 +49,9 @@ def eviction_and_operator_kill(scene: Scene) -> None:
     scene.wait_step(1)
     pod = scene.pod
     leader = operator.leader()
-    machine = scene.cluster.machine(operator.objects.get("pod", leader)["spec"]["nodeName"])
+    machine = scene.cluster.machine(
+        operator.objects.get("pod", leader)["spec"]["nodeName"]
+    )
     scene.strike()
     evict(scene.namespace, pod)
     scene.kill(machine, leader)
@@ -59,7 +61,9 @@ def eviction_while_pending(scene: Scene) -> None:
     """Evict a pod that no node accepts; later a node does."""
     scene.wait_attempt(1)
     pod = scene.pod
-    scene.driver.until(lambda: scene.driver.stage("train").get("reason") == "WaitingForCapacity")
+    scene.driver.until(
+        lambda: scene.driver.stage("train").get("reason") == "WaitingForCapacity"
+    )
     scene.strike()
     evict(scene.namespace, pod)
     scene.wait_ended(1)
@@ -87,7 +91,9 @@ def _pulling(scene: Scene) -> str:
     """Return the pod of train whose image is being pulled; empty while there is none."""
     selector = "reason=Pulling,involvedObject.kind=Pod"
     names = "jsonpath={.items[*].involvedObject.name}"
-    pods = scene.namespace.run("get", "events", "--field-selector", selector, "-o", names).split()
+    pods = scene.namespace.run(
+        "get", "events", "--field-selector", selector, "-o", names
+    ).split()
     job = scene.attempts[-1]["job"]
     for pod in pods:
         if pod.startswith(f"{job}-"):
@@ -102,7 +108,9 @@ def _provide_image(scene: Scene, image: str) -> None:
         machine = scene.cluster.machine(node.name)
         if node.kind == "spot":
             images = machine.run(*command, "list", "--quiet").split()
-            trainer = next(name for name in images if name.endswith("finetune-trainer-cpu:dev"))
+            trainer = next(
+                name for name in images if name.endswith("finetune-trainer-cpu:dev")
+            )
             machine.run(*command, "tag", "--force", trainer, image)
 
 
@@ -189,5 +197,7 @@ POD_FAULTS = (
         default=True,
     ),
 )
-FULL_DISK = Fault(full_disk, (FAILED, SUCCEEDED), "No space left", (69,), graceful=False)
+FULL_DISK = Fault(
+    full_disk, (FAILED, SUCCEEDED), "No space left", (69,), graceful=False
+)
 """Apart, because it needs a volume of its own."""

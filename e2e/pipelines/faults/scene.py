@@ -37,7 +37,10 @@ def trainer_pod(stage: str) -> Object:
             {"name": "OMP_NUM_THREADS", "value": "1"},
             {"name": "OMP_WAIT_POLICY", "value": "PASSIVE"},
         ],
-        "resources": {"requests": {"cpu": "200m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}},
+        "resources": {
+            "requests": {"cpu": "200m", "memory": "512Mi"},
+            "limits": {"memory": "3Gi"},
+        },
     }
 
 
@@ -106,7 +109,9 @@ class Workspace:
     def adapter(self, identity: str) -> str:
         """Return the SHA-256 of the adapter's weights; empty if there are none."""
         path = f"/workspace/train/{identity}/output/adapter_model.safetensors"
-        return self.shell(f"busybox sha256sum {path} 2>/dev/null || true").partition(" ")[0]
+        return self.shell(f"busybox sha256sum {path} 2>/dev/null || true").partition(
+            " "
+        )[0]
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,10 @@ class Scene:
     def wait_ended(self, number: int, seconds: float = 240) -> Object:
         """Wait until an attempt has ended, and return it."""
         self.driver.until(
-            lambda: len(self.attempts) >= number and self.attempts[number - 1].get("finishedAt"),
+            lambda: (
+                len(self.attempts) >= number
+                and self.attempts[number - 1].get("finishedAt")
+            ),
             seconds,
         )
         return self.attempts[number - 1]
@@ -180,17 +188,23 @@ class Scene:
             if entry.pod.startswith(f"{job}-") and entry.event == event
         ]
 
-    def wait_entry(self, number: int, event: str, least: int, seconds: float = 240) -> Entry:
+    def wait_entry(
+        self, number: int, event: str, least: int, seconds: float = 240
+    ) -> Entry:
         """Wait until an attempt has recorded an event with at least this value, and return the newest."""
         self.wait_attempt(number, seconds)
 
         def reached() -> list[Entry]:
-            return [entry for entry in self.entries(number, event) if entry.value >= least]
+            return [
+                entry for entry in self.entries(number, event) if entry.value >= least
+            ]
 
         entries: list[Entry] = self.driver.until(reached, seconds)
         return entries[-1]
 
-    def wait_step(self, number: int, step: int = EVERY_STEPS + 2, seconds: float = 240) -> Entry:
+    def wait_step(
+        self, number: int, step: int = EVERY_STEPS + 2, seconds: float = 240
+    ) -> Entry:
         """Wait until an attempt has made a step; by default the second after a checkpoint."""
         return self.wait_entry(number, "step", step, seconds)
 
@@ -227,7 +241,9 @@ class Scene:
 
 def _is_of_pod(pid: int, pod: str) -> bool:
     try:
-        return f"HOSTNAME={pod}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return f"HOSTNAME={pod}".encode() in Path(
+            f"/proc/{pid}/environ"
+        ).read_bytes().split(b"\0")
     except OSError:
         return False
 
@@ -245,8 +261,12 @@ def scene(
     used = workspace or site.workspace
     used.clear(*rerun)
     with ExitStack() as undo:
-        driver = PipelineDriver.start(used.namespace, manifest(name, used.claim, changes))
-        undo.callback(used.namespace.run, "delete", "ft", name, "--wait=true", timeout=180)
+        driver = PipelineDriver.start(
+            used.namespace, manifest(name, used.claim, changes)
+        )
+        undo.callback(
+            used.namespace.run, "delete", "ft", name, "--wait=true", timeout=180
+        )
         yield Scene(site, used, driver, undo)
 
 

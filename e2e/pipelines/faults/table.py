@@ -47,7 +47,10 @@ def rows_of(stats: Mapping[str, Iterable[Any]]) -> list[Row]:
         if getattr(report, "when", "") == "call"
     )
     values = (
-        value for report in reports for name, value in report.user_properties if name == PROPERTY
+        value
+        for report in reports
+        for name, value in report.user_properties
+        if name == PROPERTY
     )
     return sorted({Row(**value) for value in values}, key=lambda row: row.fault)
 

@@ -19,7 +19,9 @@ CLAIM = "small"
 SIZE = "12m"
 STAGES = {
     "evaluate": {
-        "tasks": [{"name": "docstrings", "file": "pvc://demo/data/task.yaml", "limit": 4}],
+        "tasks": [
+            {"name": "docstrings", "file": "pvc://demo/data/task.yaml", "limit": 4}
+        ],
         "pod": trainer_pod("evaluate"),
     },
     "push": {
@@ -46,11 +48,19 @@ def small_workspace(site):
     namespace = site.workspace.namespace
     machine = site.cluster.machine(NODE)
     namespace.claim(CLAIM)
-    namespace.run_script("busybox true", "binder", node=NODE, claims={CLAIM: "/workspace"})
+    namespace.run_script(
+        "busybox true", "binder", node=NODE, claims={CLAIM: "/workspace"}
+    )
     folder = f"{NODE_FOLDER}/{namespace.get('pvc', CLAIM)['spec']['volumeName']}"
     machine.run("mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=777", "small", folder)
     namespace.create(
-        pod("small-filler", "busybox sleep 7200", node=NODE, claims={CLAIM: "/workspace"}, grace=1)
+        pod(
+            "small-filler",
+            "busybox sleep 7200",
+            node=NODE,
+            claims={CLAIM: "/workspace"},
+            grace=1,
+        )
     )
     namespace.wait_phase("small-filler", "Running")
     yield Workspace(namespace, CLAIM, "small-filler")
@@ -71,7 +81,11 @@ def test_training_survives_a_full_disk(site, judge, small_workspace):
 @pytest.mark.parametrize("stage", ["prepare", "evaluate", "push"])
 def test_stage_survives_an_eviction_before_its_result(site, record_row, stage):
     """The output is written and the result is not: the next attempt makes the same bytes again. Train is above."""
-    rerun = {"prepare": ("prepare", "train"), "evaluate": ("evaluate",), "push": ("push",)}[stage]
+    rerun = {
+        "prepare": ("prepare", "train"),
+        "evaluate": ("evaluate",),
+        "push": ("push",),
+    }[stage]
     with scene(site, f"evicted-{stage}", STAGES, rerun=rerun) as run:
         run.workspace.put(f"hold-{stage}")
         run.driver.until(lambda: recorded(run, stage), 300)
@@ -80,7 +94,9 @@ def test_stage_survives_an_eviction_before_its_result(site, record_row, stage):
         run.workspace.remove(f"hold-{stage}")
         run.driver.wait_finished(seconds=300)
         first, second = run.driver.stage(stage)["attempts"]
-        adapter = run.workspace.shell(f"busybox sha256sum {PUBLISHED}").partition(" ")[0]
+        adapter = run.workspace.shell(f"busybox sha256sum {PUBLISHED}").partition(" ")[
+            0
+        ]
         record_row(row(run, stage, first, identical=adapter == site.reference))
         assert (first["outcome"], first["exitCode"], second["outcome"]) == (
             "Interrupted",
@@ -88,7 +104,10 @@ def test_stage_survives_an_eviction_before_its_result(site, record_row, stage):
             "Succeeded",
         )
         assert "EvictionByEvictionAPI" in first["message"]
-        assert (run.driver.stage(stage)["failures"], run.driver.status["interruptions"]) == (
+        assert (
+            run.driver.stage(stage)["failures"],
+            run.driver.status["interruptions"],
+        ) == (
             0,
             1,
         )

@@ -42,14 +42,18 @@ def problems_of(fault: Fault, scene: Scene, cost: Cost, adapter: str) -> Iterato
     first = scene.attempts[0]
     yield from scene.problems
     yield from _different(
-        "outcomes", [attempt["outcome"] for attempt in scene.attempts], [*fault.outcomes]
+        "outcomes",
+        [attempt["outcome"] for attempt in scene.attempts],
+        [*fault.outcomes],
     )
     yield from _different("failures", train["failures"], fault.outcomes.count(FAILED))
     yield from _different(
         "interruptions", train["interruptions"], fault.outcomes.count(INTERRUPTED)
     )
     yield from _different(
-        "interruptions of the pipeline", status["interruptions"], fault.outcomes.count(INTERRUPTED)
+        "interruptions of the pipeline",
+        status["interruptions"],
+        fault.outcomes.count(INTERRUPTED),
     )
     yield from _different("steps of the result", train["result"]["steps"], STEPS)
     yield from _different("adapter", adapter, scene.site.reference)
@@ -67,7 +71,9 @@ def problems_of(fault: Fault, scene: Scene, cost: Cost, adapter: str) -> Iterato
 
 def _unpaid(costs: Object, attempts: list[Object]) -> Iterator[str]:
     """Yield the problems of the costs of the stage: each attempt counts once, with the seconds that it ran."""
-    yield from _different("attempts that are paid for", costs["attempts"], len(attempts))
+    yield from _different(
+        "attempts that are paid for", costs["attempts"], len(attempts)
+    )
     seconds = sum(attempt.get("seconds", 0) for attempt in attempts)
     if abs(costs["seconds"] - seconds) > ROUNDING:
         yield f"the costs have {costs['seconds']} seconds, the attempts {seconds}"

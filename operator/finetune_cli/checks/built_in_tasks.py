@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 NAME = re.compile(
-    rb"""^["']?(?:task|group)["']?:[ \t]*(["']?)(\S[^\n#]*?)\1[ \t]*(?:#.*)?\r?$""", re.MULTILINE
+    rb"""^["']?(?:task|group)["']?:[ \t]*(["']?)(\S[^\n#]*?)\1[ \t]*(?:#.*)?\r?$""",
+    re.MULTILINE,
 )
 TAGS = re.compile(rb"""^["']?tag["']?:[ \t]*(\S.*|(?:\r?\n[ \t]*-.*)+)""", re.MULTILINE)
 WORD = re.compile(rb"[\w.+-]*\w[\w.+-]*")

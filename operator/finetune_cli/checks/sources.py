@@ -8,16 +8,27 @@ from pathlib import Path
 from finetune_cli.checks.stores import StoreAnswer, is_remote, look_at
 from finetune_cli.checks.tasks import task_errors
 from finetune_cli.diagnostics import Diagnostic, closest_match
-from finetune_cli.manifest.fields import UriField, has_cluster_credentials, sources, targets
+from finetune_cli.manifest.fields import (
+    UriField,
+    has_cluster_credentials,
+    sources,
+    targets,
+)
 from finetune_cli.manifest.manifest import Manifest
 from finetune_cli.manifest.value_check import is_one_name, resembles_repository
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract import Environment
-from finetune_trainer.contract.environment import InvalidLocation, NotMounted, is_pattern
+from finetune_trainer.contract.environment import (
+    InvalidLocation,
+    NotMounted,
+    is_pattern,
+)
 from finetune_trainer.contract.uris import without_secrets
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES, ExitCode
 
-NOT_LOOKED_AT = "not looked at; the stage that uses it reports whether it exists and may be used"
+NOT_LOOKED_AT = (
+    "not looked at; the stage that uses it reports whether it exists and may be used"
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,8 @@ def check_manifest(
     report = check_sources(sources(manifest.spec), environment)
     _check_with_trainer(manifest.spec, environment, report, validating=validating)
     errors = [
-        manifest.diagnostic(problem.field.location, problem.message) for problem in report.problems
+        manifest.diagnostic(problem.field.location, problem.message)
+        for problem in report.problems
     ]
     errors += task_errors(manifest, environment)
     not_looked_at = [
@@ -66,11 +78,15 @@ def check_sources(fields: Iterable[UriField], environment: Environment) -> Sourc
             continue
         path = _locate(source, environment, report)
         if path is not None:
-            report.problems += [UriProblem(source, message) for message in _problems(source, path)]
+            report.problems += [
+                UriProblem(source, message) for message in _problems(source, path)
+            ]
     return report
 
 
-def _locate(source: UriField, environment: Environment, report: SourceReport) -> Path | None:
+def _locate(
+    source: UriField, environment: Environment, report: SourceReport
+) -> Path | None:
     """Return the path of a URI on this machine; None with an entry in the report if it has none."""
     try:
         return environment.locate(source.uri)
@@ -84,10 +100,16 @@ def _locate(source: UriField, environment: Environment, report: SourceReport) ->
 
 
 def _check_with_trainer(
-    spec: PipelineSpec, environment: Environment, report: SourceReport, *, validating: bool
+    spec: PipelineSpec,
+    environment: Environment,
+    report: SourceReport,
+    *,
+    validating: bool,
 ) -> None:
     """Check every source and target in a store and every target in a folder; add the problems to the report."""
-    fields = [field for field in (*sources(spec), *targets(spec)) if is_remote(field.uri)]
+    fields = [
+        field for field in (*sources(spec), *targets(spec)) if is_remote(field.uri)
+    ]
     fields += _target_folders(spec, environment, report)
     if not fields:
         # Without a field, no process of the trainer has to start.
@@ -115,7 +137,9 @@ def _target_folders(
             yield replace(target, uri=f"file://{path.absolute()}")
 
 
-def _refused_codes(spec: PipelineSpec, source: UriField, *, validating: bool) -> set[ExitCode]:
+def _refused_codes(
+    spec: PipelineSpec, source: UriField, *, validating: bool
+) -> set[ExitCode]:
     """Return the exit codes for which a manifest is refused."""
     refused = set(PERMANENT_EXIT_CODES)
     if validating:
@@ -158,7 +182,9 @@ def _suggestion(source: UriField, path: Path) -> str:
         return f"did you mean {path.with_name(match)}?"
     text = "correct the URI or create it"
     if is_one_name(source):
-        text += f"; for a repository of the Hugging Face hub, write hf://ORG/{source.uri}"
+        text += (
+            f"; for a repository of the Hugging Face hub, write hf://ORG/{source.uri}"
+        )
     return text
 
 

@@ -45,12 +45,20 @@ STORES = {
     "s3": Access(
         endpoints=("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
         credentials=("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN"),
-        settings=("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST"),
+        settings=(
+            "AWS_REGION",
+            "AWS_DEFAULT_REGION",
+            "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+        ),
         own="AWS_(?!REGION$|DEFAULT_REGION$).*",
         anonymous={"AWS_SKIP_SIGNATURE": "true"},
     ),
     "az": Access(
-        endpoints=("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURE_STORAGE_USE_EMULATOR"),
+        endpoints=(
+            "AZURE_STORAGE_ENDPOINT",
+            "AZURE_ENDPOINT",
+            "AZURE_STORAGE_USE_EMULATOR",
+        ),
         credentials=("AZURE_STORAGE_ACCOUNT_KEY",),
         settings=("AZURE_STORAGE_ACCOUNT_NAME",),
         own="AZURE_.*",
@@ -75,7 +83,9 @@ STORES = {
 """Scheme -> the variables of its store."""
 
 
-def environment_of(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def environment_of(
+    variables: Mapping[str, str],
+) -> tuple[dict[str, str], dict[str, str]]:
     """Return the variables for a check of stores: this shell's, and those that a stage's variables may add.
 
     Return also the schemes of the stores that get no credentials, each with the variable of the stage that is the
@@ -93,12 +103,18 @@ def environment_of(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[s
             # A manifest of another user may name a server of that user, which must not get this user's credentials.
             own = re.compile(access.own)
             environment = {
-                name: value for name, value in environment.items() if not own.fullmatch(name)
+                name: value
+                for name, value in environment.items()
+                if not own.fullmatch(name)
             }
             if not variables.get(access.credentials[0]):
                 environment |= access.anonymous
                 withheld[scheme] = new_endpoints[0]
-        allowed = {name for name in access.settings if PLAIN.fullmatch(variables.get(name, ""))}
+        allowed = {
+            name for name in access.settings if PLAIN.fullmatch(variables.get(name, ""))
+        }
         allowed |= {*access.endpoints, *access.credentials}
-        environment |= {name: value for name, value in variables.items() if name in allowed}
+        environment |= {
+            name: value for name, value in variables.items() if name in allowed
+        }
     return environment, withheld

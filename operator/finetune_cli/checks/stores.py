@@ -74,7 +74,10 @@ def _ask(fields: list[UriField], variables: Variables) -> list[StoreAnswer]:
         return []
     problems = [json.loads(line)["problem"] for line in process.stdout.splitlines()]
     # Not strict: there are fewer lines than fields if the process was interrupted.
-    answers = [_answer(field, problem) for field, problem in zip(fields, problems, strict=False)]
+    answers = [
+        _answer(field, problem)
+        for field, problem in zip(fields, problems, strict=False)
+    ]
     return [_without_credentials(answer, withheld) for answer in answers]
 
 
@@ -98,7 +101,9 @@ def _answer(field: UriField, problem: dict[str, Any] | None) -> StoreAnswer:
     return StoreAnswer(field, int(problem["exit_code"]), message)
 
 
-def _without_credentials(answer: StoreAnswer, withheld: Mapping[str, str]) -> StoreAnswer:
+def _without_credentials(
+    answer: StoreAnswer, withheld: Mapping[str, str]
+) -> StoreAnswer:
     """Return that a store was not checked, if it refuses access and this shell's credentials were not sent to it."""
     name = withheld.get(scheme_of(answer.field.uri))
     if name is None or answer.exit_code != ExitCode.CREDENTIALS:

@@ -8,7 +8,12 @@ from pathlib import Path
 from finetune_cli.checks.built_in_tasks import BuiltInTasks, read_built_in_tasks
 from finetune_cli.checks.task_file import task_metrics
 from finetune_cli.diagnostics import Diagnostic, closest_match
-from finetune_cli.manifest.fields import Location, built_in_tasks, gate_metrics, task_files
+from finetune_cli.manifest.fields import (
+    Location,
+    built_in_tasks,
+    gate_metrics,
+    task_files,
+)
 from finetune_cli.manifest.manifest import Manifest
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract import Environment
@@ -53,7 +58,9 @@ def _unknown_task(name: str, built_in: BuiltInTasks) -> str | None:
     return f"lm-eval has no task {name}; {hint}"
 
 
-def _files_of_the_manifest(spec: PipelineSpec, environment: Environment) -> dict[str, Path]:
+def _files_of_the_manifest(
+    spec: PipelineSpec, environment: Environment
+) -> dict[str, Path]:
     """Return task -> its file, without files that cannot be located: each is reported already."""
     files = {}
     for name, uri in task_files(spec).items():

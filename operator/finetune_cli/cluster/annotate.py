@@ -37,7 +37,10 @@ async def _run(arguments: argparse.Namespace) -> int:
 def _retry(pipeline: Object) -> Patch:
     phase = _phase(pipeline)
     if phase in DONE:
-        return None, f"has finished ({phase}) without a failure: there is nothing to start again"
+        return (
+            None,
+            f"has finished ({phase}) without a failure: there is nothing to start again",
+        )
     effect = "continues"
     if phase in {"Failed", "Cancelled"}:
         effect = f"starts again at {pipeline['status'].get('stage')}"
@@ -55,7 +58,9 @@ def _cancel(pipeline: Object) -> Patch:
 def _suspend(pipeline: Object) -> Patch:
     if pipeline["spec"].get("suspend"):
         return None, "is already suspended"
-    return {"spec": {"suspend": True}}, "is being suspended; `finetune resume` continues it"
+    return {
+        "spec": {"suspend": True}
+    }, "is being suspended; `finetune resume` continues it"
 
 
 def _resume(pipeline: Object) -> Patch:

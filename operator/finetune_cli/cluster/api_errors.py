@@ -38,7 +38,11 @@ def describe_api_error(error: ApiError, context: KubeContext) -> Exception:
             return ClusterError(
                 f"{cluster}: the operator is not installed; install it with: {INSTALL}"
             )
-        case HTTPStatus.NOT_FOUND | HTTPStatus.BAD_REQUEST | HTTPStatus.UNPROCESSABLE_ENTITY:
+        case (
+            HTTPStatus.NOT_FOUND
+            | HTTPStatus.BAD_REQUEST
+            | HTTPStatus.UNPROCESSABLE_ENTITY
+        ):
             return UsageError(str(error))
         case _:
             return ClusterError(f"{cluster}: {message} (HTTP {error.status})")

@@ -48,7 +48,11 @@ async def _run(arguments: argparse.Namespace) -> int:
     change = _change(before, after)
     if arguments.json:
         print_forecast_json(
-            planned.stages, notes=planned.notes, counts=counts, placement=places, change=change
+            planned.stages,
+            notes=planned.notes,
+            counts=counts,
+            placement=places,
+            change=change,
         )
         return 0
     console = Console(highlight=False, soft_wrap=True)
@@ -76,7 +80,9 @@ async def _before_and_after(session: ClusterSession) -> tuple[Object | None, Pip
     return current, parse_pipeline(await dry_run(session, session.manifest, current))
 
 
-async def _observe(session: ClusterSession, live: Object, pipeline: Pipeline) -> Observation:
+async def _observe(
+    session: ClusterSession, live: Object, pipeline: Pipeline
+) -> Observation:
     cache = await read_cache(session, live, pipeline)
     # A forecast needs no progress, and probing a server would need a place inside the cluster.
     cluster = KubernetesCluster(session.api, cache, NoProgress(), NoProbe())
@@ -97,14 +103,18 @@ def _find_in_attempts(_name: str, stage: StageAssessment) -> KeptWork | None:
     if stage.spec and stage.spec.runs_server:
         return None
     status = stage.status
-    same_work = [attempt for attempt in status.attempts if attempt.identity == status.identity]
+    same_work = [
+        attempt for attempt in status.attempts if attempt.identity == status.identity
+    ]
     for attempt in same_work:
         if attempt.outcome is Outcome.SUCCEEDED:
             reason = f"the result of attempt {attempt.number} is in the workspace"
             return KeptWork("reuse", reason)
     for attempt in reversed(same_work):
         if _has_work(attempt):
-            return KeptWork("resume", f"resumes from the work of attempt {attempt.number}")
+            return KeptWork(
+                "resume", f"resumes from the work of attempt {attempt.number}"
+            )
     return None
 
 

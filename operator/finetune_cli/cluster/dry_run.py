@@ -17,7 +17,9 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 KUBECTL = "kubectl"
 
 
-async def dry_run(session: ClusterSession, manifest: Manifest, live: Object | None) -> Object:
+async def dry_run(
+    session: ClusterSession, manifest: Manifest, live: Object | None
+) -> Object:
     """Return the object after applying the manifest in the way it was applied before: client-side or server-side.
 
     Raises ApiError with the message of admission.
@@ -25,7 +27,11 @@ async def dry_run(session: ClusterSession, manifest: Manifest, live: Object | No
     path = paths.pipeline(session.key)
     in_manifest = manifest.body["metadata"]
     # Other fields of metadata are the API server's own: a manifest from `kubectl get` has them.
-    meta = {name: in_manifest[name] for name in ("labels", "annotations") if name in in_manifest}
+    meta = {
+        name: in_manifest[name]
+        for name in ("labels", "annotations")
+        if name in in_manifest
+    }
     meta |= {"name": session.name, "namespace": session.context.namespace}
     body = {**manifest.body, "metadata": meta}
     last_applied = _annotations(live).get(LAST_APPLIED)

@@ -46,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _run(arguments: argparse.Namespace) -> int:
     if arguments.name and arguments.all_namespaces:
-        raise UsageError("-A lists all pipelines; to show one, give its namespace with -n instead")
+        raise UsageError(
+            "-A lists all pipelines; to show one, give its namespace with -n instead"
+        )
     if arguments.watch and (arguments.json or not arguments.name):
         raise UsageError("-w watches one pipeline: give its name, and leave out --json")
     # Without wrapping, a line stays one line for grep and in a narrow terminal's scrollback.
@@ -68,11 +70,17 @@ async def _run(arguments: argparse.Namespace) -> int:
 
 
 def _without_managed_fields(pipeline: Object) -> Object:
-    meta = {name: value for name, value in pipeline["metadata"].items() if name != "managedFields"}
+    meta = {
+        name: value
+        for name, value in pipeline["metadata"].items()
+        if name != "managedFields"
+    }
     return {**pipeline, "metadata": meta}
 
 
-async def _list(session: ClusterSession, arguments: argparse.Namespace, console: Console) -> int:
+async def _list(
+    session: ClusterSession, arguments: argparse.Namespace, console: Console
+) -> int:
     namespace: str | None = session.context.namespace
     if arguments.all_namespaces:
         namespace = None
@@ -143,7 +151,9 @@ def _now() -> datetime:
     return datetime.now(UTC)  # noqa: TID251  an edge
 
 
-def _tree(pipeline: Pipeline, running: Mapping[str, Pod], now: datetime | None) -> RenderableType:
+def _tree(
+    pipeline: Pipeline, running: Mapping[str, Pod], now: datetime | None
+) -> RenderableType:
     """Return the tree of stages, attempts and pods, followed by the summary; `now` adds the time of what runs."""
 
     def pods(attempt: AttemptStatus) -> Sequence[str]:

@@ -29,7 +29,9 @@ def read_context(context: str | None) -> KubeContext:
     files = kube_config.KUBE_CONFIG_DEFAULT_LOCATION
     contexts, current = _contexts(files)
     if context and context not in contexts:
-        raise UsageError(f"there is no context {context} in {files}{_hint(context, contexts)}")
+        raise UsageError(
+            f"there is no context {context} in {files}{_hint(context, contexts)}"
+        )
     chosen = context or current
     if chosen:
         namespace = (contexts.get(chosen) or {}).get("namespace")
@@ -39,7 +41,9 @@ def read_context(context: str | None) -> KubeContext:
         return KubeContext(None, OWN_NAMESPACE.read_text().strip())
     if contexts:
         names = ", ".join(sorted(contexts))
-        raise UsageError(f"{files} has no current context; choose one with --context: {names}")
+        raise UsageError(
+            f"{files} has no current context; choose one with --context: {names}"
+        )
     raise UsageError(f"no kubeconfig at {files}: set KUBECONFIG; {local_runs_hint()}")
 
 
@@ -54,7 +58,9 @@ def _hint(context: str, contexts: Mapping[str, Any]) -> str:
 
 def _contexts(files: str) -> tuple[dict[str, Mapping[str, Any]], str | None]:
     """Return the contexts by name, and the name of the current context."""
-    existing = [file for file in files.split(":") if file and Path(file).expanduser().exists()]
+    existing = [
+        file for file in files.split(":") if file and Path(file).expanduser().exists()
+    ]
     # The client's loader raises for missing files; without any, the pod's own cluster may be meant.
     if not existing:
         return {}, None
@@ -62,7 +68,9 @@ def _contexts(files: str) -> tuple[dict[str, Mapping[str, Any]], str | None]:
     try:
         config = merger(files).config
         nodes = config.safe_get("contexts") or []
-        contexts = {node.value["name"]: node.value.get("context") or {} for node in nodes}
+        contexts = {
+            node.value["name"]: node.value.get("context") or {} for node in nodes
+        }
         return contexts, config.safe_get("current-context")
     # A kubeconfig of another form makes the loader fail in many ways.
     except (

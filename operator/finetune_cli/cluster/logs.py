@@ -18,7 +18,12 @@ from finetune_cli.cluster.session import (
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED, has_finished, is_up_to_date
 from finetune_cli.output.metrics import TRAIN, print_rows, print_samples, rows_of_curve
-from finetune_cli.output.status_text import attempt_line, no_attempt, print_attempt, stage_summary
+from finetune_cli.output.status_text import (
+    attempt_line,
+    no_attempt,
+    print_attempt,
+    stage_summary,
+)
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
 from finetune_operator.core.metadata import STAGE_CONTAINER, workspace_name
 from finetune_operator.core.pipeline import Pipeline
@@ -40,7 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _run(arguments: argparse.Namespace) -> int:
     if not arguments.name:
-        raise UsageError("name the pipeline before the stage, as in: finetune logs NAME train")
+        raise UsageError(
+            "name the pipeline before the stage, as in: finetune logs NAME train"
+        )
     async with connect(arguments) as session:
         pipeline = await session.get_pipeline()
         if arguments.metrics:
@@ -67,7 +74,9 @@ def _print_metrics(pipeline: Pipeline, output: str | None) -> int:
     curve = stage.loss_curve
     if curve is None:
         summary = stage_summary(stage)
-        print(f"train has reported no loss curve; its status: {summary}", file=sys.stderr)
+        print(
+            f"train has reported no loss curve; its status: {summary}", file=sys.stderr
+        )
         return FAILED
     points = f"{len(curve.losses)} points up to step {curve.step}"
     if curve.every_steps > 1:
@@ -80,7 +89,9 @@ def _print_metrics(pipeline: Pipeline, output: str | None) -> int:
     return 0
 
 
-async def _print_samples(session: ClusterSession, pipeline: Pipeline, output: str | None) -> int:
+async def _print_samples(
+    session: ClusterSession, pipeline: Pipeline, output: str | None
+) -> int:
     """Print the samples in the logs of all attempts whose pods exist; return FAILED if there is none."""
     stage = _stage(pipeline, TRAIN)
     if not stage.attempts:
@@ -151,7 +162,9 @@ class _Reader:
         while True:
             stage = _stage(pipeline, self.stage)
             selected = _select(stage, self.number)
-            new = [attempt for attempt in selected if attempt.number not in self.printed]
+            new = [
+                attempt for attempt in selected if attempt.number not in self.printed
+            ]
             if new and await self._print_completely(new[0], stage):
                 self.printed.add(new[0].number)
             elif not new and self._has_ended(pipeline):
@@ -172,7 +185,9 @@ class _Reader:
         # A retry that the operator has not seen yet starts an ended stage again.
         return stage.state in ENDED_STATES and is_up_to_date(pipeline)
 
-    async def _print_completely(self, attempt: AttemptStatus, stage: StageStatus) -> bool:
+    async def _print_completely(
+        self, attempt: AttemptStatus, stage: StageStatus
+    ) -> bool:
         """Print the log until the pod ends; return False if the attempt may still start."""
         pod = await with_retries(lambda: pod_of(self.session, attempt))
         if pod is None or not pod.started_at:

@@ -40,7 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
         return FAILED
     drill = Drill(target)
     return conclude(
-        drill, lambda: asyncio.run(_evict_and_watch(drill, arguments, timeout)), arguments
+        drill,
+        lambda: asyncio.run(_evict_and_watch(drill, arguments, timeout)),
+        arguments,
     )
 
 
@@ -65,10 +67,14 @@ async def _running_pod(session: ClusterSession, attempt: AttemptStatus) -> Pod:
         if pod.phase == "Running":
             return pod
         state = f"is {pod.phase}"
-    raise Refused(f"the pod of attempt {attempt.number} {state}, so there is nothing to evict")
+    raise Refused(
+        f"the pod of attempt {attempt.number} {state}, so there is nothing to evict"
+    )
 
 
-async def _evict(session: ClusterSession, pod: Pod, *, kill: bool, dry_run: bool = False) -> None:
+async def _evict(
+    session: ClusterSession, pod: Pod, *, kill: bool, dry_run: bool = False
+) -> None:
     """Evict or delete just this pod; raises Refused with the fix if the API server refuses."""
     try:
         if kill:
@@ -116,14 +122,16 @@ def _refusal(error: ApiError) -> Refused | None:
     # An overloaded API server also answers 429, but with other causes.
     causes = error.details.get("causes") or []
     budgets = [
-        str(cause.get("message")) for cause in causes if cause.get("reason") == "DisruptionBudget"
+        str(cause.get("message"))
+        for cause in causes
+        if cause.get("reason") == "DisruptionBudget"
     ]
     if not budgets:
         return None
-    advice = (
-        "a drain of its node would be refused, too; a drill with --kill does not ask the budget"
+    advice = "a drain of its node would be refused, too; a drill with --kill does not ask the budget"
+    return Refused(
+        f"a PodDisruptionBudget forbids the eviction: {'; '.join(budgets)}; {advice}"
     )
-    return Refused(f"a PodDisruptionBudget forbids the eviction: {'; '.join(budgets)}; {advice}")
 
 
 def _missing_right(user: str, verb: str, resource: str, namespace: str | None) -> str:
@@ -189,7 +197,9 @@ class _Watcher:
         if self.has_next_job:
             return
         path = paths.jobs(self.session.context.namespace, attempt.job)
-        self.has_next_job = await with_retries(lambda: self.session.api.get(path)) is not None
+        self.has_next_job = (
+            await with_retries(lambda: self.session.api.get(path)) is not None
+        )
 
     async def _is_ended(self) -> bool:
         """Return whether no process of the evicted pod is left."""
@@ -199,7 +209,9 @@ class _Watcher:
             return True
         return bool(Pod(current).terminated)
 
-    async def _next_progress(self, pipeline: Pipeline, attempt: AttemptStatus) -> Progress | None:
+    async def _next_progress(
+        self, pipeline: Pipeline, attempt: AttemptStatus
+    ) -> Progress | None:
         """Return the progress from the pod itself, if the user may use the proxy; else what the operator read."""
         is_running = attempt.outcome is Outcome.RUNNING
         # After the first step, the operator's numbers are enough: they have the lost steps.
@@ -220,7 +232,9 @@ class _Watcher:
         port = metrics_port(pod)
         if not port or not self.may_use_proxy:
             return None
-        path = paths.pod_proxy(self.session.context.namespace, pod.name, port, "progress")
+        path = paths.pod_proxy(
+            self.session.context.namespace, pod.name, port, "progress"
+        )
         try:
             return Progress.model_validate(await self.session.api.get(path))
         except ApiError as error:

@@ -2,7 +2,12 @@
 
 from finetune_cli.cluster.session import ClusterSession, Object
 from finetune_operator.api.status import AttemptStatus, Outcome
-from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE, SERVER, service_name
+from finetune_operator.core.metadata import (
+    MANAGED_BY,
+    MANAGED_BY_VALUE,
+    SERVER,
+    service_name,
+)
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache.cache import (
@@ -51,7 +56,9 @@ async def pod_of(session: ClusterSession, attempt: AttemptStatus) -> Pod | None:
     return pods.get(attempt.job)
 
 
-async def read_cache(session: ClusterSession, live: Object, pipeline: Pipeline) -> ResourceCache:
+async def read_cache(
+    session: ClusterSession, live: Object, pipeline: Pipeline
+) -> ResourceCache:
     """Return a cache with the pipeline and the objects of its running attempts and its server."""
     cache = ResourceCache()
     cache.update(PIPELINES, live)
@@ -74,6 +81,8 @@ async def read_cache(session: ClusterSession, live: Object, pipeline: Pipeline) 
             resource = await session.api.get(path)
             if resource:
                 cache.update(kind, resource)
-    async for pod in session.api.list(paths.pods(namespace), labelSelector=MANAGED_SELECTOR):
+    async for pod in session.api.list(
+        paths.pods(namespace), labelSelector=MANAGED_SELECTOR
+    ):
         cache.update(PODS, pod)
     return cache

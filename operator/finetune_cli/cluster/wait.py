@@ -5,7 +5,13 @@ import asyncio
 
 from finetune_cli.arguments import parse_timeout
 from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, connect, refresh
-from finetune_cli.exit_codes import FAILED, exit_code, has_finished, is_up_to_date, ready_message
+from finetune_cli.exit_codes import (
+    FAILED,
+    exit_code,
+    has_finished,
+    is_up_to_date,
+    ready_message,
+)
 from finetune_operator.api.conditions import FINISHED, READY, STALLED
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
@@ -52,7 +58,10 @@ def _is_stalled(pipeline: Pipeline) -> bool:
     """Return whether the pipeline does not go on by itself, or the operator cannot read its spec."""
     for condition in pipeline.status.conditions:
         # A condition of an older generation says nothing about the spec of now.
-        if condition.type == STALLED and condition.observed_generation == pipeline.generation:
+        if (
+            condition.type == STALLED
+            and condition.observed_generation == pipeline.generation
+        ):
             return True
     return False
 

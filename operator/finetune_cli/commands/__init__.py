@@ -7,5 +7,11 @@ from typing import Protocol
 class Commands(Protocol):
     """The object that argparse passes to `register`; argparse's own class is private."""
 
-    def add_parser(self, name: str, *, help: str, description: str) -> argparse.ArgumentParser:  # noqa: A002  the name is argparse's
+    def add_parser(
+        self,
+        name: str,
+        *,
+        help: str,  # noqa: A002  the name is argparse's
+        description: str,
+    ) -> argparse.ArgumentParser:
         """Add a command and return its parser."""

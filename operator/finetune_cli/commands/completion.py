@@ -43,7 +43,9 @@ TAKES_RUN = frozenset({"plan", "run", "get", "logs", "retry", "drill"})
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser(
-        "completion", help="print a completion script for a shell", description=DESCRIPTION
+        "completion",
+        help="print a completion script for a shell",
+        description=DESCRIPTION,
     )
     parser.add_argument("shell", choices=[*SCRIPTS], help="shell that reads the script")
     parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

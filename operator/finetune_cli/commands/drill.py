@@ -31,14 +31,19 @@ def register(commands: Commands) -> None:
     parser.add_argument("name", metavar="NAME|FILE", help=NAME_OR_FILE)
     stages = [stage.name for stage in STAGES]
     parser.add_argument(
-        "stage", nargs="?", choices=stages, help="stage to evict (default: the one that runs)"
+        "stage",
+        nargs="?",
+        choices=stages,
+        help="stage to evict (default: the one that runs)",
     )
-    help_kill = (
-        "SIGKILL at once; on a cluster, delete the pod without grace, which leaves it about 2 s"
-    )
+    help_kill = "SIGKILL at once; on a cluster, delete the pod without grace, which leaves it about 2 s"
     # Not stored as `kill`, a flag of local runs: `arguments.targets_cluster` would refuse it with -n.
-    parser.add_argument("--kill", action="store_true", dest="without_grace", help=help_kill)
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask before the eviction")
+    parser.add_argument(
+        "--kill", action="store_true", dest="without_grace", help=help_kill
+    )
+    parser.add_argument(
+        "-y", "--yes", action="store_true", help="do not ask before the eviction"
+    )
     help_timeout = "longest wait, as 90s, 30m or 1h30m (default: 15m)"
     parser.add_argument("--timeout", default="15m", metavar="30m", help=help_timeout)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

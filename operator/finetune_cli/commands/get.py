@@ -7,7 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from finetune_cli.arguments import add_run_arguments, find_workdir, run_on_cluster, targets_cluster
+from finetune_cli.arguments import (
+    add_run_arguments,
+    find_workdir,
+    run_on_cluster,
+    targets_cluster,
+)
 from finetune_cli.commands import Commands
 from finetune_cli.commands.list import print_runs
 from finetune_cli.diagnostics import UsageError
@@ -30,11 +35,16 @@ namespace. With -w, the exit codes are the same as for `finetune wait`.
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser(
-        "get", help="show a pipeline, or list the pipelines of a namespace", description=DESCRIPTION
+        "get",
+        help="show a pipeline, or list the pipelines of a namespace",
+        description=DESCRIPTION,
     )
     add_run_arguments(parser)
     parser.add_argument(
-        "-A", "--all-namespaces", action="store_true", help="list the pipelines of all namespaces"
+        "-A",
+        "--all-namespaces",
+        action="store_true",
+        help="list the pipelines of all namespaces",
     )
     parser.add_argument(
         "-w",
@@ -42,7 +52,9 @@ def register(commands: Commands) -> None:
         action="store_true",
         help="on a cluster: update the output until the pipeline has finished",
     )
-    parser.add_argument("--json", action="store_true", help="print the whole object as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print the whole object as JSON"
+    )
     parser.set_defaults(run=run)
 
 
@@ -81,4 +93,6 @@ def _show(pipeline: Pipeline, workdir: Path, console: Console) -> None:
         console.print(line, markup=False)
     if not working and not pipeline.status.finished_at:
         command = f"finetune run {run_argument(workdir)}"
-        console.print(f"no `finetune run` works on it; to continue: {command}", markup=False)
+        console.print(
+            f"no `finetune run` works on it; to continue: {command}", markup=False
+        )

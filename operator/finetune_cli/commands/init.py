@@ -46,10 +46,17 @@ FILE_HELP = "manifest to write (default: pipeline.yaml)"
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser(
-        "init", help="write a manifest with comments to start from", description=DESCRIPTION
+        "init",
+        help="write a manifest with comments to start from",
+        description=DESCRIPTION,
     )
     parser.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE", default=Path("pipeline.yaml"), help=FILE_HELP
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        default=Path("pipeline.yaml"),
+        help=FILE_HELP,
     )
     parser.add_argument(
         "--model",
@@ -57,20 +64,28 @@ def register(commands: Commands) -> None:
         help="base model: a folder, hf://ORG/NAME or pvc://CLAIM/PATH",
     )
     parser.add_argument(
-        "--data", metavar="PATH|URI", help="training records: a file, or a URI as for --model"
+        "--data",
+        metavar="PATH|URI",
+        help="training records: a file, or a URI as for --model",
     )
     parser.add_argument(
-        "--name", default=DEFAULT_NAME, help=f"name of the pipeline (default: {DEFAULT_NAME})"
+        "--name",
+        default=DEFAULT_NAME,
+        help=f"name of the pipeline (default: {DEFAULT_NAME})",
     )
     parser.add_argument(
-        "--cluster", action="store_true", help="write a manifest that runs on a cluster as it is"
+        "--cluster",
+        action="store_true",
+        help="write a manifest that runs on a cluster as it is",
     )
     parser.add_argument(
         "--target",
         metavar="URI",
         help="where the model is published (default: published beside FILE)",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+    parser.add_argument(
+        "--force", action="store_true", help="overwrite an existing file"
+    )
     parser.set_defaults(run=run)
 
 
@@ -116,7 +131,9 @@ def manifest_text(arguments: argparse.Namespace) -> str:
     # The same check as of any manifest: the schema knows best which values are wrong.
     diagnostics = read_text(arguments.file, text).diagnostics
     if diagnostics:
-        errors = [f"{diagnostic.path}: {diagnostic.message}" for diagnostic in diagnostics]
+        errors = [
+            f"{diagnostic.path}: {diagnostic.message}" for diagnostic in diagnostics
+        ]
         raise UsageError("; ".join(errors))
     return text
 
@@ -175,7 +192,9 @@ def _ask(kind: str, default: str) -> str | None:
     except EOFError:
         # The error begins on a line of its own, not behind the question.
         print()
-        raise UsageError("the input has ended without an answer; nothing was written") from None
+        raise UsageError(
+            "the input has ended without an answer; nothing was written"
+        ) from None
 
 
 def _uri(arguments: argparse.Namespace, kind: Kind, given: str) -> str:

@@ -32,9 +32,14 @@ def register(commands: Commands) -> None:
     )
     add_cluster_arguments(parser)
     parser.add_argument(
-        "-A", "--all-namespaces", action="store_true", help="list the pipelines of all namespaces"
+        "-A",
+        "--all-namespaces",
+        action="store_true",
+        help="list the pipelines of all namespaces",
     )
-    parser.add_argument("--json", action="store_true", help="print the whole objects as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print the whole objects as JSON"
+    )
     parser.set_defaults(run=run, name=None, watch=False)
 
 
@@ -46,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     # With --json, an empty list is an answer.
     if not runs and not arguments.json:
         folders = ", ".join(map(str, arguments.folders))
-        print(f"no runs in {folders}; list the pipelines on a cluster with -n NAMESPACE or -A")
+        print(
+            f"no runs in {folders}; list the pipelines on a cluster with -n NAMESPACE or -A"
+        )
         return 0
     print_runs(runs, as_json=arguments.json)
     return 0

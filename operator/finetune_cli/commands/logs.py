@@ -5,7 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-from finetune_cli.arguments import add_run_arguments, find_workdir, run_on_cluster, targets_cluster
+from finetune_cli.arguments import (
+    add_run_arguments,
+    find_workdir,
+    run_on_cluster,
+    targets_cluster,
+)
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
@@ -32,17 +37,24 @@ POLL_SECONDS = 0.2
 
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser("logs", help="print a stage's log", description=DESCRIPTION)
+    parser = commands.add_parser(
+        "logs", help="print a stage's log", description=DESCRIPTION
+    )
     add_run_arguments(parser)
     text = "stage whose log is printed; not needed with --metrics and --samples"
     parser.add_argument("stage", nargs="?", choices=STAGE_NAMES, help=text)
     parser.add_argument("--attempt", type=int, metavar="N", help="print only attempt N")
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="print new lines as they are written"
+        "-f",
+        "--follow",
+        action="store_true",
+        help="print new lines as they are written",
     )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
-        "--metrics", action="store_true", help="print the metrics of training instead of a log"
+        "--metrics",
+        action="store_true",
+        help="print the metrics of training instead of a log",
     )
     text = "print the texts that training generated for train.samples, on a cluster as far as its pods exist"
     instead.add_argument("--samples", action="store_true", help=text)
@@ -60,12 +72,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.metrics or arguments.samples:
         return _print_rows(workdir, arguments.output, samples=arguments.samples)
     attempts = _attempts(workdir, arguments.stage)
-    chosen = [attempt for attempt in attempts if arguments.attempt in {None, attempt.number}]
+    chosen = [
+        attempt for attempt in attempts if arguments.attempt in {None, attempt.number}
+    ]
     if not chosen:
         raise no_attempt(arguments.stage, arguments.attempt, attempts)
     for attempt in chosen:
         newest = attempt is attempts[-1]
-        _print(workdir / "jobs" / attempt.job, attempt, follow=arguments.follow and newest)
+        _print(
+            workdir / "jobs" / attempt.job, attempt, follow=arguments.follow and newest
+        )
     return 0
 
 
@@ -84,13 +100,17 @@ def _settle_arguments(arguments: argparse.Namespace) -> None:
             "-o is the form of metrics and samples: add --metrics or --samples, or leave out -o"
         )
     elif arguments.stage is None:
-        raise UsageError(f"name the stage whose log is printed: {', '.join(STAGE_NAMES)}")
+        raise UsageError(
+            f"name the stage whose log is printed: {', '.join(STAGE_NAMES)}"
+        )
 
 
 def _require_train(arguments: argparse.Namespace, rows: str) -> None:
     """Set the stage to train; raise UsageError for arguments that --metrics or --samples cannot have."""
     if arguments.stage not in {None, TRAIN}:
-        raise UsageError(f"--{rows} prints the {rows} of train: leave out {arguments.stage}")
+        raise UsageError(
+            f"--{rows} prints the {rows} of train: leave out {arguments.stage}"
+        )
     if arguments.follow or arguments.attempt is not None:
         raise UsageError(
             f"--{rows} prints what all attempts have recorded so far: leave out -f and --attempt"
@@ -107,7 +127,9 @@ def _print_rows(workdir: Path, output: str | None, *, samples: bool) -> int:
     if pipeline is None or stage is None or not stage.attempts:
         raise no_attempt(TRAIN, None, ())
     # The folder of the current identity: rows of a training with other settings are in another one.
-    folder = Folders.under(workdir, workdir).workspace(pipeline) / TRAIN / stage.identity
+    folder = (
+        Folders.under(workdir, workdir).workspace(pipeline) / TRAIN / stage.identity
+    )
     if samples:
         return _print_samples(folder / SAMPLES, output)
     rows = rows_of_file(folder / METRICS)
@@ -149,4 +171,7 @@ def _print(folder: Path, attempt: AttemptStatus, *, follow: bool) -> None:
                     return
                 time.sleep(POLL_SECONDS)
     except FileNotFoundError:
-        print(f"{folder / LOG} does not exist; the attempt may not have started", file=sys.stderr)
+        print(
+            f"{folder / LOG} does not exist; the attempt may not have started",
+            file=sys.stderr,
+        )

@@ -20,7 +20,12 @@ from finetune_cli.arguments import (
 )
 from finetune_cli.commands import Commands
 from finetune_cli.forecast.counts import count_lines
-from finetune_cli.forecast.forecast import FindKeptWork, KeptWork, PipelineForecast, forecast
+from finetune_cli.forecast.forecast import (
+    FindKeptWork,
+    KeptWork,
+    PipelineForecast,
+    forecast,
+)
 from finetune_cli.forecast.placement import placement_lines, read_placement
 from finetune_cli.local.run import LocalRun, with_spec
 from finetune_cli.manifest.fields import without_effect
@@ -53,7 +58,9 @@ def register(commands: Commands) -> None:
     add_cluster_arguments(parser)
     text = "the operator's placement (values of its chart): show with it where the stages run, and the expected cost"
     parser.add_argument("--placement", metavar="FILE", help=text)
-    parser.add_argument("--json", action="store_true", help="print the forecast as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print the forecast as JSON"
+    )
     parser.set_defaults(run=run)
 
 

@@ -10,7 +10,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from finetune_cli.arguments import add_local_arguments, claims, manifest_path, workdir_for
+from finetune_cli.arguments import (
+    add_local_arguments,
+    claims,
+    manifest_path,
+    workdir_for,
+)
 from finetune_cli.commands import Commands
 from finetune_cli.exit_codes import DONE, FAILED, INTERRUPTED, below_gate
 from finetune_cli.exit_codes import exit_code as finished_exit_code
@@ -55,13 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser, target: str = RUN_OR_FILE) ->
         "--kill": "kill the stage at this step without notice (SIGKILL), as the loss of its node would",
     }
     for flag, text in faults.items():
-        parser.add_argument(flag, action="append", default=[], metavar="STAGE@STEP", help=text)
+        parser.add_argument(
+            flag, action="append", default=[], metavar="STAGE@STEP", help=text
+        )
     parser.add_argument(
         "--keep-serving",
         action="store_true",
         help="serve the published model after a run that succeeded, until Ctrl-C",
     )
-    parser.add_argument("--json", action="store_true", help="print only the final status, as JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print only the final status, as JSON"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -89,7 +98,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(values, indent=1))
     else:
         print_summary(local_run, status)
-    if arguments.keep_serving and status.phase == "Succeeded" and not keep_serving(local_run):
+    if (
+        arguments.keep_serving
+        and status.phase == "Succeeded"
+        and not keep_serving(local_run)
+    ):
         return FAILED
     return exit_code(status, local_run, arguments.until)
 
@@ -119,7 +132,9 @@ def commit_of(folder: Path) -> str | None:
     command = ("git", "-C", str(folder), "describe", *options)
     try:
         # A repository on a network file system may take long; the commit is not worth waiting for.
-        described = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        described = subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return described.stdout.strip() or None

@@ -27,11 +27,17 @@ not looked at are listed. The errors go to standard output. Exit code: 0 all val
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser(
-        "validate", help="check manifests and print all errors at once", description=DESCRIPTION
+        "validate",
+        help="check manifests and print all errors at once",
+        description=DESCRIPTION,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="manifest to check")
     parser.add_argument(
-        "--check", action="store_true", help="also look at sources and targets that manifests name"
+        "files", nargs="+", type=Path, metavar="FILE", help="manifest to check"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="also look at sources and targets that manifests name",
     )
     add_local_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -72,9 +78,13 @@ def _check_sources(
     lines: list[str] = []
     for manifest in result.manifests:
         with tempfile.TemporaryDirectory() as links:
-            local_run = LocalRun.read_only(manifest, workdir_for(manifest, workdir), Path(links))
+            local_run = LocalRun.read_only(
+                manifest, workdir_for(manifest, workdir), Path(links)
+            )
             local_run.link_claims(folders)
-            errors, not_looked_at = check_manifest(manifest, local_run.environment, validating=True)
+            errors, not_looked_at = check_manifest(
+                manifest, local_run.environment, validating=True
+            )
         # A field with an error has one already, and the second may only follow from the first.
         known = {diagnostic.path for diagnostic in result.diagnostics}
         new = [error for error in errors if error.path not in known]
@@ -104,10 +114,16 @@ def _as_json(file: Path, result: ReadResult) -> dict[str, Any]:
         "file": str(file),
         "valid": not result.diagnostics,
         "pipelines": [manifest.name for manifest in result.manifests],
-        "problems": [_diagnostic_as_json(diagnostic) for diagnostic in result.diagnostics],
+        "problems": [
+            _diagnostic_as_json(diagnostic) for diagnostic in result.diagnostics
+        ],
         "notes": [_diagnostic_as_json(warning) for warning in result.warnings],
     }
 
 
 def _diagnostic_as_json(diagnostic: Diagnostic) -> dict[str, Any]:
-    return {"line": diagnostic.line, "path": diagnostic.path, "message": diagnostic.message}
+    return {
+        "line": diagnostic.line,
+        "path": diagnostic.path,
+        "message": diagnostic.message,
+    }

@@ -39,9 +39,7 @@ VERBS = (
         local_equivalent="`finetune run` continues a stopped run",
     ),
 )
-NAMES = (
-    "NAME is a pipeline on a cluster; with -n or --context, it may be the manifest FILE instead."
-)
+NAMES = "NAME is a pipeline on a cluster; with -n or --context, it may be the manifest FILE instead."
 
 
 def register(commands: Commands) -> None:

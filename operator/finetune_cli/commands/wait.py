@@ -15,7 +15,9 @@ arguments, 3 finished below the gate.
 def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser(
-        "wait", help="wait until a pipeline on a cluster has finished", description=DESCRIPTION
+        "wait",
+        help="wait until a pipeline on a cluster has finished",
+        description=DESCRIPTION,
     )
     add_name(parser)
     conditions = ("Finished", "Ready")
@@ -27,7 +29,9 @@ def register(commands: Commands) -> None:
         help="condition to wait for (default: Finished)",
     )
     parser.add_argument(
-        "--timeout", metavar="30m", help="longest wait, as 90s, 30m or 1h30m (default: unlimited)"
+        "--timeout",
+        metavar="30m",
+        help="longest wait, as 90s, 30m or 1h30m (default: unlimited)",
     )
     parser.set_defaults(run=run)
 

@@ -78,9 +78,7 @@ def conclude(
         if not drill.evicted:
             raise
         code = INTERRUPTED
-        drill.problem = (
-            "stopped watching (Ctrl-C): the eviction stands, and `finetune get` shows what follows"
-        )
+        drill.problem = "stopped watching (Ctrl-C): the eviction stands, and `finetune get` shows what follows"
     if arguments.json:
         print(json.dumps(drill.as_json(), indent=1))
     else:
@@ -152,5 +150,9 @@ def _print_new(drill: Drill, printed: set[str]) -> None:
     """Print the moments that were not printed before to standard error: a drill may take minutes."""
     for name, seconds in drill.seconds.items():
         if name not in printed:
-            print(f"after {seconds:.1f}s: {_title(drill, name)}", file=sys.stderr, flush=True)
+            print(
+                f"after {seconds:.1f}s: {_title(drill, name)}",
+                file=sys.stderr,
+                flush=True,
+            )
             printed.add(name)

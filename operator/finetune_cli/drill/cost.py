@@ -10,7 +10,9 @@ def cost_of(status: PipelineStatus, attempt: AttemptStatus) -> dict[str, str]:
     """Return the known amounts by their names in JSON, and the currency; empty without a price."""
     # By names in JSON: the dump also has the fields of another version of the operator.
     fields = attempt.model_dump(by_alias=True)
-    known = {name: str(fields[name]) for name in AMOUNTS if fields.get(name) is not None}
+    known = {
+        name: str(fields[name]) for name in AMOUNTS if fields.get(name) is not None
+    }
     if "price" not in known:
         return {}
     if status.costs:
@@ -25,5 +27,7 @@ def cost_line(cost: dict[str, str]) -> str:
         currency = f" {cost['currency']}"
     meanings = {"lostCost": "lost", "cost": "for the attempt", "price": "an hour"}
     return ", ".join(
-        f"{cost[name]}{currency} {meaning}" for name, meaning in meanings.items() if name in cost
+        f"{cost[name]}{currency} {meaning}"
+        for name, meaning in meanings.items()
+        if name in cost
     )

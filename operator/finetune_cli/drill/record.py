@@ -63,7 +63,9 @@ class Drill:
         """Record the observations of a look; return whether the drill is over."""
         stage = look.status.stages.get(self.target.stage, StageStatus())
         self._record_attempts(look, stage)
-        has_outcome = self.attempt is not None and self.attempt.outcome is not Outcome.RUNNING
+        has_outcome = (
+            self.attempt is not None and self.attempt.outcome is not Outcome.RUNNING
+        )
         # The first look that sees a moment is its time: later looks see it, too.
         if look.ended or has_outcome:
             self.seconds.setdefault("durable", look.seconds)
@@ -135,7 +137,9 @@ class Drill:
             return True
         if self.next_step is None:
             return False
-        has_lost_steps = self.attempt is not None and self.attempt.lost_steps is not None
+        has_lost_steps = (
+            self.attempt is not None and self.attempt.lost_steps is not None
+        )
         waited = look.seconds - self.seconds["nextStep"]
         return has_lost_steps or waited > SETTLE_SECONDS
 
@@ -158,7 +162,9 @@ class Drill:
             "savedStep": evicted.saved_step,
             "lostSteps": self.lost_steps,
             "lostSeconds": evicted.lost_seconds,
-            "seconds": {name: round(seconds, 2) for name, seconds in self.seconds.items()},
+            "seconds": {
+                name: round(seconds, 2) for name, seconds in self.seconds.items()
+            },
             "nextAttempt": next_attempt,
             "resumedAtStep": self.resumed_at,
             "nextStep": self.next_step,

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from finetune_cli.exit_codes import ready_message
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
-from finetune_operator.api.status import AttemptStatus, PipelineStatus, StageState, StageStatus
+from finetune_operator.api.status import (
+    AttemptStatus,
+    PipelineStatus,
+    StageState,
+    StageStatus,
+)
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
 
@@ -73,7 +78,9 @@ def choose_target(pipeline: Pipeline, stage: str | None, *, kill: bool) -> Drill
     attempt = status.running_attempt
     # A queued attempt has no process.
     if attempt is None or status.state is not StageState.RUNNING:
-        raise Refused(f"{name} is {_state(status)}; only a stage that is Running can be evicted")
+        raise Refused(
+            f"{name} is {_state(status)}; only a stage that is Running can be evicted"
+        )
     if attempt.stopping:
         raise Refused(f"{name} is being stopped already ({attempt.stopping})")
     counted = status.interruptions_counted
@@ -94,7 +101,9 @@ def _running_stage(pipeline: Pipeline) -> str:
         return running[0]
     status = pipeline.status
     state = _with_colons(status.phase, ready_message(status))
-    raise Refused(f"nothing of {pipeline.key} runs, so there is nothing to evict; it is {state}")
+    raise Refused(
+        f"nothing of {pipeline.key} runs, so there is nothing to evict; it is {state}"
+    )
 
 
 def _state(status: StageStatus) -> str:

@@ -63,7 +63,9 @@ class PipelineForecast:
         closed = [gate.message for gate in self.assessment.gates if not gate.passed]
         if not closed:
             return []
-        note = f"a gate is closed, so the exit code is {BELOW_GATE}: {'; '.join(closed)}"
+        note = (
+            f"a gate is closed, so the exit code is {BELOW_GATE}: {'; '.join(closed)}"
+        )
         # A result under an earlier gate is kept: closing a gate undoes no published model.
         kept = [
             forecast.stage
@@ -147,7 +149,10 @@ def _settled(now: StageAssessment) -> Plan | None:
         case StageState.SKIPPED:
             return "skip", now.status.message
         case StageState.FAILED:
-            return "blocked", f"failed: {now.status.message}; `finetune retry` starts it again"
+            return (
+                "blocked",
+                f"failed: {now.status.message}; `finetune retry` starts it again",
+            )
         case StageState.PENDING | StageState.QUEUED | StageState.RUNNING:
             return None
 
@@ -245,7 +250,9 @@ def _changed_fields(
     return shown
 
 
-def _result_changes(name: str, now: StageAssessment, old: StageAssessment) -> Iterator[str]:
+def _result_changes(
+    name: str, now: StageAssessment, old: StageAssessment
+) -> Iterator[str]:
     """Yield the changes of fields that determine the stage's result, by their paths in the manifest."""
     new_config = _result_fields(now)
     old_config = _result_fields(old)
@@ -260,7 +267,9 @@ def _result_changes(name: str, now: StageAssessment, old: StageAssessment) -> It
 
 
 def _program(spec: StageSpec) -> dict[str, Any]:
-    return spec.pod.model_dump(mode="json", exclude_none=True, include={*PROGRAM_FIELDS})
+    return spec.pod.model_dump(
+        mode="json", exclude_none=True, include={*PROGRAM_FIELDS}
+    )
 
 
 def _result_fields(stage: StageAssessment) -> dict[str, Any]:
@@ -277,7 +286,9 @@ def _result_fields(stage: StageAssessment) -> dict[str, Any]:
         excluded |= {"model", "location", "digest"}
     if isinstance(config, TrainConfig):
         config = _with_default_blocks(config)
-    return config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=excluded)
+    return config.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude=excluded
+    )
 
 
 def _with_default_blocks(config: TrainConfig) -> TrainConfig:
@@ -290,18 +301,24 @@ def _with_default_blocks(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"recipe": recipe.model_copy(update=blocks)})
 
 
-def _execution_changes(name: str, now: StageSpec | None, old: StageSpec | None) -> Iterator[str]:
+def _execution_changes(
+    name: str, now: StageSpec | None, old: StageSpec | None
+) -> Iterator[str]:
     """Yield the changes of fields that determine how the stage runs: nodes, resources, image, environment."""
     fields = {*EXECUTION_FIELDS}
     if now:
         fields |= {*now.non_identity_fields}
-    yield from _changes(f"spec.{name}", _set_fields(now, fields), _set_fields(old, fields))
+    yield from _changes(
+        f"spec.{name}", _set_fields(now, fields), _set_fields(old, fields)
+    )
 
 
 def _set_fields(spec: StageSpec | None, fields: set[str]) -> dict[str, Any]:
     if spec is None:
         return {}
-    return spec.model_dump(mode="json", by_alias=True, exclude_none=True, include=fields)
+    return spec.model_dump(
+        mode="json", by_alias=True, exclude_none=True, include=fields
+    )
 
 
 def _changes(path: str, new: Any, old: Any) -> Iterator[str]:
@@ -312,7 +329,9 @@ def _changes(path: str, new: Any, old: Any) -> Iterator[str]:
         after = _children(new)
         before = _children(old)
         for part in sorted({*after, *before}):
-            inner_changes += _changes(f"{path}{part}", after.get(part), before.get(part))
+            inner_changes += _changes(
+                f"{path}{part}", after.get(part), before.get(part)
+            )
     if inner_changes:
         yield from inner_changes
     else:
@@ -326,7 +345,10 @@ def _children(value: Any) -> dict[str, Any]:
         return {f".{key}": inner for key, inner in value.items()}
     if isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
         # By name where entries have names: an inserted entry then changes no other entry.
-        return {f"[{entry.get('name', number)}]": entry for number, entry in enumerate(value)}
+        return {
+            f"[{entry.get('name', number)}]": entry
+            for number, entry in enumerate(value)
+        }
     return {}
 
 

@@ -44,7 +44,10 @@ def read_placement(path: str) -> PlacementDefaults:
 
 
 def placement_lines(
-    planned: PipelineForecast, spec: PipelineSpec, defaults: PlacementDefaults | None, now: datetime
+    planned: PipelineForecast,
+    spec: PipelineSpec,
+    defaults: PlacementDefaults | None,
+    now: datetime,
 ) -> Iterator[str]:
     """Yield the choice for each stage that would start, and the expected cost.
 

@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
         return FAILED
     drill = Drill(target)
     return conclude(
-        drill, lambda: asyncio.run(_evict_and_watch(drill, workdir, arguments, timeout)), arguments
+        drill,
+        lambda: asyncio.run(_evict_and_watch(drill, workdir, arguments, timeout)),
+        arguments,
     )
 
 
@@ -68,7 +70,10 @@ def _job_folder(workdir: Path, target: DrillTarget) -> Path:
 
 
 async def _evict_and_watch(
-    drill: Drill, workdir: Path, arguments: argparse.Namespace, timeout_seconds: float | None
+    drill: Drill,
+    workdir: Path,
+    arguments: argparse.Namespace,
+    timeout_seconds: float | None,
 ) -> None:
     folder = _job_folder(workdir, drill.target)
     # Again, because the user may have taken minutes to confirm.

@@ -10,7 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from finetune_cli.checks.sources import check_manifest
-from finetune_cli.diagnostics import Diagnostic, InvalidManifest, UsageError, sort_diagnostics
+from finetune_cli.diagnostics import (
+    Diagnostic,
+    InvalidManifest,
+    UsageError,
+    sort_diagnostics,
+)
 from finetune_cli.local.fault_injection import Fault, FaultInjector
 from finetune_cli.manifest.manifest import Manifest
 from finetune_cli.runs import MANIFEST
@@ -112,8 +117,12 @@ class LocalRun:
         annotations = dict(self.manifest.annotations)
         if retry:
             annotations[RETRY_ANNOTATION] = retry
-        applied = self.cluster.pipeline_file.apply(self.key, self.manifest.spec, annotations)
-        (self.workdir / MANIFEST).write_text(str(self.manifest.path.absolute()), "utf-8")
+        applied = self.cluster.pipeline_file.apply(
+            self.key, self.manifest.spec, annotations
+        )
+        (self.workdir / MANIFEST).write_text(
+            str(self.manifest.path.absolute()), "utf-8"
+        )
         return applied
 
     def check(self) -> list[str]:
@@ -135,7 +144,9 @@ class LocalRun:
         for claim in sorted(self._referenced_claims()):
             if not (self.cluster.folders.claims / claim).is_dir():
                 message = f"claim {claim} has no folder on this machine; add --claim {claim}=FOLDER"
-                diagnostics.append(Diagnostic(file, self.manifest.line, "spec", message))
+                diagnostics.append(
+                    Diagnostic(file, self.manifest.line, "spec", message)
+                )
         if diagnostics:
             raise InvalidManifest(diagnostics)
 
@@ -159,7 +170,10 @@ class LocalRun:
     def _written_folders(self) -> dict[str, Path]:
         """Return the folders that the run writes to, by their names in messages."""
         environment = self.environment
-        written = {"the work folder": self.workdir, "the workspace": environment.workspace}
+        written = {
+            "the work folder": self.workdir,
+            "the workspace": environment.workspace,
+        }
         for uri in _targets(self.manifest.spec):
             # check_manifest reports a target without a location.
             with contextlib.suppress(InvalidLocation):
@@ -185,7 +199,9 @@ class LocalRun:
             return PipelineStatus()
         return pipeline.status
 
-    async def run(self, settings: Settings, faults: Sequence[Fault], show: Show) -> PipelineStatus:
+    async def run(
+        self, settings: Settings, faults: Sequence[Fault], show: Show
+    ) -> PipelineStatus:
         """Reconcile until the pipeline is finished, the stage `until` is done, or the user presses Ctrl-C."""
         self._handle_signals()
         injector = FaultInjector(self.cluster, faults)
@@ -209,14 +225,17 @@ class LocalRun:
         reported = ""
         while True:
             try:
-                result = await reconcile(self.key, self.cluster, settings, datetime.now(UTC))  # noqa: TID251  an edge
+                now = datetime.now(UTC)  # noqa: TID251  an edge
+                result = await reconcile(self.key, self.cluster, settings, now)
             except ClusterError as error:
                 if loop.time() > deadline or self.cluster.stopping:
                     raise
                 # Each error once, although it is retried twice a second.
                 if str(error) != reported:
                     reported = str(error)
-                    self.cluster.on_event(Event("Warning", "WorkFolder", f"{reported}; retrying"))
+                    self.cluster.on_event(
+                        Event("Warning", "WorkFolder", f"{reported}; retrying")
+                    )
                 await asyncio.sleep(REFRESH_SECONDS)
             else:
                 if result.requeue_after is None:
@@ -265,7 +284,10 @@ def with_spec(pipeline: Pipeline, manifest: Manifest) -> Pipeline:
     if pipeline.spec != manifest.spec:
         generation += 1
     return replace(
-        pipeline, spec=manifest.spec, generation=generation, annotations=manifest.annotations
+        pipeline,
+        spec=manifest.spec,
+        generation=generation,
+        annotations=manifest.annotations,
     )
 
 

@@ -144,7 +144,8 @@ def sources(spec: PipelineSpec) -> Iterator[UriField]:
 
 def _datasets(spec: PipelineSpec) -> Iterator[UriField]:
     datasets: list[tuple[Location, DatasetSource]] = [
-        (("datasets", number, "uri"), dataset) for number, dataset in enumerate(spec.datasets)
+        (("datasets", number, "uri"), dataset)
+        for number, dataset in enumerate(spec.datasets)
     ]
     validation = spec.validation.dataset()
     if validation:
@@ -228,7 +229,9 @@ def literal_variables(spec: PipelineSpec) -> Iterator[LiteralVariable]:
 def workload(spec: PipelineSpec) -> Workload:
     """Return what determines the number of optimizer steps."""
     train = spec.train
-    examples = train.micro_batch_size * train.gradient_accumulation_steps * train.processes
+    examples = (
+        train.micro_batch_size * train.gradient_accumulation_steps * train.processes
+    )
     return Workload(
         epochs=train.effective_epochs(),
         max_steps=train.max_steps,

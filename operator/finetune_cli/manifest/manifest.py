@@ -30,7 +30,9 @@ from finetune_trainer.contract import ContractModel
 DnsSubdomain = Annotated[
     str, StringConstraints(min_length=1, max_length=253, pattern=DNS_SUBDOMAIN)
 ]
-DnsLabel = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=DNS_LABEL)]
+DnsLabel = Annotated[
+    str, StringConstraints(min_length=1, max_length=63, pattern=DNS_LABEL)
+]
 
 KEY_STEP = "[key]"
 """Pydantic appends this step to the location of an error in a mapping's key."""
@@ -145,7 +147,9 @@ def _checked(path: Path, file: YamlFile) -> ReadResult:
 def _check(file: Path, document: YamlNode, result: ReadResult) -> None:
     if not isinstance(document.data, dict):
         got = quoted(document.plain())
-        message = f"must be a mapping with apiVersion, kind, metadata and spec (got {got})"
+        message = (
+            f"must be a mapping with apiVersion, kind, metadata and spec (got {got})"
+        )
         result.diagnostics.append(Diagnostic(file, document.line, "", message))
         return
     # A manifest from `kubectl get` has a status.
@@ -198,7 +202,9 @@ def _wrong_kind(file: Path, document: YamlNode) -> Diagnostic | None:
     [node] = nodes
     if not isinstance(node.data, str) or closest_match(node.data, [KIND]):
         return None
-    return Diagnostic(file, node.line, "kind", f"must be {KIND} (got {quoted(node.data)})")
+    return Diagnostic(
+        file, node.line, "kind", f"must be {KIND} (got {quoted(node.data)})"
+    )
 
 
 def _parse(checker: SchemaChecker) -> tuple[Envelope | None, list[Diagnostic]]:
@@ -210,7 +216,9 @@ def _parse(checker: SchemaChecker) -> tuple[Envelope | None, list[Diagnostic]]:
         return None, list(_diagnostics_of(checker, invalid))
 
 
-def _diagnostics_of(checker: SchemaChecker, invalid: ValidationError) -> Iterator[Diagnostic]:
+def _diagnostics_of(
+    checker: SchemaChecker, invalid: ValidationError
+) -> Iterator[Diagnostic]:
     for error in invalid.errors(include_url=False):
         location = tuple(step for step in error["loc"] if step != KEY_STEP)
         if error["type"] == RULE_ERROR or location in checker.reported:

@@ -141,9 +141,7 @@ def _string_expected(value: YamlNode) -> str:
         case bool() if value.source.lower() not in {"true", "false"}:
             return f'must be a string, but unquoted {value.source} means {quoted(value.data)}; write "{value.source}"'
         case bool() | int() | float():
-            return (
-                f'must be a string (got {quoted(value.data)}); put it in quotes: "{value.source}"'
-            )
+            return f'must be a string (got {quoted(value.data)}); put it in quotes: "{value.source}"'
         case _:
             return f"must be a string (got {quoted(value.plain())})"
 

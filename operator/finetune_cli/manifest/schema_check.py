@@ -11,7 +11,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from finetune_cli.diagnostics import Diagnostic, closest_match
-from finetune_cli.manifest.other_names import location_here, name_here, reason_for_no_field
+from finetune_cli.manifest.other_names import (
+    location_here,
+    name_here,
+    reason_for_no_field,
+)
 from finetune_cli.manifest.yaml_reader import Location, YamlNode, join_path
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_trainer.contract import ContractModel
@@ -73,7 +77,9 @@ class SchemaChecker:
             if is_misspelled and match and match not in data:
                 data[match] = value
 
-    def _hint(self, kind: type[ContractModel], key: str, location: Location) -> tuple[str, bool]:
+    def _hint(
+        self, kind: type[ContractModel], key: str, location: Location
+    ) -> tuple[str, bool]:
         """Return the hint for an unknown key, and whether the key is a misspelled key of the model."""
         known = aliases(kind)
         match = closest_match(key, known)
@@ -133,7 +139,9 @@ def is_model(kind: Any) -> bool:
 
 def aliases(kind: type[ContractModel]) -> dict[str, Any]:
     """Return the keys of a model as the manifest spells them, with the types of their values."""
-    return {info.alias or name: info.annotation for name, info in kind.model_fields.items()}
+    return {
+        info.alias or name: info.annotation for name, info in kind.model_fields.items()
+    }
 
 
 def format_path(document: YamlNode, location: Location) -> str:
@@ -175,7 +183,9 @@ def _breaks(data: Mapping[str, Any], rule: Rule) -> bool:
         return False
 
 
-def _with_defaults(kind: type[ContractModel], data: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(
+    kind: type[ContractModel], data: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the data as an API server completes it: rules are written for objects with their defaults."""
     completed: dict[str, Any] = {}
     for name, info in kind.model_fields.items():
@@ -215,7 +225,9 @@ def _children(kind: Any, data: Any) -> Iterator[tuple[str | int, Any, Any]]:
             yield index, entry_type, child
 
 
-def _nested_paths(kind: type[ContractModel], key: str, prefix: str = "") -> Iterator[str]:
+def _nested_paths(
+    kind: type[ContractModel], key: str, prefix: str = ""
+) -> Iterator[str]:
     """Return the paths below this model that end in a known key of that name: lora.rank for rank."""
     for name, annotation in aliases(kind).items():
         inner = unwrap_optional(annotation)

@@ -31,12 +31,36 @@ _MESSAGES: tuple[tuple[str, str, bool], ...] = (
     ),
     (r"expected ',' or '\]', but got '<stream end>'", "this [ is never closed", True),
     (r"expected ',' or '}', but got '<stream end>'", "this { is never closed", True),
-    (r"expected ',' or '(.)', but got (.*)", r"expected a comma or \1, found \2", False),
-    (r"expected <block end>, but found '([\]},])'", r"a \1 without its opening bracket", False),
-    (r"expected <block end>, but found '<scalar>'", "text after a complete value", False),
-    (r"expected <block end>", "indented differently from the lines it belongs to", False),
-    (r"sequence entries are not allowed", "a list must begin on the line after its key", False),
-    (r"found undefined alias '(.*)'", r"*\1 refers to &\1, which is not defined before it", False),
+    (
+        r"expected ',' or '(.)', but got (.*)",
+        r"expected a comma or \1, found \2",
+        False,
+    ),
+    (
+        r"expected <block end>, but found '([\]},])'",
+        r"a \1 without its opening bracket",
+        False,
+    ),
+    (
+        r"expected <block end>, but found '<scalar>'",
+        "text after a complete value",
+        False,
+    ),
+    (
+        r"expected <block end>",
+        "indented differently from the lines it belongs to",
+        False,
+    ),
+    (
+        r"sequence entries are not allowed",
+        "a list must begin on the line after its key",
+        False,
+    ),
+    (
+        r"found undefined alias '(.*)'",
+        r"*\1 refers to &\1, which is not defined before it",
+        False,
+    ),
     (r"found duplicate anchor '(.*)'; .*", r"&\1 is defined twice", False),
     (
         r"unknown escape character '(.*)'",
@@ -54,7 +78,9 @@ _MESSAGES: tuple[tuple[str, str, bool], ...] = (
 def diagnostic(file: Path, text: str, error: yaml.YAMLError) -> Diagnostic:
     """Return the diagnostic for a file that is not YAML, with its line."""
     if isinstance(error, ReaderError):
-        message = f"character U+{int(error.character):04X} is not allowed in YAML; remove it"
+        message = (
+            f"character U+{int(error.character):04X} is not allowed in YAML; remove it"
+        )
         return Diagnostic(file, _line(text, error.position), "", message)
     if not isinstance(error, yaml.MarkedYAMLError):
         return Diagnostic(file, None, "", f"is not YAML: {error}")

@@ -90,7 +90,8 @@ class _Loader(yaml.SafeLoader):
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise ComposerError(
-                problem=f"nested more than {MAX_DEPTH} levels deep", problem_mark=self.get_mark()
+                problem=f"nested more than {MAX_DEPTH} levels deep",
+                problem_mark=self.get_mark(),
             )
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -104,7 +105,11 @@ for _tag, _pattern, _first in (
         "yYnNtTfFoO",
     ),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("int", r"[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)", "-+0123456789"),
+    (
+        "int",
+        r"[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)",
+        "-+0123456789",
+    ),
     (
         "float",
         r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
@@ -112,7 +117,9 @@ for _tag, _pattern, _first in (
     ),
     ("merge", r"<<", "<"),
 ):
-    _Loader.add_implicit_resolver(f"{TAG}{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+    _Loader.add_implicit_resolver(
+        f"{TAG}{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
+    )
 
 
 def load(file: Path) -> YamlFile:
@@ -146,7 +153,9 @@ def parse(file: Path, content: bytes) -> YamlFile:
         decoded = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        message = f"is not UTF-8: byte 0x{content[error.start]:02x}; save the file as UTF-8"
+        message = (
+            f"is not UTF-8: byte 0x{content[error.start]:02x}; save the file as UTF-8"
+        )
         result.diagnostics.append(Diagnostic(file, line, "", message))
         return result
     newlines = [match.start() for match in re.finditer("\n", decoded)]
@@ -258,14 +267,18 @@ class _TreeBuilder:
         self.report(line, path, f'a key must be a string; put it in quotes: "{shown}"')
         return None
 
-    def _merge(self, content: Node, line: int, path: tuple[str, ...]) -> dict[str, YamlNode]:
+    def _merge(
+        self, content: Node, line: int, path: tuple[str, ...]
+    ) -> dict[str, YamlNode]:
         parts = [content]
         if isinstance(content, SequenceNode):
             parts = content.value
         merged: dict[str, YamlNode] = {}
         for part in parts:
             if not isinstance(part, MappingNode):
-                self.report(line, path, "<< needs an alias of a mapping, as in <<: *common")
+                self.report(
+                    line, path, "<< needs an alias of a mapping, as in <<: *common"
+                )
                 continue
             value = self.value(part, "<<", line, (*path, "<<"))
             # Not a mapping if it was too deep or too large.
@@ -273,7 +286,9 @@ class _TreeBuilder:
                 merged = value.data | merged
         return merged
 
-    def _scalar(self, node: Node, key: str, line: int, path: tuple[str, ...]) -> YamlNode:
+    def _scalar(
+        self, node: Node, key: str, line: int, path: tuple[str, ...]
+    ) -> YamlNode:
         read = _READERS.get(node.tag, _reject_tag)
         try:
             data = read(node.value)
@@ -306,7 +321,9 @@ def _reject_tag(_: str) -> None:
 
 def _read_string(value: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError("holds half of a UTF-16 surrogate pair, which is not a character")
+        raise ValueError(
+            "holds half of a UTF-16 surrogate pair, which is not a character"
+        )
     return value
 
 

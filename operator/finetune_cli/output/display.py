@@ -101,20 +101,26 @@ class LineOutput:
     def _line(self, text: str) -> None:
         elapsed = timedelta(seconds=int(time.monotonic() - self.started))
         # No markup: an error may contain square brackets. No wrapping: an event stays one line for grep.
-        self.console.print(f"[{elapsed}] {text}", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(
+            f"[{elapsed}] {text}", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 class LiveTable:
     """A table of stages that is redrawn in place."""
 
-    def __init__(self, console: Console, title: str, *, status_follows: bool = True) -> None:
+    def __init__(
+        self, console: Console, title: str, *, status_follows: bool = True
+    ) -> None:
         self.title = title
         self.failures = FailureLog(status_follows=status_follows)
         # One spinner for all updates: a new spinner would begin with its first frame each time.
         self.spinner = Spinner("dots", style="cyan")
         checking = Spinner("dots", Text(f"{title}: checking its sources"), style="cyan")
         # Transient: the command prints the final status in place of the last table.
-        self.live = Live(checking, console=console, refresh_per_second=8, transient=True)
+        self.live = Live(
+            checking, console=console, refresh_per_second=8, transient=True
+        )
 
     def __enter__(self) -> Self:
         self.live.start()
@@ -142,7 +148,9 @@ class LiveTable:
     def update(self, status: PipelineStatus) -> None:
         """Redraw the table."""
         self._print(self.failures.flush())
-        self.live.update(live_table(self.title, status, now=_now(), spinner=self.spinner))
+        self.live.update(
+            live_table(self.title, status, now=_now(), spinner=self.spinner)
+        )
 
     def _print(self, lines: Iterable[str]) -> None:
         for line in lines:

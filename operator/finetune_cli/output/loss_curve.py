@@ -41,7 +41,9 @@ class LossLines:
         missing = stage.interruptions - len(self.interrupted)
         self.more_interruptions = max(0, missing)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
         """Yield one or two lines."""
         plain = not can_encode(BLOCKS + MARK, options.encoding)
         losses = self.curve.losses

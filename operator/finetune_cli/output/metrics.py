@@ -14,13 +14,22 @@ from finetune_trainer.contract.sample_rows import SampleRow
 TRAIN = "train"
 """The stage that has metrics."""
 Cells = dict[str, float | int]
-COLUMNS = ("step", "loss", "validation_loss", "learning_rate", "gradient_norm", "tokens_per_second")
+COLUMNS = (
+    "step",
+    "loss",
+    "validation_loss",
+    "learning_rate",
+    "gradient_norm",
+    "tokens_per_second",
+)
 """Order of the columns of a table; others follow, and the time is in JSON only."""
 
 
 def rows_of_file(path: Path) -> list[Cells]:
     """Return a row for each step in metrics.jsonl; none if there is no file."""
-    return [{"step": row.step, "time": row.time, **row.values} for row in read_rows(path)]
+    return [
+        {"step": row.step, "time": row.time, **row.values} for row in read_rows(path)
+    ]
 
 
 def rows_of_curve(curve: LossCurve) -> list[Cells]:

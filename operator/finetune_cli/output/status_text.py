@@ -179,7 +179,9 @@ def interruptions_line(status: PipelineStatus) -> str:
     return f"{status.interruptions} {noun}; {lost}"
 
 
-def no_attempt(stage: str, number: int | None, attempts: Sequence[AttemptStatus]) -> UsageError:
+def no_attempt(
+    stage: str, number: int | None, attempts: Sequence[AttemptStatus]
+) -> UsageError:
     """Return the error for a stage without attempts, or without the attempt of this number."""
     if not attempts:
         return UsageError(f"{stage} has no attempts yet")

@@ -80,7 +80,9 @@ def _attempt_lines(stage: StageStatus, details: AttemptDetails) -> Iterator[Text
         details_lines = details(last)
         if details_lines or _is_notable(last):
             # The stage's own line shows the error of its last attempt already.
-            yield Text(f"  ↳ {attempts_line(attempts, shown=stage.message)}", style="dim")
+            yield Text(
+                f"  ↳ {attempts_line(attempts, shown=stage.message)}", style="dim"
+            )
         for text in details_lines:
             yield Text(f"      {text}", style="dim")
 

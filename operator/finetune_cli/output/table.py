@@ -10,7 +10,9 @@ from finetune_operator.core.durations import format_duration
 COLUMNS = ("NAME", "PHASE", "STAGE", "PROGRESS", "SCORE", "DURATION", "AGE")
 
 
-def row(pipeline: Mapping[str, Any], now: datetime, *, working: bool = True) -> tuple[str, ...]:
+def row(
+    pipeline: Mapping[str, Any], now: datetime, *, working: bool = True
+) -> tuple[str, ...]:
     """Return the cells of one pipeline, which is an object as an API server returns it.
 
     `working` is False if no process works on the pipeline: its duration then ends with its last attempt.

@@ -131,10 +131,14 @@ def link(reason: Reason, url: str) -> str:
     return f" (see {url}#{reason.lower()})"
 
 
-def merge_conditions(old: Iterable[Condition], new: Iterable[Condition]) -> tuple[Condition, ...]:
+def merge_conditions(
+    old: Iterable[Condition], new: Iterable[Condition]
+) -> tuple[Condition, ...]:
     """Return the new conditions. Each keeps its last transition time unless its status changed."""
     before = {condition.type: condition for condition in old}
-    return tuple(_merge_condition(before.get(condition.type), condition) for condition in new)
+    return tuple(
+        _merge_condition(before.get(condition.type), condition) for condition in new
+    )
 
 
 def _merge_condition(old: Condition | None, new: Condition) -> Condition:

@@ -49,14 +49,18 @@ SOURCE_RULES = (
         field="config",
         message="config and split belong to a hub data set without a path: set uri to hf://ORG/NAME, or remove them",
         cel=f"!(has(self.config) || has(self.split)) || (has(self.uri) && self.uri.matches('^{REPOSITORY.pattern}$'))",
-        is_valid=lambda data: not data.keys() & {"config", "split"} or _is_repository(data),
+        is_valid=lambda data: (
+            not data.keys() & {"config", "split"} or _is_repository(data)
+        ),
     ),
     Rule(
         field="columns",
         message="must name fields of one kind of record: messages and tools, prompt and completion, text, or prompt, "
         "chosen, rejected and tools",
         cel=f"!has(self.columns) || ({_one_shape()})",
-        is_valid=lambda data: "columns" not in data or _is_of_one_shape(data["columns"]),
+        is_valid=lambda data: (
+            "columns" not in data or _is_of_one_shape(data["columns"])
+        ),
     ),
 )
 """Rules of every data set."""
@@ -86,7 +90,10 @@ class ValidationSet(WithRules, Validation):
             " || (has(self.format) && self.format != 'Auto'))",
             is_valid=lambda data: (
                 "uri" in data
-                or (not data.keys() & {"revision", "columns"} and data["format"] == "Auto")
+                or (
+                    not data.keys() & {"revision", "columns"}
+                    and data["format"] == "Auto"
+                )
             ),
         ),
     )

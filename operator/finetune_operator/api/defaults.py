@@ -13,9 +13,9 @@ from finetune_trainer.contract import ContractModel
 class WorkspaceDefaults(ContractModel):
     """Defaults of the claims that the operator creates."""
 
-    storage_class_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = (
-        None
-    )
+    storage_class_name: (
+        Annotated[str, StringConstraints(min_length=1, max_length=253)] | None
+    ) = None
     """Storage class of claims whose pipeline names none."""
 
 
@@ -35,7 +35,9 @@ class Defaults(WithRules):
     # The nearer default wins: the namespace's over the operator's.
     def over(self, below: "Defaults") -> Self:
         """Return these defaults with others below them."""
-        storage_class = self.workspace.storage_class_name or below.workspace.storage_class_name
+        storage_class = (
+            self.workspace.storage_class_name or below.workspace.storage_class_name
+        )
         return self.model_copy(
             update={
                 "pod_defaults": self.pod_defaults.over(below.pod_defaults),

@@ -66,7 +66,9 @@ def _are_distinct(data: Mapping[str, Any]) -> bool:
     return len(keys) == len(gates)
 
 
-SAME_KEYS = " && ".join(f"{_in_cel('a', name)} == {_in_cel('b', name)}" for name in GATE_KEYS)
+SAME_KEYS = " && ".join(
+    f"{_in_cel('a', name)} == {_in_cel('b', name)}" for name in GATE_KEYS
+)
 DISTINCT_GATES = Rule(
     field="gates",
     message=f"two gates have the same {', '.join(GATE_KEYS[:-1])} and {GATE_KEYS[-1]}: remove one",
@@ -85,7 +87,8 @@ def compare(gate: Gate, result: EvaluateResult) -> GateStatus:
     if score is None:
         measured = ", ".join(scores) or "none"
         return unmeasured(
-            gate, f"metric: {gate.metric} was not measured; measured metrics: {measured}"
+            gate,
+            f"metric: {gate.metric} was not measured; measured metrics: {measured}",
         )
     reason = _missing_number(gate, score)
     return unmeasured(gate, reason) if reason else _compare_score(gate, score)
@@ -115,10 +118,17 @@ def unmeasured(gate: Gate, reason: str) -> GateStatus:
 
 
 def _status(
-    gate: Gate, message: str, *, passed: bool, measured: bool = True, **scores: float | None
+    gate: Gate,
+    message: str,
+    *,
+    passed: bool,
+    measured: bool = True,
+    **scores: float | None,
 ) -> GateStatus:
     fields = gate.model_dump(include={*GATE_KEYS, "value"})
-    return GateStatus(**fields, **scores, measured=measured, passed=passed, message=message)
+    return GateStatus(
+        **fields, **scores, measured=measured, passed=passed, message=message
+    )
 
 
 def _compare_score(gate: Gate, score: Score) -> GateStatus:

@@ -5,7 +5,11 @@ Python code looks a stage up by its name. Kubernetes' API conventions ask for a 
 
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, SerializerFunctionWrapHandler
+from pydantic import (
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
@@ -31,7 +35,10 @@ class NamedList:
         entry = handler.resolve_ref_schema(handler(core)["additionalProperties"])
         name = {"type": "string", "description": "Name of the stage."}
         # The name is the key of a list map, which the API server accepts only as a required field.
-        named = entry | {"properties": {"name": name, **entry["properties"]}, "required": ["name"]}
+        named = entry | {
+            "properties": {"name": name, **entry["properties"]},
+            "required": ["name"],
+        }
         keys = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
         return {"type": "array", "items": named, **keys}
 
@@ -48,5 +55,7 @@ def _by_name(value: Any) -> Any:
     }
 
 
-def _as_list(value: dict[str, Any], handler: SerializerFunctionWrapHandler) -> list[Any]:
+def _as_list(
+    value: dict[str, Any], handler: SerializerFunctionWrapHandler
+) -> list[Any]:
     return [{"name": name} | entry for name, entry in handler(value).items()]

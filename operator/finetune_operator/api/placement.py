@@ -44,7 +44,9 @@ class Nodes(ContractModel):
 class NodeClass(Nodes):
     """Nodes of the same capacity type and price. Labels and tolerations of the capacity type are added to their own."""
 
-    name: str = Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+    name: str = Field(
+        min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
+    )
     """Name in the status of a pipeline, in metrics and in the list of prices."""
     capacity: Literal["Spot", "OnDemand"]
     """Capacity type of these nodes."""
@@ -73,7 +75,8 @@ class Preset(NamedTuple):
 PRESETS = {
     # Without labels, so that the first manifest runs on any cluster. Nodes with the taint are spot nodes.
     "generic": Preset(
-        Nodes(), Nodes(tolerations=(Toleration(key="spot", value="true", effect="NoSchedule"),))
+        Nodes(),
+        Nodes(tolerations=(Toleration(key="spot", value="true", effect="NoSchedule"),)),
     ),
     # GKE labels spot nodes, and no others reliably. It taints only spot nodes of Autopilot and of auto-provisioning, so
     # on-demand pods must keep away from the label.
@@ -87,7 +90,9 @@ PRESETS = {
         Nodes(
             node_selector={"cloud.google.com/gke-spot": "true"},
             tolerations=(
-                Toleration(key="cloud.google.com/gke-spot", value="true", effect="NoSchedule"),
+                Toleration(
+                    key="cloud.google.com/gke-spot", value="true", effect="NoSchedule"
+                ),
             ),
         ),
     ),
@@ -100,9 +105,13 @@ PRESETS = {
     # annotation keeps it from that, and from nothing that the cloud does.
     "karpenter": Preset(
         Nodes(
-            node_selector={"karpenter.sh/capacity-type": "on-demand"}, annotations=DO_NOT_DISRUPT
+            node_selector={"karpenter.sh/capacity-type": "on-demand"},
+            annotations=DO_NOT_DISRUPT,
         ),
-        Nodes(node_selector={"karpenter.sh/capacity-type": "spot"}, annotations=DO_NOT_DISRUPT),
+        Nodes(
+            node_selector={"karpenter.sh/capacity-type": "spot"},
+            annotations=DO_NOT_DISRUPT,
+        ),
     ),
     # AKS labels and taints its spot nodes, and no others.
     "aks": Preset(
@@ -111,7 +120,9 @@ PRESETS = {
             node_selector={"kubernetes.azure.com/scalesetpriority": "spot"},
             tolerations=(
                 Toleration(
-                    key="kubernetes.azure.com/scalesetpriority", value="spot", effect="NoSchedule"
+                    key="kubernetes.azure.com/scalesetpriority",
+                    value="spot",
+                    effect="NoSchedule",
                 ),
             ),
         ),
@@ -168,7 +179,9 @@ class PlacementDefaults(ContractModel):
 
     def with_prices(self, listed: PriceList) -> Self:
         """Return a copy with the prices of the list; names that are no node class are ignored."""
-        classes = tuple(_with_price(node_class, listed) for node_class in self.node_classes)
+        classes = tuple(
+            _with_price(node_class, listed) for node_class in self.node_classes
+        )
         return self.model_copy(update={"node_classes": classes})
 
 
@@ -181,7 +194,9 @@ def _with_price(node_class: NodeClass, listed: PriceList) -> NodeClass:
 
 
 CAPACITIES: dict[str, Callable[[PlacementDefaults], Nodes]] = {
-    "OnDemand": lambda defaults: _set_or(defaults.on_demand, PRESETS[defaults.preset].on_demand),
+    "OnDemand": lambda defaults: _set_or(
+        defaults.on_demand, PRESETS[defaults.preset].on_demand
+    ),
     "Spot": lambda defaults: _set_or(defaults.spot, PRESETS[defaults.preset].spot),
 }
 """Capacity type -> its nodes."""

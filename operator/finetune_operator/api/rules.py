@@ -36,14 +36,20 @@ class WithRules(ContractModel):
     @classmethod
     def all_rules(cls) -> tuple[Rule, ...]:
         """Return the rules of this class and of its base classes."""
-        return tuple(rule for kind in reversed(cls.__mro__) for rule in vars(kind).get("rules", ()))
+        return tuple(
+            rule
+            for kind in reversed(cls.__mro__)
+            for rule in vars(kind).get("rules", ())
+        )
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
         # Named as in a manifest. A field without a value is absent, as it is for has() in CEL.
         data = self.model_dump(by_alias=True, exclude_none=True, mode="json")
         broken = [
-            f"{rule.field}: {rule.message}" for rule in self.all_rules() if not rule.is_valid(data)
+            f"{rule.field}: {rule.message}"
+            for rule in self.all_rules()
+            if not rule.is_valid(data)
         ]
         if broken:
             # All broken rules in a single error, so that the user fixes them at once. A ValueError would add a prefix.

@@ -35,12 +35,14 @@ class Workspace(WithRules):
     size: StorageSize = "50Gi"
     """Size of the claim that the operator creates. It can grow if the storage class allows it, and never shrinks."""
 
-    storage_class_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = (
-        None
-    )
+    storage_class_name: (
+        Annotated[str, StringConstraints(min_length=1, max_length=253)] | None
+    ) = None
     """Storage class of the claim. Absent: the default. An existing claim keeps its class; Ready reports a mismatch."""
 
-    access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = "ReadWriteOnce"
+    access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = (
+        "ReadWriteOnce"
+    )
     """Access mode of the claim. ReadWriteMany lets the next attempt start on another node at once. An existing claim
     keeps its mode."""
 
@@ -91,13 +93,17 @@ def _readable_by_pods(field: str, schemes: str, values: str, advice: str) -> Rul
     )
 
 
-def _no_adapter(field: str, cel: str, uses_adapter: Callable[[Mapping[str, Any]], bool]) -> Rule:
+def _no_adapter(
+    field: str, cel: str, uses_adapter: Callable[[Mapping[str, Any]], bool]
+) -> Rule:
     """Return the rule that nothing asks for the adapter of method Full. `cel` is true if something does."""
     return Rule(
         field=field,
         message="train.method Full trains no adapter: set Merged, or set train.method to LoRA or QLoRA",
         cel=f"!has(self.train) || !has(self.train.method) || self.train.method != 'Full' || !({cel})",
-        is_valid=lambda data: data["train"]["method"] != "Full" or not uses_adapter(data),
+        is_valid=lambda data: (
+            data["train"]["method"] != "Full" or not uses_adapter(data)
+        ),
     )
 
 
@@ -186,7 +192,8 @@ class PipelineSpec(WithRules):
             "push.targets",
             "has(self.push) && self.push.targets.exists(target, has(target.format) && target.format == 'Adapter')",
             lambda data: any(
-                target["format"] == "Adapter" for target in data.get("push", {}).get("targets", ())
+                target["format"] == "Adapter"
+                for target in data.get("push", {}).get("targets", ())
             ),
         ),
         _needs_gate("push"),
@@ -195,13 +202,17 @@ class PipelineSpec(WithRules):
             field="whenExpired",
             message="has no effect without a time: add ttlSecondsAfterFinished, or remove whenExpired",
             cel="!has(self.whenExpired) || has(self.ttlSecondsAfterFinished)",
-            is_valid=lambda data: "whenExpired" not in data or "ttlSecondsAfterFinished" in data,
+            is_valid=lambda data: (
+                "whenExpired" not in data or "ttlSecondsAfterFinished" in data
+            ),
         ),
         Rule(
             field="whenExpired",
             message="Delete would delete the server of deploy with the pipeline: set Retain, or remove deploy",
             cel="!has(self.whenExpired) || self.whenExpired != 'Delete' || !has(self.deploy)",
-            is_valid=lambda data: data.get("whenExpired") != "Delete" or "deploy" not in data,
+            is_valid=lambda data: (
+                data.get("whenExpired") != "Delete" or "deploy" not in data
+            ),
         ),
         Rule(
             field="tracking.mlflow.alias",
@@ -263,7 +274,9 @@ class PipelineSpec(WithRules):
     max_runtime_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """Limit for the running time of all attempts of all stages together. Waiting time does not count."""
 
-    deadline: Annotated[AwareDatetime, Field(json_schema_extra={"maxLength": 64})] | None = None
+    deadline: (
+        Annotated[AwareDatetime, Field(json_schema_extra={"maxLength": 64})] | None
+    ) = None
     """Time at which all stages should be done, such as 2030-01-31T08:00:00Z. Stages with capacity Auto run on on-demand
     nodes if an interruption could miss the deadline. The deadline stops nothing."""
 
@@ -286,11 +299,17 @@ class PipelineSpec(WithRules):
     @cached_property
     def _stages(self) -> dict[str, StageSpec]:
         specs = {kind.name: getattr(self, kind.name) for kind in STAGES}
-        return {name: stage.over(self.pod_defaults) for name, stage in specs.items() if stage}
+        return {
+            name: stage.over(self.pod_defaults)
+            for name, stage in specs.items()
+            if stage
+        }
 
     def source_uris(self) -> tuple[str, ...]:
         """Return the URIs of all external inputs of the stages."""
-        of_stages = (uri for stage in self.stages().values() for uri in stage.source_uris())
+        of_stages = (
+            uri for stage in self.stages().values() for uri in stage.source_uris()
+        )
         datasets = (dataset.uri for dataset in self.datasets)
         validation = (self.validation.uri,) if self.validation.uri else ()
         return (self.model.uri, *datasets, *validation, *of_stages)

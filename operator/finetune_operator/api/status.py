@@ -30,7 +30,8 @@ from finetune_trainer.contract import (
 MESSAGE_LENGTH = 4096
 Message = Annotated[str, StringConstraints(max_length=MESSAGE_LENGTH)]
 StoredResult = Annotated[
-    AnyResult, WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+    AnyResult,
+    WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
 ]
 
 ATTEMPTS_KEPT = 10
@@ -188,7 +189,8 @@ class StageStatus(ExtensibleModel):
     execution: str = ""
     """Hash of how the stage runs: resources, placement, image and environment."""
     attempts: Annotated[
-        tuple[AttemptStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})
+        tuple[AttemptStatus, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "atomic"}),
     ] = ()
     """Ten attempts of the stage, oldest first, or the newest on each node class if these are more."""
     failures: int = 0
@@ -345,7 +347,8 @@ class PipelineStatus(ExtensibleModel):
     stages: StagesByName = Field(default_factory=dict)
     """Status of each stage."""
     gates: Annotated[
-        tuple[GateStatus, ...], Field(json_schema_extra={"x-kubernetes-list-type": "atomic"})
+        tuple[GateStatus, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "atomic"}),
     ] = ()
     """Comparisons of the measured scores with evaluate.gates. Empty until evaluate is done."""
     gates_passed: bool | None = None

@@ -91,7 +91,8 @@ class Health:
         QUEUE_DEPTH.set(len(self.queue))
         QUEUE_OLDEST_SECONDS.set(self.queue.oldest())
         return web.Response(
-            body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST}
+            body=generate_latest(REGISTRY),
+            headers={"Content-Type": CONTENT_TYPE_LATEST},
         )
 
     def _count_waiting_stages(self) -> None:

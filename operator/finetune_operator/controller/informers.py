@@ -67,7 +67,9 @@ RESYNC_SECONDS = 600.0
 """Between two complete lists, which make up for an event that a watch has missed."""
 LATER_SECONDS = 2.0
 """Delay of a change that the operator does not act upon; a change that it acts upon usually follows."""
-ACCESS_LOST = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+ACCESS_LOST = frozenset(
+    {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
+)
 """Status codes of a list in a namespace that the operator may no longer read. Any other error is retried."""
 ListReflector = Callable[[Reflector], Awaitable[None]]
 """`Reflector.list` or `Reflector.list_first`."""
@@ -102,7 +104,9 @@ class Informers:
         namespaces: Collection[str],
     ) -> None:
         self.cache, self.queue = cache, queue
-        self.kopf_watch = KopfWatch(signals, self._list_pipelines, self._on_pipeline_event)
+        self.kopf_watch = KopfWatch(
+            signals, self._list_pipelines, self._on_pipeline_event
+        )
         for kind in (PIPELINES, *CHILDREN):
             # Creates the series, so that the first restart is an increase.
             WATCHES_RESTARTED.labels(kind)
@@ -143,7 +147,10 @@ class Informers:
             except Exception as error:
                 bug = None if isinstance(error, ClusterError) else error
                 log.warning(
-                    "the list failed and is retried in %g s: %s", delay, error, exc_info=bug
+                    "the list failed and is retried in %g s: %s",
+                    delay,
+                    error,
+                    exc_info=bug,
                 )
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, MAX_RETRY_SECONDS)
@@ -197,10 +204,16 @@ class Informers:
         while True:
             stop = self._stop = asyncio.Event()
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self.kopf_watch.run(self.watched_namespaces, stop))]
+                tasks = [
+                    group.create_task(
+                        self.kopf_watch.run(self.watched_namespaces, stop)
+                    )
+                ]
                 for namespace in self.watched_namespaces:
                     children = self.reflectors[namespace][1:]
-                    tasks += [group.create_task(reflector.watch()) for reflector in children]
+                    tasks += [
+                        group.create_task(reflector.watch()) for reflector in children
+                    ]
                 await stop.wait()
                 for task in tasks:
                     task.cancel()

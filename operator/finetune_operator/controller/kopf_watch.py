@@ -38,7 +38,10 @@ class KopfWatch:
     """Watches the pipelines with kopf, and starts kopf again whenever it ends or hangs."""
 
     def __init__(
-        self, signals: StopSignal, list_pipelines: Callable[[], Awaitable[None]], on_event: OnEvent
+        self,
+        signals: StopSignal,
+        list_pipelines: Callable[[], Awaitable[None]],
+        on_event: OnEvent,
     ) -> None:
         self.signals = signals
         self.list_pipelines, self.on_event = list_pipelines, on_event
@@ -57,14 +60,19 @@ class KopfWatch:
                 self.lost_at = None
                 await self._run_kopf(namespaces, stop)
             except Exception as error:  # noqa: BLE001  the watch is restarted after any error
-                log.warning("kopf ended and is restarted: %s", str(error) or type(error).__name__)
+                log.warning(
+                    "kopf ended and is restarted: %s",
+                    str(error) or type(error).__name__,
+                )
             has_ended = True
             if self.lost_at is None:
                 self.lost_at = asyncio.get_running_loop().time()
             WATCHES_RESTARTED.labels(PIPELINES).inc()
             await asyncio.sleep(BASE_RETRY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
 
-    async def _run_kopf(self, namespaces: Sequence[str | None], stop: asyncio.Event) -> None:
+    async def _run_kopf(
+        self, namespaces: Sequence[str | None], stop: asyncio.Event
+    ) -> None:
         """Run kopf until `stop` is set, or until it ends or hangs. Raises kopf's error."""
         hung = asyncio.Event()
         asyncio.get_running_loop().set_exception_handler(partial(_notice_hang, hung))
@@ -75,8 +83,12 @@ class KopfWatch:
         }
         # An explicit identity: kopf's default contains the user's name, and a container's user has none.
         peering: dict[str, Any] = {"identity": MANAGED_BY_VALUE, "standalone": True}
-        operator = kopf.operator(registry=self.registry(), settings=_settings(), **scope, **peering)
-        tasks = [asyncio.create_task(wait) for wait in (operator, stop.wait(), hung.wait())]
+        operator = kopf.operator(
+            registry=self.registry(), settings=_settings(), **scope, **peering
+        )
+        tasks = [
+            asyncio.create_task(wait) for wait in (operator, stop.wait(), hung.wait())
+        ]
         kopf_task = tasks[0]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -48,7 +48,9 @@ class LeaderElector:
     such as two on a host, must not both take the Lease for their own.
     """
 
-    def __init__(self, api: KubernetesClient, namespace: str, name: str, replica: str) -> None:
+    def __init__(
+        self, api: KubernetesClient, namespace: str, name: str, replica: str
+    ) -> None:
         self.api = api
         self.namespace = namespace
         self.name = name
@@ -98,7 +100,10 @@ class LeaderElector:
         if self._released:
             await self._release_ended.wait()
         if self._renewed is not None:
-            log.warning("no longer the leader: the Lease was not renewed for %g s", RENEW_DEADLINE)
+            log.warning(
+                "no longer the leader: the Lease was not renewed for %g s",
+                RENEW_DEADLINE,
+            )
             self._renewed = None
 
     async def release(self, wait_for_writes: Callable[[], Awaitable[None]]) -> None:
@@ -156,7 +161,10 @@ class LeaderElector:
         except (ClusterError, TimeoutError) as error:
             message = str(error) or f"no response within {limit:.1f} s"
             log.warning(
-                "cannot acquire or renew the Lease %s/%s: %s", self.namespace, self.name, message
+                "cannot acquire or renew the Lease %s/%s: %s",
+                self.namespace,
+                self.name,
+                message,
             )
             return self.is_leader
         self.last_response_at = _now()
@@ -214,9 +222,13 @@ class LeaderElector:
 
     def _lease(self, previous: dict[str, Any]) -> dict[str, Any]:
         spec = previous.get("spec") or {}
-        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")  # noqa: TID251  an edge
+        time = datetime.now(UTC)  # noqa: TID251  an edge
+        now = time.isoformat(timespec="microseconds").replace("+00:00", "Z")
         held = spec.get("holderIdentity") == self.identity
-        metadata = previous.get("metadata") or {"name": self.name, "namespace": self.namespace}
+        metadata = previous.get("metadata") or {
+            "name": self.name,
+            "namespace": self.namespace,
+        }
         is_transition = bool(previous) and not held
         return {
             "apiVersion": "coordination.k8s.io/v1",
@@ -227,7 +239,8 @@ class LeaderElector:
                 "leaseDurationSeconds": int(LEASE_DURATION),
                 "acquireTime": spec.get("acquireTime") if held else now,
                 "renewTime": now,
-                "leaseTransitions": int(spec.get("leaseTransitions") or 0) + is_transition,
+                "leaseTransitions": int(spec.get("leaseTransitions") or 0)
+                + is_transition,
             },
         }
 

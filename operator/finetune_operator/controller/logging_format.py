@@ -31,7 +31,9 @@ def configure(level: str, log_format: str) -> None:
     """
     handler = logging.StreamHandler()
     handler.addFilter(_add_pipeline)
-    handler.setFormatter(JsonFormatter() if log_format == JSON else logging.Formatter(TEXT_FORMAT))
+    handler.setFormatter(
+        JsonFormatter() if log_format == JSON else logging.Formatter(TEXT_FORMAT)
+    )
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(number, logging.INFO), handlers=[handler], force=True)
     logging.getLogger("finetune_operator").setLevel(number)
@@ -61,7 +63,9 @@ class JsonFormatter(logging.Formatter):
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(
+            timespec="milliseconds"
+        )
         fields: dict[str, object] = {
             "time": time.replace("+00:00", "Z"),
             "level": record.levelname.lower(),

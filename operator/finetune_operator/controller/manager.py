@@ -142,7 +142,16 @@ class Manager:
         if options.node_notices and not options.namespaces:
             nodes = NodeWatch(api, cache.all_pods, saves)
         settings = PricedSettings(options.settings, options.prices)
-        return cls(options, leader_elector, queue, informers, cluster, progress, settings, nodes)
+        return cls(
+            options,
+            leader_elector,
+            queue,
+            informers,
+            cluster,
+            progress,
+            settings,
+            nodes,
+        )
 
     async def run(self) -> None:
         """Run as the leader whenever this replica holds the Lease, and look at the prices, forever."""

@@ -10,7 +10,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.placement import CAPACITIES
 from finetune_operator.api.spec import STAGES
-from finetune_operator.api.status import Costs, Outcome, PipelineStatus, StageState, StageStatus
+from finetune_operator.api.status import (
+    Costs,
+    Outcome,
+    PipelineStatus,
+    StageState,
+    StageStatus,
+)
 from finetune_operator.core.endings import FAILURES, INTERRUPTIONS
 
 REGISTRY = CollectorRegistry()
@@ -24,7 +30,22 @@ RECONCILE_SECONDS = Histogram(
     "finetune_reconcile_seconds",
     "Duration of one reconcile of one pipeline, in seconds, by outcome",
     ["outcome"],
-    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+    buckets=(
+        0.005,
+        0.01,
+        0.025,
+        0.05,
+        0.1,
+        0.25,
+        0.5,
+        1.0,
+        2.5,
+        5.0,
+        10.0,
+        30.0,
+        60.0,
+        120.0,
+    ),
     registry=REGISTRY,
 )
 """The last bucket ends at the worker's time limit for one reconcile."""
@@ -56,9 +77,13 @@ QUEUE_OLDEST_SECONDS = Gauge(
     "How long the first pipeline in the work queue has waited for a worker, in seconds",
     registry=REGISTRY,
 )
-IS_LEADER = Gauge("finetune_leader", "1 if this replica is the leader, else 0", registry=REGISTRY)
+IS_LEADER = Gauge(
+    "finetune_leader", "1 if this replica is the leader, else 0", registry=REGISTRY
+)
 IS_READY = Gauge(
-    "finetune_ready", "1 if this replica answers /readyz with 200, else 0", registry=REGISTRY
+    "finetune_ready",
+    "1 if this replica answers /readyz with 200, else 0",
+    registry=REGISTRY,
 )
 PIPELINES = Gauge(
     "finetune_pipelines",
@@ -171,11 +196,15 @@ class AttemptLabels:
     reason: Reason
 
 
-def count_changes(before: PipelineStatus, after: PipelineStatus) -> Mapping[AttemptLabels, int]:
+def count_changes(
+    before: PipelineStatus, after: PipelineStatus
+) -> Mapping[AttemptLabels, int]:
     """Return how many attempts have ended between two statuses of one pipeline."""
     ended_before = _ended_attempts(before)
     new = (
-        labels for number, labels in _ended_attempts(after).items() if number not in ended_before
+        labels
+        for number, labels in _ended_attempts(after).items()
+        if number not in ended_before
     )
     return CountOf(new)
 
@@ -186,9 +215,16 @@ def record_changes(before: PipelineStatus, after: PipelineStatus) -> None:
     An edited gate that closes after the end counts, too. A server that goes down and comes back does not.
     """
     # A failed pipeline may have a gate that was not measured, which does not pass and is not closed either.
-    was_closed = before.gates_passed is False and before.phase in {"BelowThreshold", "Degraded"}
+    was_closed = before.gates_passed is False and before.phase in {
+        "BelowThreshold",
+        "Degraded",
+    }
     has_closed = after.phase == "BelowThreshold" and not was_closed
-    if after.finished_at and (has_closed or not before.finished_at) and after.phase in FINAL_PHASES:
+    if (
+        after.finished_at
+        and (has_closed or not before.finished_at)
+        and after.phase in FINAL_PHASES
+    ):
         FINISHED.labels(after.phase).inc()
     for labels, count in count_changes(before, after).items():
         ATTEMPTS.labels(labels.stage, labels.outcome, labels.reason).inc(count)

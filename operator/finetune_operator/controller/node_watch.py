@@ -71,7 +71,10 @@ class NodeWatch:
     """Watches nodes if the operator has the right; without it, a line is logged and no pod is asked to save."""
 
     def __init__(
-        self, api: KubernetesClient, pods: Callable[[], Iterable[Pod]], saves: SaveSender
+        self,
+        api: KubernetesClient,
+        pods: Callable[[], Iterable[Pod]],
+        saves: SaveSender,
     ) -> None:
         self.pods = pods
         self.saves = saves
@@ -97,9 +100,13 @@ class NodeWatch:
                 await self.reflector.list()
             except ClusterError as error:
                 if isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN:
-                    log.info("nodes are not watched for notices of their end: %s", error)
+                    log.info(
+                        "nodes are not watched for notices of their end: %s", error
+                    )
                     return False
-                log.warning("the list of nodes failed and is retried in %g s: %s", delay, error)
+                log.warning(
+                    "the list of nodes failed and is retried in %g s: %s", delay, error
+                )
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, MAX_RETRY_SECONDS)
             else:
@@ -118,7 +125,9 @@ class NodeWatch:
 
 
 def _job_of(pod: Pod) -> tuple[str, str]:
-    return pod.raw["metadata"]["namespace"], pod.raw["metadata"]["labels"].get(JOB_NAME, "")
+    return pod.raw["metadata"]["namespace"], pod.raw["metadata"]["labels"].get(
+        JOB_NAME, ""
+    )
 
 
 def _runs_stage(pod: Pod) -> bool:

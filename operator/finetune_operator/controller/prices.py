@@ -76,7 +76,9 @@ class PricedSettings:
             self._use(_parse(file) if file else None)
         except ValueError as error:
             log.warning(
-                "cannot use the price list in %s, prices stay as they are: %s", self.folder, error
+                "cannot use the price list in %s, prices stay as they are: %s",
+                self.folder,
+                error,
             )
 
     def _use(self, prices: PriceList | None) -> None:
@@ -84,7 +86,10 @@ class PricedSettings:
         if defaults is None:
             return
         if prices is None:
-            log.info("no price list in %s: prices are those of placement.nodeClasses", self.folder)
+            log.info(
+                "no price list in %s: prices are those of placement.nodeClasses",
+                self.folder,
+            )
         else:
             known = {node_class.name for node_class in defaults.node_classes}
             unknown = sorted(prices.prices.keys() - known)
@@ -127,7 +132,9 @@ def _parse(file: PriceFile) -> PriceList:
             f"{file.name}: {describe_first_error(error, observed=True)}: {FIX}"
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file.name}: {' '.join(str(error).split())}: {FIX}") from error
+        raise ValueError(
+            f"{file.name}: {' '.join(str(error).split())}: {FIX}"
+        ) from error
 
 
 def _show_age(defaults: PlacementDefaults | None) -> None:

@@ -57,7 +57,11 @@ class Cache(Protocol):
         ...
 
     def sweep(
-        self, kind: str, listed: set[NamespacedName], version: int, namespace: str | None
+        self,
+        kind: str,
+        listed: set[NamespacedName],
+        version: int,
+        namespace: str | None,
     ) -> Iterator[Change]:
         """Remove the objects that a complete list of this version no longer has."""
         ...
@@ -111,7 +115,10 @@ class Reflector:
                     self.version = ""
                 bug = None if isinstance(error, ClusterError) else error
                 log.warning(
-                    "watching %s failed and is retried: %s", self.resource.kind, error, exc_info=bug
+                    "watching %s failed and is retried: %s",
+                    self.resource.kind,
+                    error,
+                    exc_info=bug,
                 )
                 WATCHES_RESTARTED.labels(self.resource.kind).inc()
                 await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311  jitter
@@ -137,7 +144,9 @@ class Reflector:
         else:
             await self.list()
 
-    async def _read(self, query: tuple[tuple[str, str], ...]) -> tuple[set[NamespacedName], str]:
+    async def _read(
+        self, query: tuple[tuple[str, str], ...]
+    ) -> tuple[set[NamespacedName], str]:
         """Bring the cache up to date with a list; return the names in the list, and its version."""
         listed: set[NamespacedName] = set()
         version = ""
@@ -153,7 +162,9 @@ class Reflector:
     async def _watch_once(self) -> None:
         seconds = round(WATCH_SECONDS * random.uniform(0.75, 1))  # noqa: S311  kinds are not watched anew all at once
         query = dict(self.resource.query)
-        async for event in self.api.watch(self.resource.path, self.version, seconds, **query):
+        async for event in self.api.watch(
+            self.resource.path, self.version, seconds, **query
+        ):
             subject: Object = event["object"]
             # A bookmark has only a version: the watch can go on from it.
             if event["type"] != "BOOKMARK":
@@ -165,7 +176,9 @@ class Reflector:
     def _note_answer(self) -> None:
         self.answered_at = asyncio.get_running_loop().time()
 
-    def _apply(self, kind_of_event: str, raw: Object, pass_on: Callable[[Change], None]) -> None:
+    def _apply(
+        self, kind_of_event: str, raw: Object, pass_on: Callable[[Change], None]
+    ) -> None:
         try:
             if kind_of_event == "DELETED":
                 change = self.cache.remove(self.resource.kind, raw)
@@ -174,7 +187,12 @@ class Reflector:
             pass_on(change)
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
             # The pipeline of a malformed object is not reconciled; all others are.
-            log.warning("cannot read %s %s/%s", self.resource.kind, *_name_of(raw), exc_info=True)
+            log.warning(
+                "cannot read %s %s/%s",
+                self.resource.kind,
+                *_name_of(raw),
+                exc_info=True,
+            )
 
 
 def _name_of(raw: Object) -> NamespacedName:

@@ -88,12 +88,20 @@ async def _reconcile(
     except (ClusterError, TimeoutError) as error:
         message = str(error) or f"timed out (limit: {RECONCILE_TIMEOUT_SECONDS:g} s)"
         log.warning(
-            "cannot reconcile %s, retrying in %.1f s: %s", key, queue.add_rate_limited(key), message
+            "cannot reconcile %s, retrying in %.1f s: %s",
+            key,
+            queue.add_rate_limited(key),
+            message,
         )
         return "error"
     if result.refusals:
         delay = queue.add_rate_limited(key)
-        log.warning("%s: refused, retrying in %.1f s: %s", key, delay, "; ".join(result.refusals))
+        log.warning(
+            "%s: refused, retrying in %.1f s: %s",
+            key,
+            delay,
+            "; ".join(result.refusals),
+        )
         return "refused"
     queue.forget(key)
     # A dirty key: a pipeline of the same name may exist by now.
@@ -112,5 +120,7 @@ async def _mark_invalid(
         await cluster.mark_invalid(key, problem)
     except ClusterError as error:
         delay = queue.add_rate_limited(key)
-        log.warning("cannot write the status of %s, retrying in %.1f s: %s", key, delay, error)
+        log.warning(
+            "cannot write the status of %s, retrying in %.1f s: %s", key, delay, error
+        )
     return "invalid"

@@ -91,7 +91,9 @@ class WorkQueue:
             self._cancel_delay(key)
         if key in self._processing:
             self._dirty.add(key)
-        elif key not in self._urgent.added_at and not (low and key in self._low.added_at):
+        elif key not in self._urgent.added_at and not (
+            low and key in self._low.added_at
+        ):
             # An urgent addition takes the pipeline out of the low priority.
             self._low.remove(key)
             lane = self._low if low else self._urgent
@@ -103,7 +105,9 @@ class WorkQueue:
         loop = asyncio.get_running_loop()
         at = loop.time() + max(0.0, seconds)
         # An earlier turn comes anyway.
-        if key in self._urgent.added_at or (key in self._delayed and self._delayed[key].at <= at):
+        if key in self._urgent.added_at or (
+            key in self._delayed and self._delayed[key].at <= at
+        ):
             return
         self._cancel_delay(key)
         self._delayed[key] = _Delayed(at, loop.call_at(at, self.add, key))

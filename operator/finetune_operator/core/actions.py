@@ -90,7 +90,12 @@ ORDER = get_args(Action)
 def subject_of(action: Action) -> str:
     """Return what a refusal of the action is about: an attempt's Job, or a field of the spec."""
     match action:
-        case StopJob(name, _) | DeleteJob(name) | ProbeServer(name) | SwitchTraffic(_, name):
+        case (
+            StopJob(name, _)
+            | DeleteJob(name)
+            | ProbeServer(name)
+            | SwitchTraffic(_, name)
+        ):
             return name
         case CreateJob(job):
             return job.name
@@ -111,4 +116,6 @@ def in_order(actions: Iterable[Action]) -> tuple[Action, ...]:
 
 def writes_to_claim(actions: Iterable[Action]) -> bool:
     """Return whether a Job is created that writes to the claim, which has one writer at a time."""
-    return any(isinstance(action, CreateJob) and not action.job.serving for action in actions)
+    return any(
+        isinstance(action, CreateJob) and not action.job.serving for action in actions
+    )

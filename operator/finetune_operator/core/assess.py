@@ -24,7 +24,12 @@ from finetune_operator.core.history import (
     server_job,
 )
 from finetune_operator.core.identity import execution_of, identity_of
-from finetune_operator.core.observation import Blocker, JobState, Observation, ObservedServer
+from finetune_operator.core.observation import (
+    Blocker,
+    JobState,
+    Observation,
+    ObservedServer,
+)
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.workspace import WORKSPACE, create_blocker, start_blocker
 from finetune_trainer.contract import StageConfig
@@ -79,7 +84,9 @@ class PipelineAssessment:
         return None
 
 
-def assess(pipeline: Pipeline, observation: Observation, now: datetime) -> PipelineAssessment:
+def assess(
+    pipeline: Pipeline, observation: Observation, now: datetime
+) -> PipelineAssessment:
     """Return the current state of every stage.
 
     Two passes are needed. The state of the first stage may depend on the running time of all stages, which is known
@@ -108,7 +115,12 @@ def active_time(status: StageStatus, now: datetime) -> timedelta:
     ended = timedelta(seconds=status.active_seconds)
     last = status.last_attempt
     # A superseded attempt that is slow to stop has another identity and must not use up the new one's time.
-    if last and last.started_at and last.finished_at is None and last.identity == status.identity:
+    if (
+        last
+        and last.started_at
+        and last.finished_at is None
+        and last.identity == status.identity
+    ):
         return ended + (now - last.started_at)
     return ended
 
@@ -122,7 +134,9 @@ def stages_to_verify(stages: Mapping[str, StageStatus]) -> frozenset[str]:
     # Backwards, so that the inputs of a stage to verify are verified too.
     for kind in reversed(STAGES):
         status = stages.get(kind.name, StageStatus())
-        misses_input = status.state is StageState.FAILED and status.reason in MISSING_INPUT
+        misses_input = (
+            status.state is StageState.FAILED and status.reason in MISSING_INPUT
+        )
         if misses_input or kind.name in names:
             names.update(kind.needs)
     return frozenset(names)
@@ -131,7 +145,9 @@ def stages_to_verify(stages: Mapping[str, StageStatus]) -> frozenset[str]:
 class _Assessor:
     """Assesses the stages in execution order, in two passes: `update` the history, then `assess_stage`."""
 
-    def __init__(self, pipeline: Pipeline, observation: Observation, now: datetime) -> None:
+    def __init__(
+        self, pipeline: Pipeline, observation: Observation, now: datetime
+    ) -> None:
         self.pipeline = pipeline
         self.observation = observation
         self.now = now
@@ -224,8 +240,14 @@ class _Assessor:
             finding = check(spec, status)
             if finding:
                 return finding
-        retrying = status.last_attempt is not None and status.counts(status.last_attempt)
-        return StageState.PENDING, Reason.RETRYING if retrying else Reason.PROGRESSING, ""
+        retrying = status.last_attempt is not None and status.counts(
+            status.last_attempt
+        )
+        return (
+            StageState.PENDING,
+            Reason.RETRYING if retrying else Reason.PROGRESSING,
+            "",
+        )
 
     def _succeeded(self, spec: StageSpec, status: StageStatus) -> Finding | None:
         if status.result is None:
@@ -268,7 +290,11 @@ class _Assessor:
         state = StageState.QUEUED if queued else StageState.RUNNING
         if blocker:
             return state, blocker.reason, blocker.message
-        return state, Reason.PROGRESSING, status.placement.message if status.placement else ""
+        return (
+            state,
+            Reason.PROGRESSING,
+            status.placement.message if status.placement else "",
+        )
 
     def _failed(self, spec: StageSpec, status: StageStatus) -> Finding | None:
         last = status.last_attempt
@@ -283,7 +309,10 @@ class _Assessor:
         if interruptions > spec.max_interruptions:
             message = f"interrupted {interruptions} times{cause}"
             return StageState.FAILED, Reason.RETRIES_EXHAUSTED, message
-        if spec.max_runtime_seconds and status.active_seconds >= spec.max_runtime_seconds:
+        if (
+            spec.max_runtime_seconds
+            and status.active_seconds >= spec.max_runtime_seconds
+        ):
             limit = f"{spec.name}.maxRuntimeSeconds is {spec.max_runtime_seconds}"
             fix = "raise it, or retry, which counts from zero"
             message = f"ran for {status.active_seconds:.0f} s; {limit}: {fix}"
@@ -294,23 +323,35 @@ class _Assessor:
         dependencies = [self.assessments[name].status for name in spec.needs]
         messages = [
             spec.skip_reason(self.gates),
-            *(need.message for need in dependencies if need.reason is Reason.BELOW_THRESHOLD),
+            *(
+                need.message
+                for need in dependencies
+                if need.reason is Reason.BELOW_THRESHOLD
+            ),
         ]
         for message in messages:
             if message:
                 return StageState.SKIPPED, Reason.BELOW_THRESHOLD, message
         return None
 
-    def _dependency_not_ready(self, spec: StageSpec, _status: StageStatus) -> Finding | None:
+    def _dependency_not_ready(
+        self, spec: StageSpec, _status: StageStatus
+    ) -> Finding | None:
         for name in spec.needs:
             if self.assessments[name].status.state not in DONE:
-                return StageState.PENDING, Reason.DEPENDENCY_NOT_READY, f"waits for {name}"
+                return (
+                    StageState.PENDING,
+                    Reason.DEPENDENCY_NOT_READY,
+                    f"waits for {name}",
+                )
         return None
 
     def _create_blocker(self, spec: StageSpec) -> Blocker | None:
         if spec.runs_server or self.observation.defaults_blocker:
             return self.observation.defaults_blocker
-        return create_blocker(self.observation.workspace) or self.refusals.get(WORKSPACE)
+        return create_blocker(self.observation.workspace) or self.refusals.get(
+            WORKSPACE
+        )
 
     def _blocked(self, spec: StageSpec, _status: StageStatus) -> Finding | None:
         if self.cancelled:
@@ -322,7 +363,9 @@ class _Assessor:
         if self.pipeline.spec.suspend:
             return StageState.PENDING, Reason.SUSPENDED, "suspended"
         blocker = self._start_blocker(spec)
-        return (StageState.PENDING, blocker.reason, blocker.message) if blocker else None
+        return (
+            (StageState.PENDING, blocker.reason, blocker.message) if blocker else None
+        )
 
     def _start_blocker(self, spec: StageSpec) -> Blocker | None:
         """Return why no attempt may start: the defaults or the claim cannot be used, or an earlier Job still runs."""
@@ -335,7 +378,9 @@ class _Assessor:
         if blocker:
             return blocker
         for name in self._own_writers():
-            message = f"waits until the Job {name} of this pipeline and its pod have ended"
+            message = (
+                f"waits until the Job {name} of this pipeline and its pod have ended"
+            )
             return Blocker(Reason.WORKSPACE_IN_USE, message)
         return None
 
@@ -355,7 +400,9 @@ class _Assessor:
                 yield name
 
 
-def _with_server_warning(status: StageStatus, servers: Mapping[str, ObservedServer]) -> StageStatus:
+def _with_server_warning(
+    status: StageStatus, servers: Mapping[str, ObservedServer]
+) -> StageStatus:
     """Add to the message of an unfinished stage that the server of its earlier result is down."""
     if status.state is StageState.SUCCEEDED:
         return status

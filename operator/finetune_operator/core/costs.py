@@ -8,7 +8,13 @@ from collections.abc import Iterable, Mapping
 from decimal import ROUND_HALF_UP, Decimal
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.api.status import AttemptStatus, Costs, Outcome, PipelineCosts, StageStatus
+from finetune_operator.api.status import (
+    AttemptStatus,
+    Costs,
+    Outcome,
+    PipelineCosts,
+    StageStatus,
+)
 
 SECONDS_AN_HOUR = Decimal(3600)
 # The sum of many short attempts must be right to the cent.
@@ -46,14 +52,20 @@ def drop_oldest(stage: StageStatus, kept: int) -> StageStatus:
         others = [attempt for attempt in attempts[:-1] if attempt.number not in needed]
         if not others:
             break
-        idle = [attempt for attempt in others if attempt.finished_at and not attempt.started_at]
+        idle = [
+            attempt
+            for attempt in others
+            if attempt.finished_at and not attempt.started_at
+        ]
         oldest = (idle or others)[0]
         attempts.remove(oldest)
         dropped.append(oldest)
     if not dropped:
         return stage
     earlier = sum_of((stage.earlier_costs or Costs(), *map(costs_of, dropped)))
-    return stage.model_copy(update={"attempts": tuple(attempts), "earlier_costs": earlier})
+    return stage.model_copy(
+        update={"attempts": tuple(attempts), "earlier_costs": earlier}
+    )
 
 
 def _needed_numbers(stage: StageStatus) -> set[int]:
@@ -69,12 +81,16 @@ def _needed_numbers(stage: StageStatus) -> set[int]:
     return {*newest.values(), *stepped[-1:]}
 
 
-def pipeline_costs(stages: Mapping[str, StageStatus], currency: str) -> PipelineCosts | None:
+def pipeline_costs(
+    stages: Mapping[str, StageStatus], currency: str
+) -> PipelineCosts | None:
     """Return the sum over all stages, or None if no price is known."""
     total = sum_of(stage.costs for stage in stages.values() if stage.costs)
     if total.attempts == total.unpriced:
         return None
-    return PipelineCosts(**dict(total), currency=currency, saved=total.on_demand - total.spent)
+    return PipelineCosts(
+        **dict(total), currency=currency, saved=total.on_demand - total.spent
+    )
 
 
 def amount_text(amount: Decimal, currency: str) -> str:
@@ -121,7 +137,10 @@ def useful_seconds(attempt: AttemptStatus) -> float:
     rest is start-up and lost work, which a single attempt on on-demand nodes would not have.
     """
     seconds = running_seconds(attempt)
-    moved = attempt.outcome is Outcome.STOPPED and attempt.stopping is Reason.PLACEMENT_CHANGED
+    moved = (
+        attempt.outcome is Outcome.STOPPED
+        and attempt.stopping is Reason.PLACEMENT_CHANGED
+    )
     if attempt.outcome is not Outcome.INTERRUPTED and not moved:
         return seconds
     durable = _durable_steps(attempt)
@@ -160,7 +179,9 @@ def _on_demand_cost(attempt: AttemptStatus) -> Decimal:
     """
     if attempt.cost is None:
         return Decimal()
-    price = attempt.price if attempt.on_demand_price is None else attempt.on_demand_price
+    price = (
+        attempt.price if attempt.on_demand_price is None else attempt.on_demand_price
+    )
     return _amount(price, useful_seconds(attempt)) or Decimal()
 
 

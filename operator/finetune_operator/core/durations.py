@@ -17,6 +17,8 @@ def format_duration(seconds: float) -> str:
     return _two_units(whole, DAY, "d", HOUR, "h")
 
 
-def _two_units(seconds: int, large: int, large_name: str, small: int, small_name: str) -> str:
+def _two_units(
+    seconds: int, large: int, large_name: str, small: int, small_name: str
+) -> str:
     rest = seconds % large // small
     return f"{seconds // large}{large_name}" + (f"{rest}{small_name}" if rest else "")

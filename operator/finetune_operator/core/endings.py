@@ -24,9 +24,15 @@ PERMANENT_REASONS: dict[int, Reason] = {
 
 NON_RETRYABLE = frozenset({*PERMANENT_REASONS.values(), Reason.OUT_OF_MEMORY})
 """Reasons after which a stage is not retried automatically: the next attempt would fail in the same way."""
-FAILURES = NON_RETRYABLE | {Reason.RESULT_MISSING, Reason.SOURCE_UNAVAILABLE, Reason.STAGE_FAILED}
+FAILURES = NON_RETRYABLE | {
+    Reason.RESULT_MISSING,
+    Reason.SOURCE_UNAVAILABLE,
+    Reason.STAGE_FAILED,
+}
 """Every reason of an attempt that has failed."""
-INTERRUPTIONS = frozenset({Reason.INTERRUPTED, Reason.JOB_DISAPPEARED, Reason.RESULT_MISSING})
+INTERRUPTIONS = frozenset(
+    {Reason.INTERRUPTED, Reason.JOB_DISAPPEARED, Reason.RESULT_MISSING}
+)
 """Every reason of an attempt that was interrupted."""
 
 
@@ -39,7 +45,9 @@ class Ending:
     message: str
 
 
-def update_attempt(attempt: AttemptStatus, job: ObservedJob | None, now: datetime) -> AttemptStatus:
+def update_attempt(
+    attempt: AttemptStatus, job: ObservedJob | None, now: datetime
+) -> AttemptStatus:
     """Return the attempt updated from its observed Job. An attempt that has ended never changes again."""
     if attempt.outcome is not Outcome.RUNNING:
         return attempt
@@ -97,7 +105,9 @@ def _describe_result_problem(attempt: AttemptStatus, job: ObservedJob) -> str:
 def _out_of_memory(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     if not job.out_of_memory:
         return None
-    text = "; ".join(part for part in (_more_memory(job), _termination_text(job)) if part)
+    text = "; ".join(
+        part for part in (_more_memory(job), _termination_text(job)) if part
+    )
     return Ending(Outcome.FAILED, Reason.OUT_OF_MEMORY, text)
 
 
@@ -128,7 +138,10 @@ def _disrupted(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
 def _interrupted(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     if job.exit_code != ExitCode.INTERRUPTED:
         return None
-    text = _termination_text(job) or f"the process was interrupted (exit code {job.exit_code})"
+    text = (
+        _termination_text(job)
+        or f"the process was interrupted (exit code {job.exit_code})"
+    )
     return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, text)
 
 
@@ -196,10 +209,14 @@ def _update_without_job(attempt: AttemptStatus, now: datetime) -> AttemptStatus:
     if attempt.stopping:
         return _close(attempt, Ending(Outcome.STOPPED, attempt.stopping, ""), now, None)
     deleted = "its Job was deleted before the operator observed how it ended"
-    return _close(attempt, Ending(Outcome.INTERRUPTED, Reason.JOB_DISAPPEARED, deleted), now, None)
+    return _close(
+        attempt, Ending(Outcome.INTERRUPTED, Reason.JOB_DISAPPEARED, deleted), now, None
+    )
 
 
-def _record_observation(attempt: AttemptStatus, job: ObservedJob, now: datetime) -> AttemptStatus:
+def _record_observation(
+    attempt: AttemptStatus, job: ObservedJob, now: datetime
+) -> AttemptStatus:
     observed: dict[str, object] = {
         "created_at": attempt.created_at or job.created_at or job.started_at or now,
         "started_at": attempt.started_at or job.started_at,
@@ -209,7 +226,9 @@ def _record_observation(attempt: AttemptStatus, job: ObservedJob, now: datetime)
     if overdue and attempt.stopped_after_seconds is None and attempt.started_at:
         # The operator's clock decided that the time is used up. The kubelet's clock may be behind it, and by its times
         # alone there would be time left for another attempt, which the operator would stop again, and so on.
-        observed["stopped_after_seconds"] = max(0.0, (now - attempt.started_at).total_seconds())
+        observed["stopped_after_seconds"] = max(
+            0.0, (now - attempt.started_at).total_seconds()
+        )
     # Before the process knows the step at which it resumes, its step means nothing either.
     if job.progress and job.progress.start_step is not None:
         observed |= {

@@ -29,7 +29,9 @@ class Event:
     """Whether conditions and other objects show it as well. A cluster stores no Kubernetes Event for it."""
 
 
-def events_between(before: PipelineStatus, after: PipelineStatus, url: str) -> tuple[Event, ...]:
+def events_between(
+    before: PipelineStatus, after: PipelineStatus, url: str
+) -> tuple[Event, ...]:
     """Return the events for all changes between two statuses; equal statuses have none. They link to the page `url`."""
     events = [
         event
@@ -39,12 +41,19 @@ def events_between(before: PipelineStatus, after: PipelineStatus, url: str) -> t
     if after.finished_at and _finished_condition(before) != _finished_condition(after):
         # A gate that is not passed is the answer the user asked for, and no fault.
         expected = after.phase in {"Succeeded", "BelowThreshold"}
-        [ready] = [condition for condition in after.conditions if condition.type == READY]
+        [ready] = [
+            condition for condition in after.conditions if condition.type == READY
+        ]
         # The message of the condition ends with the same link.
         more = link(ready.reason, url)
         message = ready.message.removesuffix(more)
         events.append(
-            Event("Normal" if expected else "Warning", f"Pipeline{after.phase}", message, more)
+            Event(
+                "Normal" if expected else "Warning",
+                f"Pipeline{after.phase}",
+                message,
+                more,
+            )
         )
     return tuple(events)
 
@@ -63,7 +72,9 @@ def _started(subject: str, placement: PlacementStatus | None) -> Event:
     return Event("Normal", "CapacityChosen", f"{subject}: {placement.message}")
 
 
-def _finished_condition(status: PipelineStatus) -> tuple[ConditionStatus, Reason] | None:
+def _finished_condition(
+    status: PipelineStatus,
+) -> tuple[ConditionStatus, Reason] | None:
     """Return status and reason of the condition Finished.
 
     `finished_at` is not enough: an edit of the gate can change the outcome of a finished pipeline without any work.
@@ -77,7 +88,11 @@ def _finished_condition(status: PipelineStatus) -> tuple[ConditionStatus, Reason
 def _stage_events(
     name: str, before: StageStatus | None, after: StageStatus, url: str
 ) -> Iterator[Event]:
-    outcomes = {attempt.number: attempt.outcome for attempt in before.attempts} if before else {}
+    outcomes = (
+        {attempt.number: attempt.outcome for attempt in before.attempts}
+        if before
+        else {}
+    )
     for attempt in after.attempts:
         if outcomes.get(attempt.number) is attempt.outcome:
             continue
@@ -92,7 +107,9 @@ def _stage_events(
                 yield Event("Normal", f"Attempt{attempt.outcome}", message)
             case Outcome.FAILED:
                 message = f"{subject}: {attempt.message or attempt.reason}"
-                yield Event("Warning", "AttemptFailed", message, link(attempt.reason, url))
+                yield Event(
+                    "Warning", "AttemptFailed", message, link(attempt.reason, url)
+                )
     ended = after.state in {StageState.FAILED, StageState.SKIPPED}
     if before and before.state is not after.state and ended:
         message = f"{name}: {after.message or after.reason}"

@@ -53,7 +53,9 @@ def record_attempts(
     return _count_outcome(status, updated, job)
 
 
-def _progress(before: StageStatus, running: AttemptStatus, progress: Progress) -> dict[str, object]:
+def _progress(
+    before: StageStatus, running: AttemptStatus, progress: Progress
+) -> dict[str, object]:
     """Return the fields of a progress report: the curve apart, because it outlives the attempt."""
     # If the spec has changed, an attempt that is being stopped reports the curve of another training.
     curve = progress.loss_curve if running.identity == before.identity else None
@@ -77,7 +79,9 @@ def reset_if_changed(status: StageStatus, identity: str, execution: str) -> Stag
         ).with_unknown_fields_of(status)
     if status.execution != execution:
         reset = {"execution": execution, "placement": None}
-        return _reset_baseline(status, _last_attempt_number(status)).model_copy(update=reset)
+        return _reset_baseline(status, _last_attempt_number(status)).model_copy(
+            update=reset
+        )
     return status
 
 
@@ -113,7 +117,9 @@ def server_job(status: StageStatus) -> str | None:
     return status.last_attempt.job if status.last_attempt else None
 
 
-def drop_lost_server(status: StageStatus, servers: Mapping[str, ObservedServer]) -> StageStatus:
+def drop_lost_server(
+    status: StageStatus, servers: Mapping[str, ObservedServer]
+) -> StageStatus:
     """Remove the result if it is a server that no longer exists, so that the stage runs again."""
     job = server_job(status)
     if job is None or job in servers:
@@ -157,7 +163,9 @@ def interrupted_in_a_row(
     return count
 
 
-def made_durable_step(attempt: AttemptStatus, attempts: Iterable[AttemptStatus]) -> bool:
+def made_durable_step(
+    attempt: AttemptStatus, attempts: Iterable[AttemptStatus]
+) -> bool:
     """Return whether an attempt of these has saved a step beyond the one at which it began."""
     if attempt.saved_step is None:
         return False
@@ -274,7 +282,9 @@ def _with_durable_end(
     if before.last_step is None or before.last_step >= start:
         return older
     corrected = list(older)
-    corrected[ran[-1]] = before.model_copy(update={"last_step": start, "saved_step": start})
+    corrected[ran[-1]] = before.model_copy(
+        update={"last_step": start, "saved_step": start}
+    )
     return corrected
 
 
@@ -282,7 +292,11 @@ def _settle(attempt: AttemptStatus, last: AttemptStatus, start: int) -> AttemptS
     """Return the attempt with its lost steps if the last attempt begins at this step; itself if nothing changes."""
     if attempt.identity != last.identity or attempt.last_step is None:
         return attempt
-    lost = max(0, attempt.lost_steps or 0, attempt.last_step - max(attempt.start_step or 0, start))
+    lost = max(
+        0,
+        attempt.lost_steps or 0,
+        attempt.last_step - max(attempt.start_step or 0, start),
+    )
     if lost == attempt.lost_steps:
         return attempt
     seconds = round(lost * (attempt.step_seconds or 0.0), 3)

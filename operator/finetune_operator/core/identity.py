@@ -17,7 +17,9 @@ EXECUTION_FIELDS = ("pod", "placement")
 PROGRAM_FIELDS = ("image", "command", "args", "env")
 
 
-def identity_of(spec: StageSpec, config: StageConfig, source_digests: Mapping[str, str]) -> str:
+def identity_of(
+    spec: StageSpec, config: StageConfig, source_digests: Mapping[str, str]
+) -> str:
     """Return the hash of everything that determines the stage's result.
 
     Fields at their default are left out. So a later version with more fields reruns no stage. A change of a default
@@ -28,14 +30,18 @@ def identity_of(spec: StageSpec, config: StageConfig, source_digests: Mapping[st
     a running server, its execution is part of the identity.
     """
     excluded = {"identity", *config.non_identity_fields}
-    config_fields = config.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
+    config_fields = config.model_dump(
+        mode="json", exclude=excluded, exclude_defaults=True
+    )
     program = {}
     # Without a command, the stage runs the trainer: its image decides nothing about the result.
     if spec.pod.command:
         program = spec.pod.model_dump(
             mode="json", include=set(PROGRAM_FIELDS), exclude_defaults=True
         )
-    contents = {uri: source_digests[uri] for uri in config.strings() if uri in source_digests}
+    contents = {
+        uri: source_digests[uri] for uri in config.strings() if uri in source_digests
+    }
     fields = {
         "version": RESULTS_VERSION,
         "stage": spec.name,

@@ -69,14 +69,18 @@ def job_template(
     config_json = config.model_dump_json(by_alias=True, exclude_none=True)
     serving = spec.serving(config)
     pod = spec.pod
-    own_labels = job_labels(pipeline.key.name, spec.name, attempt.number, config.identity)
+    own_labels = job_labels(
+        pipeline.key.name, spec.name, attempt.number, config.identity
+    )
     engine = serving.engine if serving else None
     image = pod.image or settings.image_of(engine, pod)
     command: tuple[str, ...] = (*TRAINER, spec.name)
     if pod.command:
         command = (*pod.command, *pod.args)
     # The node of a server with the trainer's own image has that image already.
-    verifier_image = image if image == settings.trainer_image else settings.trainer_cpu_image
+    verifier_image = (
+        image if image == settings.trainer_image else settings.trainer_cpu_image
+    )
     return JobTemplate(
         name=attempt.job,
         labels=pod.labels | own_labels,
@@ -99,11 +103,15 @@ def job_template(
     )
 
 
-def _placement(spec: StageSpec, attempt: AttemptStatus, settings: Settings) -> PodPlacement:
+def _placement(
+    spec: StageSpec, attempt: AttemptStatus, settings: Settings
+) -> PodPlacement:
     if settings.placement_defaults is None:
         return PodPlacement()
     capacity = attempt.capacity or ON_DEMAND
-    return pod_placement(spec, capacity, attempt.node_class or "", settings.placement_defaults)
+    return pod_placement(
+        spec, capacity, attempt.node_class or "", settings.placement_defaults
+    )
 
 
 def referenced_claims(config: StageConfig) -> tuple[str, ...]:

@@ -36,7 +36,10 @@ def job_name(pipeline: str, uid: str, stage: str, attempt: int, pods: int = 1) -
     tail = f"-{uid.replace('-', '')[:8]}-{stage}-a{attempt}"
     index = len(f"-{pods - 1}") if pods > 1 else 0
     return (
-        _truncate_with_hash(pipeline.replace(".", "-"), MAX_LABEL_LENGTH - len(tail) - index) + tail
+        _truncate_with_hash(
+            pipeline.replace(".", "-"), MAX_LABEL_LENGTH - len(tail) - index
+        )
+        + tail
     )
 
 
@@ -58,7 +61,9 @@ def _service_name(pipeline: str, tail: str) -> str:
     """
     if "." not in pipeline and pipeline[0].isalpha():
         return _truncate_with_hash(pipeline, MAX_LABEL_LENGTH - len(tail)) + tail
-    plain = f"p-{pipeline}".replace(".", "-")[: MAX_LABEL_LENGTH - len(tail) - 7].rstrip("-")
+    plain = f"p-{pipeline}".replace(".", "-")[
+        : MAX_LABEL_LENGTH - len(tail) - 7
+    ].rstrip("-")
     return f"{plain}-{hashlib.sha256(pipeline.encode()).hexdigest()[:6]}{tail}"
 
 
@@ -80,7 +85,9 @@ def pipeline_label(pipeline: str) -> str:
     return pipeline[:MAX_LABEL_LENGTH].rstrip("-.")
 
 
-def job_labels(pipeline: str, stage: str, attempt: int, identity: str) -> dict[str, str]:
+def job_labels(
+    pipeline: str, stage: str, attempt: int, identity: str
+) -> dict[str, str]:
     """Return the labels of one attempt."""
     return {
         MANAGED_BY: MANAGED_BY_VALUE,

@@ -41,7 +41,9 @@ class Pipeline:
     @property
     def cancel(self) -> str | None:
         """Return the token of a cancel request that has not been handled yet, or None."""
-        return self._unhandled(CANCEL_ANNOTATION, self.status.observed_annotations.cancel)
+        return self._unhandled(
+            CANCEL_ANNOTATION, self.status.observed_annotations.cancel
+        )
 
     def _unhandled(self, annotation: str, handled: str | None) -> str | None:
         value = self.annotations.get(annotation)

@@ -65,7 +65,10 @@ class Plan:
 
 
 def plan_next(
-    pipeline: Pipeline, assessment: PipelineAssessment, settings: Settings, now: datetime
+    pipeline: Pipeline,
+    assessment: PipelineAssessment,
+    settings: Settings,
+    now: datetime,
 ) -> Plan:
     """Return the plan for all stages.
 
@@ -84,7 +87,10 @@ class _Planner:
     def plan(self) -> Plan:
         """Return the plan for all stages."""
         stages: dict[str, StageStatus] = {}
-        actions: list[Action] = [*self._workspace_changes(), *stray_actions(self.assessment)]
+        actions: list[Action] = [
+            *self._workspace_changes(),
+            *stray_actions(self.assessment),
+        ]
         for name, stage in self.assessment.stages.items():
             # The claim has one writer at a time, so a second Job waits until this one is observed.
             may_start = not writes_to_claim(actions)
@@ -164,13 +170,18 @@ class _Planner:
             return status, (*actions, *server_actions)
         if stage.spec and stage.config and may_start and self._is_startable(stage):
             attempt, placement = self._next_attempt(stage.spec, stage.status)
-            job = job_template(self.pipeline, stage.spec, stage.config, attempt, self.settings)
+            job = job_template(
+                self.pipeline, stage.spec, stage.config, attempt, self.settings
+            )
             started = start_attempt(stage.status, attempt, placement)
             return started, (*self._creation(stage.spec, job), *server_actions)
         return self._with_preview(stage), server_actions
 
     def _is_startable(self, stage: StageAssessment) -> bool:
-        if stage.status.state is not StageState.PENDING or stage.status.reason not in STARTABLE:
+        if (
+            stage.status.state is not StageState.PENDING
+            or stage.status.reason not in STARTABLE
+        ):
             return False
         waited = self.timers.backoff_remaining(stage) <= timedelta()
         return waited and self.timers.within_until(stage)
@@ -196,7 +207,9 @@ class _Planner:
         number = next_attempt_number(status)
         attempt = AttemptStatus(
             number=number,
-            job=job_name(self.pipeline.key.name, self.pipeline.uid, spec.name, number, spec.pods),
+            job=job_name(
+                self.pipeline.key.name, self.pipeline.uid, spec.name, number, spec.pods
+            ),
             identity=status.identity,
             execution=status.execution,
         )
@@ -229,18 +242,26 @@ class _Planner:
             return stage.status, (ProbeServer(attempt.job),)
         return stage.status, tuple(self._recreation(stage, attempt))
 
-    def _recreation(self, stage: StageAssessment, attempt: AttemptStatus) -> Iterator[Action]:
+    def _recreation(
+        self, stage: StageAssessment, attempt: AttemptStatus
+    ) -> Iterator[Action]:
         """Yield the creation of an attempt's Job that is recorded, but was never observed."""
         if attempt.created_at is not None or stage.spec is None or stage.config is None:
             return
         observation = self.assessment.observation
         needs_claim = not stage.spec.runs_server
-        if observation.defaults_blocker or (needs_claim and create_blocker(observation.workspace)):
+        if observation.defaults_blocker or (
+            needs_claim and create_blocker(observation.workspace)
+        ):
             return
-        job = job_template(self.pipeline, stage.spec, stage.config, attempt, self.settings)
+        job = job_template(
+            self.pipeline, stage.spec, stage.config, attempt, self.settings
+        )
         yield from self._creation(stage.spec, job)
 
-    def _reason_to_stop(self, stage: StageAssessment, attempt: AttemptStatus) -> Reason | None:
+    def _reason_to_stop(
+        self, stage: StageAssessment, attempt: AttemptStatus
+    ) -> Reason | None:
         # The first reason is the one shown to the user. A changed spec replaces the attempt, whatever else is true.
         requested = (stage.status.identity, stage.status.execution)
         if stage.spec is None or (attempt.identity, attempt.execution) != requested:
@@ -254,7 +275,9 @@ class _Planner:
         choice = self.capacity.get(stage.spec.name)
         if choice is None:
             return None
-        return choice.reason_to_move(attempt, self.assessment.observation.jobs.get(attempt.job))
+        return choice.reason_to_move(
+            attempt, self.assessment.observation.jobs.get(attempt.job)
+        )
 
     def _server_actions(self, stage: StageAssessment) -> Iterator[Action]:
         """Yield the switch of traffic to the new server, or the deletion of old servers.

@@ -53,7 +53,11 @@ class Summary:
 
 
 def report(
-    pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan, now: datetime, url: str
+    pipeline: Pipeline,
+    assessment: PipelineAssessment,
+    plan: Plan,
+    now: datetime,
+    url: str,
 ) -> PipelineStatus:
     """Return the complete new status; messages of conditions link to the page of `url`.
 
@@ -70,7 +74,9 @@ def report(
     facts = [*_summary_facts(summary, url), *_stage_facts(stages)]
     conditions = _conditions(facts, pipeline.generation, now)
     # A newer version of the operator may know more stages.
-    unknown_stages = {key: stage for key, stage in before.stages.items() if key not in stages}
+    unknown_stages = {
+        key: stage for key, stage in before.stages.items() if key not in stages
+    }
     started = [stage.started_at for stage in stages.values() if stage.started_at]
     return PipelineStatus(
         observed_generation=pipeline.generation,
@@ -81,7 +87,9 @@ def report(
         conditions=merge_conditions(before.conditions, conditions),
         stages=stages | unknown_stages,
         gates=tuple(_with_unknown_fields(assessment.gates, before.gates)),
-        gates_passed=all(gate.passed for gate in assessment.gates) if assessment.gates else None,
+        gates_passed=all(gate.passed for gate in assessment.gates)
+        if assessment.gates
+        else None,
         model=model and model.with_unknown_fields_of(before.model),
         interruptions=sum(stage.interruptions for stage in stages.values()),
         lost_steps=sum(stage.lost_steps for stage in stages.values()),
@@ -142,7 +150,9 @@ def _repeated_refusals(before: PipelineStatus, plan: Plan) -> tuple[Refusal, ...
     return tuple(refusal for refusal in before.refusals if refusal.subject in subjects)
 
 
-def with_refusals(status: PipelineStatus, refused: Mapping[str, Blocker]) -> PipelineStatus:
+def with_refusals(
+    status: PipelineStatus, refused: Mapping[str, Blocker]
+) -> PipelineStatus:
     """Return the status with the refusals of this reconcile in place of earlier refusals."""
     known = {(refusal.subject, refusal.reason): refusal for refusal in status.refusals}
     refusals = []
@@ -180,7 +190,9 @@ def _handled_annotations(pipeline: Pipeline) -> HandledAnnotations:
     ).with_unknown_fields_of(before)
 
 
-def summarize(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan) -> Summary:
+def summarize(
+    pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan
+) -> Summary:
     """Return phase, reason and message of the pipeline.
 
     The order matters. A pipeline with a live Job is not Finished, even if that Job is being stopped. Failed and done
@@ -193,7 +205,9 @@ def summarize(pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan) ->
         status = assessment.stages[failed].status
         phase = "Cancelled" if status.reason is Reason.CANCELLED else "Failed"
         message = f"{failed}: {status.message}"
-        return Summary(phase, "False", status.reason, message, stalled=True, finished=True)
+        return Summary(
+            phase, "False", status.reason, message, stalled=True, finished=True
+        )
     if assessment.done and not running:
         return _finish(assessment)
     if pipeline.spec.suspend and not assessment.cancelled:
@@ -228,13 +242,20 @@ def _finish(assessment: PipelineAssessment) -> Summary:
     for stage in assessment.stages.values():
         status = stage.status
         if status.reason is Reason.SERVER_NOT_READY and status.message:
-            return Summary("Degraded", "False", status.reason, status.message, finished=True)
+            return Summary(
+                "Degraded", "False", status.reason, status.message, finished=True
+            )
     # Whether or not a stage depends on the gates: the user asked for them, too.
     failed = [gate.message for gate in assessment.gates if not gate.passed]
     closed = truncate_message("; ".join(failed))
     if closed:
         return Summary(
-            "BelowThreshold", "False", Reason.BELOW_THRESHOLD, closed, stalled=True, finished=True
+            "BelowThreshold",
+            "False",
+            Reason.BELOW_THRESHOLD,
+            closed,
+            stalled=True,
+            finished=True,
         )
     return Summary(
         "Succeeded",
@@ -255,7 +276,9 @@ def current_stage(stages: Mapping[str, StageStatus]) -> str:
         for name, status in stages.items():
             if status.state is state:
                 return name
-    done = [name for name, status in stages.items() if status.state is StageState.SUCCEEDED]
+    done = [
+        name for name, status in stages.items() if status.state is StageState.SUCCEEDED
+    ]
     return (done or list(stages))[-1]
 
 
@@ -287,7 +310,9 @@ def _model(stages: Mapping[str, StageStatus]) -> ModelStatus | None:
     return ModelStatus(uri=model.uri, digest=model.digest, endpoint=endpoint)
 
 
-def _conditions(facts: Iterable[Fact], generation: int, now: datetime) -> Iterator[Condition]:
+def _conditions(
+    facts: Iterable[Fact], generation: int, now: datetime
+) -> Iterator[Condition]:
     for kind, status, reason, message in facts:
         yield Condition(
             type=kind,

@@ -20,11 +20,15 @@ class Settings:
     """Image of stages with devices that name none."""
     trainer_cpu_image: str = "finetune-trainer-cpu"
     """Image of stages without devices that name none: the trainer's without CUDA."""
-    engine_images: Mapping[str, str] = field(default_factory=lambda: {"VLLM": VLLM_IMAGE})
+    engine_images: Mapping[str, str] = field(
+        default_factory=lambda: {"VLLM": VLLM_IMAGE}
+    )
     """Engine -> image of servers that name none, for engines that the trainer's image does not contain."""
     defaults: Defaults = NO_DEFAULTS
     """Fields for a pipeline, if neither the pipeline nor its namespace sets them."""
-    placement_defaults: PlacementDefaults | None = field(default_factory=PlacementDefaults)
+    placement_defaults: PlacementDefaults | None = field(
+        default_factory=PlacementDefaults
+    )
     """Meaning of spot, on-demand and the pools on this cluster. None: on one machine, which has no such nodes."""
     grace_period: timedelta = timedelta(seconds=30)
     """Time from SIGTERM to SIGKILL."""
@@ -63,7 +67,9 @@ class Settings:
 
     def interruption_backoff(self, fruitless: int) -> timedelta:
         """Return the delay before the next attempt after so many interruptions in a row without a new durable step."""
-        return _doubled(self.base_interruption_backoff, fruitless, self.max_interruption_backoff)
+        return _doubled(
+            self.base_interruption_backoff, fruitless, self.max_interruption_backoff
+        )
 
 
 def _doubled(base: timedelta, times: int, limit: timedelta) -> timedelta:

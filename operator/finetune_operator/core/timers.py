@@ -8,7 +8,11 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome, StageState, StageStatus
 from finetune_operator.core.actions import Action, SwitchTraffic
-from finetune_operator.core.assess import PipelineAssessment, StageAssessment, active_time
+from finetune_operator.core.assess import (
+    PipelineAssessment,
+    StageAssessment,
+    active_time,
+)
 from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.history import fruitless_interruptions, releases_in_a_row
 from finetune_operator.core.pipeline import Pipeline
@@ -80,7 +84,12 @@ class Timers:
         status = self.pipeline.status
         # The written status must describe the current spec: an edit or a retry may have started the pipeline again.
         current = status.observed_generation == self.pipeline.generation
-        if ttl is None or status.finished_at is None or not current or self.pipeline.retry:
+        if (
+            ttl is None
+            or status.finished_at is None
+            or not current
+            or self.pipeline.retry
+        ):
             return None
         return status.finished_at + timedelta(seconds=ttl) - self.now
 
@@ -109,7 +118,9 @@ class Timers:
                 job = self.assessment.observation.jobs.get(attempt.job)
                 yield from choice.review_times(attempt, job)
         elif server_actions:
-            switches = any(isinstance(action, SwitchTraffic) for action in server_actions)
+            switches = any(
+                isinstance(action, SwitchTraffic) for action in server_actions
+            )
             yield SWITCH_INTERVAL if switches else self.settings.poll_interval
         elif planned.reason is Reason.RETRYING and self.within_until(stage):
             yield self.backoff_remaining(stage)

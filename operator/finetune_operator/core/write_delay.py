@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.api.status import AttemptStatus, PipelineStatus, StageState, StageStatus
+from finetune_operator.api.status import (
+    AttemptStatus,
+    PipelineStatus,
+    StageState,
+    StageStatus,
+)
 
 STARTING = frozenset({StageState.QUEUED, StageState.RUNNING})
 
@@ -22,7 +27,9 @@ def time_until_write(
     pairs = zip(_essence(before), _essence(after), strict=True)
     if any(old != new for old, new in pairs):
         return timedelta()
-    waits = (_remaining(attempt, delay, now) for attempt in after.running_attempts().values())
+    waits = (
+        _remaining(attempt, delay, now) for attempt in after.running_attempts().values()
+    )
     return min(waits, default=timedelta())
 
 
@@ -60,7 +67,12 @@ def _stage_essence(stage: StageStatus) -> tuple[object, ...]:
     # Queued and running differ by the start of the process, which is worth no write of its own.
     state = StageState.RUNNING if stage.state in STARTING else stage.state
     return (
-        (stage.identity, stage.execution, stage.reason, _message(stage.reason, stage.message)),
+        (
+            stage.identity,
+            stage.execution,
+            stage.reason,
+            _message(stage.reason, stage.message),
+        ),
         state,
         (
             stage.failures,
@@ -72,7 +84,11 @@ def _stage_essence(stage: StageStatus) -> tuple[object, ...]:
             stage.start_digest,
             stage.start_pin,
         ),
-        (stage.budget_base_attempt, stage.budget_base_failures, stage.budget_base_interruptions),
+        (
+            stage.budget_base_attempt,
+            stage.budget_base_failures,
+            stage.budget_base_interruptions,
+        ),
         [
             (attempt.number, attempt.job, attempt.outcome, attempt.stopping)
             for attempt in stage.attempts

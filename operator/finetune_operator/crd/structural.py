@@ -31,7 +31,11 @@ REWRITES: Mapping[str, Callable[[Any], Schema]] = {
 
 KEY_KEYWORDS = frozenset({"patternProperties", "propertyNames"})
 """Keywords that constrain the keys of a mapping."""
-HANDLED_ELSEWHERE = KEY_KEYWORDS | {"description", "default", "x-kubernetes-validations"}
+HANDLED_ELSEWHERE = KEY_KEYWORDS | {
+    "description",
+    "default",
+    "x-kubernetes-validations",
+}
 
 
 class UnsupportedSchema(Exception):
@@ -83,7 +87,8 @@ class _Converter:
                 converted |= self._keyword(keyword, value, path)
         if "type" not in converted:
             raise UnsupportedSchema(
-                path, "has no type; write a union as optional members and a rule between them"
+                path,
+                "has no type; write a union as optional members and a rule between them",
             )
         if schema.keys() & KEY_KEYWORDS:
             converted |= self._mapping_values(schema, path)
@@ -110,7 +115,8 @@ class _Converter:
         if keyword == "properties":
             return {
                 keyword: {
-                    name: self.convert(inner, f"{path}.{name}") for name, inner in value.items()
+                    name: self.convert(inner, f"{path}.{name}")
+                    for name, inner in value.items()
                 }
             }
         if keyword == "items":
@@ -135,10 +141,14 @@ class _Converter:
     def _mapping_values(self, schema: Schema, path: str) -> Schema:
         patterns: Schema = schema.get("patternProperties", {})
         if len(patterns) > 1:
-            raise UnsupportedSchema(path, "values cannot depend on the pattern of their keys")
+            raise UnsupportedSchema(
+                path, "values cannot depend on the pattern of their keys"
+            )
         inner = next(iter(patterns.values()), None)
         return (
-            {"additionalProperties": self.convert(inner, f"{path}.*")} if inner is not None else {}
+            {"additionalProperties": self.convert(inner, f"{path}.*")}
+            if inner is not None
+            else {}
         )
 
 
@@ -149,7 +159,9 @@ def _key_rules(schema: Schema, path: str) -> list[Schema]:
     names: Schema = schema.get("propertyNames", {})
     unknown = names.keys() - {"type", "minLength", "maxLength", "pattern"}
     if unknown:
-        raise UnsupportedSchema(path, f"{', '.join(sorted(unknown))} of keys cannot be expressed")
+        raise UnsupportedSchema(
+            path, f"{', '.join(sorted(unknown))} of keys cannot be expressed"
+        )
     if "maxProperties" not in schema:
         raise UnsupportedSchema(
             path,
@@ -165,7 +177,11 @@ def _key_rules(schema: Schema, path: str) -> list[Schema]:
         if "maxLength" in names:
             bounds.append(f"size(key) <= {names['maxLength']}")
             limits.append(f"at most {names['maxLength']}")
-        rules.append(_for_every_key(" && ".join(bounds), f"have {' and '.join(limits)} characters"))
+        rules.append(
+            _for_every_key(
+                " && ".join(bounds), f"have {' and '.join(limits)} characters"
+            )
+        )
     patterns = list(schema.get("patternProperties", ()))
     if "pattern" in names:
         patterns.append(names["pattern"])
@@ -176,7 +192,10 @@ def _key_rules(schema: Schema, path: str) -> list[Schema]:
 
 
 def _for_every_key(condition: str, requirement: str) -> Schema:
-    return {"rule": f"self.all(key, {condition})", "message": f"every key must {requirement}"}
+    return {
+        "rule": f"self.all(key, {condition})",
+        "message": f"every key must {requirement}",
+    }
 
 
 def _literal(text: str) -> str:
@@ -189,7 +208,8 @@ def _without_null(schema: Schema, path: str) -> Schema:
     members = [member for member in schema["anyOf"] if member != {"type": "null"}]
     if len(members) != 1:
         raise UnsupportedSchema(
-            path, "is one of several types; write optional members and a rule between them"
+            path,
+            "is one of several types; write optional members and a rule between them",
         )
     siblings = {key: value for key, value in schema.items() if key != "anyOf"}
     member: Schema = members[0]

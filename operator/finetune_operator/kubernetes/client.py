@@ -52,7 +52,9 @@ class TokenBucket:
     async def wait(self) -> None:
         """Wait until the next request may be sent."""
         now = asyncio.get_running_loop().time()
-        self._tokens = min(self.burst, self._tokens + (now - self._filled_at) * self.rate)
+        self._tokens = min(
+            self.burst, self._tokens + (now - self._filled_at) * self.rate
+        )
         self._filled_at = now
         # Below zero: that many requests wait for their turn.
         self._tokens -= 1
@@ -63,7 +65,9 @@ class TokenBucket:
     def pause(self, seconds: float) -> None:
         """Send nothing for this long, at most `MAX_PAUSE_SECONDS`."""
         now = asyncio.get_running_loop().time()
-        self._paused_until = max(self._paused_until, now + min(seconds, MAX_PAUSE_SECONDS))
+        self._paused_until = max(
+            self._paused_until, now + min(seconds, MAX_PAUSE_SECONDS)
+        )
 
 
 class KubernetesClient:
@@ -134,7 +138,8 @@ class KubernetesClient:
                         yield self._watch_event(line)
         except TimeoutError as error:
             raise ApiError(
-                0, f"the watch of {path} was silent and did not end within its {seconds} s"
+                0,
+                f"the watch of {path} was silent and did not end within its {seconds} s",
             ) from error
         finally:
             await lines.aclose()
@@ -179,12 +184,18 @@ class KubernetesClient:
         rest = b""
         try:
             url = f"{self.client.configuration.host}{path}?{urlencode(query)}"
-            headers = {"Accept": "*/*", "User-Agent": USER_AGENT, **await self._credentials()}
+            headers = {
+                "Accept": "*/*",
+                "User-Agent": USER_AGENT,
+                **await self._credentials(),
+            }
             response = await self._request("GET", url, headers, None, no_end)
             self.on_response("GET", response.status)
             if response.status >= HTTPStatus.BAD_REQUEST:
                 raise self._api_error(
-                    response.status, await response.read(), response.headers.get("Retry-After")
+                    response.status,
+                    await response.read(),
+                    response.headers.get("Retry-After"),
                 )
             try:
                 async for piece in response.response.content.iter_any():
@@ -195,7 +206,8 @@ class KubernetesClient:
                 response.response.close()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ApiError(
-                0, f"the API server does not answer: {str(error) or type(error).__name__}"
+                0,
+                f"the API server does not answer: {str(error) or type(error).__name__}",
             ) from error
         if rest:
             yield rest.decode(errors="replace")
@@ -238,7 +250,9 @@ class KubernetesClient:
             yield
         except asyncio.CancelledError:
             # The API server goes on with the write after its client has left.
-            asyncio.get_running_loop().call_later(WRITE_TIMEOUT_SECONDS, self._end_write)
+            asyncio.get_running_loop().call_later(
+                WRITE_TIMEOUT_SECONDS, self._end_write
+            )
             raise
         except BaseException:
             self._end_write()
@@ -270,26 +284,38 @@ class KubernetesClient:
             # After the rate limiter, which may hold a request back for seconds: the Lease may be lost by then.
             limit = min(limit, self.seconds_to_write())
             if limit <= 0:
-                raise NotLeader("this replica no longer holds the Lease, so it does not write")
+                raise NotLeader(
+                    "this replica no longer holds the Lease, so it does not write"
+                )
             path = _with_timeout(path, limit)
         url = self.client.configuration.host + path
         try:
             with nullcontext() if is_read else self._under_way():
                 async with asyncio.timeout(limit):
-                    response = await self._request(verb, url, headers, body, TIMEOUT_SECONDS)
+                    response = await self._request(
+                        verb, url, headers, body, TIMEOUT_SECONDS
+                    )
                     content = await response.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             self.on_response(verb, 0)
             raise ApiError(
-                0, f"the API server does not answer: {str(error) or type(error).__name__}"
+                0,
+                f"the API server does not answer: {str(error) or type(error).__name__}",
             ) from error
         self.on_response(verb, response.status)
         if response.status >= HTTPStatus.BAD_REQUEST:
-            raise self._api_error(response.status, content, response.headers.get("Retry-After"))
+            raise self._api_error(
+                response.status, content, response.headers.get("Retry-After")
+            )
         return _parse(content)
 
     async def _request(
-        self, verb: str, url: str, headers: dict[str, str], body: Object | None, limit: Any
+        self,
+        verb: str,
+        url: str,
+        headers: dict[str, str],
+        body: Object | None,
+        limit: Any,
     ) -> Any:
         send: Any = self.client.rest_client.request
         return await send(verb, url, headers, body, _request_timeout=limit)
@@ -301,7 +327,9 @@ class KubernetesClient:
             return {}
         return {"Authorization": str(token["value"])}
 
-    def _api_error(self, status: int, content: bytes, retry_after: str | None) -> ClusterError:
+    def _api_error(
+        self, status: int, content: bytes, retry_after: str | None
+    ) -> ClusterError:
         try:
             body = fast_json.decode(content)
         except (ValueError, RecursionError):
@@ -340,9 +368,13 @@ def _parse(content: bytes) -> Object:
         value: Any = fast_json.decode(content)
     except (ValueError, RecursionError) as error:
         # The page of a proxy in between, or an object that is nested too deeply.
-        raise ApiError(0, f"the API server's response cannot be parsed as JSON: {error}") from error
+        raise ApiError(
+            0, f"the API server's response cannot be parsed as JSON: {error}"
+        ) from error
     if not isinstance(value, dict):
-        raise ApiError(0, "the API server's response cannot be parsed: it is no JSON object")
+        raise ApiError(
+            0, "the API server's response cannot be parsed: it is no JSON object"
+        )
     return value
 
 
@@ -398,7 +430,9 @@ async def _load_credentials(context: str | None) -> Configuration:
 
 
 @asynccontextmanager
-async def open_client(settings: Configuration, **options: Any) -> AsyncIterator[KubernetesClient]:
+async def open_client(
+    settings: Configuration, **options: Any
+) -> AsyncIterator[KubernetesClient]:
     """Open a client and close its connections at the end; `options` are KubernetesClient's."""
     async with ApiClient(settings) as client:
         yield KubernetesClient(client, **options)

@@ -26,12 +26,22 @@ from finetune_operator.core.actions import (
 )
 from finetune_operator.core.events import Event, unreadable_event
 from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.observation import Blocker, JobState, Observation, ObservedJob
+from finetune_operator.core.observation import (
+    Blocker,
+    JobState,
+    Observation,
+    ObservedJob,
+)
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.report import unreadable_status
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject, NewerObject
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache.cache import JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.cache import (
+    JOBS,
+    PIPELINES,
+    PODS,
+    ResourceCache,
+)
 from finetune_operator.kubernetes.cache.store import NamespacedName
 from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.client import KubernetesClient
@@ -63,7 +73,11 @@ from finetune_operator.kubernetes.workspaces import Workspaces
 
 SERVER_STAGES = frozenset(kind.name for kind in STAGES if kind.runs_server)
 UNSTORABLE_STATUS_CODES = frozenset(
-    {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.REQUEST_ENTITY_TOO_LARGE}
+    {
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    }
 )
 """Status codes with which an API server rejects a pipeline status that it cannot store."""
 STOPPING = (StopJob, DeleteService, ProbeServer)
@@ -102,7 +116,9 @@ class KubernetesCluster:
         self.servers = Servers(api, cache, probes)
         self.workspaces = Workspaces(api, cache)
         self.events = EventRecorder(api)
-        self._locks: WeakValueDictionary[NamespacedName, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[NamespacedName, asyncio.Lock] = (
+            WeakValueDictionary()
+        )
 
     def claim_lock(self, key: Key) -> asyncio.Lock:
         """Return the lock of the claim that the pipeline uses.
@@ -168,7 +184,10 @@ class KubernetesCluster:
     def _other_jobs(self, pipeline: Pipeline) -> set[str]:
         """Return the names of all Jobs of the pipeline, and of deleted Jobs with a pod that is still there."""
         namespace = pipeline.key.namespace
-        owned = {job["metadata"]["name"] for job in self.cache.jobs.select("owner", pipeline.uid)}
+        owned = {
+            job["metadata"]["name"]
+            for job in self.cache.jobs.select("owner", pipeline.uid)
+        }
         for stage in pipeline.status.stages.values():
             for attempt in stage.attempts:
                 if self.cache.pods.select("job", (namespace, attempt.job)):
@@ -188,7 +207,9 @@ class KubernetesCluster:
         job = self.cache.jobs.get((namespace, name))
         pods = AttemptPods.of(job, self.cache.pods_of(namespace, name))
         # Only a pod has its exit code and its termination message, and its watch may be behind the watch of Jobs.
-        has_unread = pods.absent or any(pod.exit_code is None and not pod.gone for pod in pods.pods)
+        has_unread = pods.absent or any(
+            pod.exit_code is None and not pod.gone for pod in pods.pods
+        )
         has_ended = is_finished(job) if job else attempt.created_at is not None
         if has_unread and has_ended:
             await self._read_pods(namespace, name)
@@ -208,7 +229,9 @@ class KubernetesCluster:
         if job and not is_owned_by(pipeline, job):
             # Another owner's Job has this name. Creating ours fails and sets a condition.
             return None
-        pods = self.cache.pods_of(namespace, name, job["metadata"]["uid"] if job else None)
+        pods = self.cache.pods_of(
+            namespace, name, job["metadata"]["uid"] if job else None
+        )
         if job and not pods and self.cache.is_over(job) and not is_finished(job):
             # The status has the end of its attempt, and its pods are forgotten.
             return ObservedJob(name, JobState.COMPLETE)
@@ -222,7 +245,9 @@ class KubernetesCluster:
             warnings=self._warnings(namespace, name, pods),
         )
 
-    def _warnings(self, namespace: str, job: str, pods: Sequence[Pod]) -> dict[str, str]:
+    def _warnings(
+        self, namespace: str, job: str, pods: Sequence[Pod]
+    ) -> dict[str, str]:
         """Return why processes have not started: no status of the Job or of a pod has the reason."""
         warnings = {
             pod.name: self.cache.warning(namespace, "Pod", pod.name)
@@ -231,7 +256,9 @@ class KubernetesCluster:
         }
         return warnings | {job: self.cache.warning(namespace, "Job", job)}
 
-    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
+    async def write_status(
+        self, pipeline: Pipeline, status: PipelineStatus
+    ) -> Pipeline:
         """Replace the status and return the pipeline with it. Raises Conflict if another client has changed it."""
         try:
             return await self._replace_status(pipeline, status)
@@ -252,7 +279,9 @@ class KubernetesCluster:
             # Only the progress comes unchanged from a user's process, so it is the likely cause.
             return await self._replace_status(pipeline, without_progress(status))
 
-    async def _replace_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
+    async def _replace_status(
+        self, pipeline: Pipeline, status: PipelineStatus
+    ) -> Pipeline:
         body = status_object(pipeline, status)
         answer = await self.api.replace(f"{paths.pipeline(pipeline.key)}/status", body)
         version = answer["metadata"]["resourceVersion"]
@@ -269,7 +298,9 @@ class KubernetesCluster:
             for changed in self.cache.update(PIPELINES, current).keys:
                 self.enqueue(changed)
 
-    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> dict[str, Blocker]:
+    async def apply(
+        self, pipeline: Pipeline, actions: Sequence[Action]
+    ) -> dict[str, Blocker]:
         """Execute the actions in order, and return the refused actions: subject -> reason.
 
         After an error nothing is created or deleted any more, but the actions that stop something are still executed.
@@ -277,7 +308,9 @@ class KubernetesCluster:
         """
         refused: dict[str, Blocker] = {}
         failure: ClusterError | None = None
-        optional = {subject_of(action) for action in actions if isinstance(action, OPTIONAL)}
+        optional = {
+            subject_of(action) for action in actions if isinstance(action, OPTIONAL)
+        }
         for action in actions:
             has_failed = failure is not None or bool(refused.keys() - optional)
             if has_failed and not isinstance(action, STOPPING):
@@ -331,23 +364,27 @@ class KubernetesCluster:
     async def _create_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
         # Before the Job: its pods find each other by the name of this Service.
         if template.pods > 1:
-            await create_headless_service(self.api, self.cache, pipeline, template.stage)
+            await create_headless_service(
+                self.api, self.cache, pipeline, template.stage
+            )
         try:
             job = build_job(pipeline, template, self.notices)
             created = await self.api.create(paths.jobs(pipeline.key.namespace), job)
         except AlreadyExists:
             if await self._read_job(pipeline, template.name) is None:
-                message = (
-                    f"the Job {template.name} exists and is not owned by this pipeline: delete it"
-                )
+                message = f"the Job {template.name} exists and is not owned by this pipeline: delete it"
                 raise Blocked(Reason.DEPENDENCY_NOT_READY, message) from None
         else:
             self.cache.update(JOBS, created)
 
-    async def _delete_job(self, pipeline: Pipeline, name: str, propagation: str) -> None:
+    async def _delete_job(
+        self, pipeline: Pipeline, name: str, propagation: str
+    ) -> None:
         """Delete a Job; in the foreground, it exists until its pod has ended by SIGTERM, grace period and SIGKILL."""
         namespace = pipeline.key.namespace
-        job = self.cache.jobs.get((namespace, name)) or await self._read_job(pipeline, name)
+        job = self.cache.jobs.get((namespace, name)) or await self._read_job(
+            pipeline, name
+        )
         if job is None or not is_owned_by(pipeline, job):
             return
         if not job["metadata"].get("deletionTimestamp"):
@@ -371,19 +408,31 @@ class KubernetesCluster:
         generation = current["metadata"]["generation"]
         before = current.get("status") or {}
         is_newer = isinstance(error, NewerObject)
-        if is_newer and before.get("finishedAt") and before.get("observedGeneration") == generation:
+        if (
+            is_newer
+            and before.get("finishedAt")
+            and before.get("observedGeneration") == generation
+        ):
             return
         status = unreadable_status(
-            str(error), generation, _now(), self.troubleshooting_url, stalled=not is_newer
+            str(error),
+            generation,
+            _now(),
+            self.troubleshooting_url,
+            stalled=not is_newer,
         )
         # Without this check, each reconcile would write the same report with a new time.
         if is_same_report(status, before):
             return
-        answer = await self.api.patch(f"{paths.pipeline(key)}/status", {"status": status})
+        answer = await self.api.patch(
+            f"{paths.pipeline(key)}/status", {"status": status}
+        )
         if not is_newer:
             written = answer["metadata"]
             about = Regarding(key, written["uid"], written["resourceVersion"])
-            self.events.record(about, [unreadable_event(str(error), self.troubleshooting_url)])
+            self.events.record(
+                about, [unreadable_event(str(error), self.troubleshooting_url)]
+            )
 
     async def close(self) -> None:
         """Cancel the background requests."""

@@ -69,7 +69,11 @@ class EventRecorder:
         tasks: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
-                tasks = {namespace: task for namespace, task in tasks.items() if not task.done()}
+                tasks = {
+                    namespace: task
+                    for namespace, task in tasks.items()
+                    if not task.done()
+                }
                 for namespace in self.waiting.keys() - tasks.keys():
                     tasks[namespace] = group.create_task(self._create_all(namespace))
                 self._arrived.clear()
@@ -91,7 +95,10 @@ class EventRecorder:
             pass
         except ClusterError as error:
             log.warning(
-                "cannot create the Event %s/%s: %s", namespace, body["metadata"]["name"], error
+                "cannot create the Event %s/%s: %s",
+                namespace,
+                body["metadata"]["name"],
+                error,
             )
 
 

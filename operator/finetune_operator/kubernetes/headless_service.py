@@ -5,7 +5,9 @@ from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache.cache import SERVICES, ResourceCache
 from finetune_operator.kubernetes.client import KubernetesClient
-from finetune_operator.kubernetes.resources.headless_service import build_headless_service
+from finetune_operator.kubernetes.resources.headless_service import (
+    build_headless_service,
+)
 from finetune_operator.kubernetes.resources.owner_references import foreign_service
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked
 

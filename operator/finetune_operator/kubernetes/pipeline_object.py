@@ -46,13 +46,20 @@ def status_object(pipeline: Pipeline, status: PipelineStatus) -> Object:
         "resourceVersion": pipeline.resource_version,
     }
     content = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "status": content}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": meta,
+        "status": content,
+    }
 
 
 def without_progress(status: PipelineStatus) -> PipelineStatus:
     """Return the status without progress, the only part taken unchanged from a process, which may be the user's own."""
     nothing = {"progress": None, "loss_curve": None}
-    stages = {name: stage.model_copy(update=nothing) for name, stage in status.stages.items()}
+    stages = {
+        name: stage.model_copy(update=nothing) for name, stage in status.stages.items()
+    }
     return status.model_copy(update={"stages": stages})
 
 
@@ -63,5 +70,7 @@ def is_same_report(status: Object, other: Object) -> bool:
 
 def _report(status: Object) -> tuple[object, list[str]]:
     conditions = status.get("conditions") or []
-    messages = [condition["message"] for condition in conditions if condition["type"] == READY]
+    messages = [
+        condition["message"] for condition in conditions if condition["type"] == READY
+    ]
     return status.get("observedGeneration"), messages

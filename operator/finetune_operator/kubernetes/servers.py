@@ -9,14 +9,26 @@ from finetune_operator.api.stages.base import Serving
 from finetune_operator.core.history import server_job
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.metadata import IDENTITY, SERVER, STAGE, service_name
-from finetune_operator.core.observation import Blocker, JobState, ObservedJob, ObservedServer
+from finetune_operator.core.observation import (
+    Blocker,
+    JobState,
+    ObservedJob,
+    ObservedServer,
+)
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.cache.cache import DEPLOYMENTS, SERVICES, ResourceCache
+from finetune_operator.kubernetes.cache.cache import (
+    DEPLOYMENTS,
+    SERVICES,
+    ResourceCache,
+)
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.pods.probe import NoProbe, ProbeResult, ServerProbe
-from finetune_operator.kubernetes.resources.owner_references import foreign_service, is_owned_by
+from finetune_operator.kubernetes.resources.owner_references import (
+    foreign_service,
+    is_owned_by,
+)
 from finetune_operator.kubernetes.resources.server import (
     build_deployment,
     build_service,
@@ -81,7 +93,9 @@ class Servers:
 
     def service(self, pipeline: Pipeline) -> Object | None:
         """Return the Service of the pipeline's name from the cache."""
-        return self.cache.services.get((pipeline.key.namespace, service_name(pipeline.key.name)))
+        return self.cache.services.get(
+            (pipeline.key.namespace, service_name(pipeline.key.name))
+        )
 
     def has_service(self, pipeline: Pipeline) -> bool:
         """Return whether the pipeline's own Service exists."""
@@ -111,13 +125,17 @@ class Servers:
         unready = [pod for pod in pods if not pod.ready]
         if not pods or unready:
             waiting = unready[0] if unready else None
-            return _observe_start(name, waiting, self._warning(deployment, waiting), now)
+            return _observe_start(
+                name, waiting, self._warning(deployment, waiting), now
+            )
         # The cache may have fewer pods than the Deployment is to have.
         if _ready(deployment) < deployment["spec"].get("replicas", 1):
             return _observe_start(name, pods[0], self._warning(deployment, None), now)
         result = self.probes.result(pods[0])
         if result:
-            return _observe_answer(pipeline, deployment, pods[0], serving_of(deployment), result)
+            return _observe_answer(
+                pipeline, deployment, pods[0], serving_of(deployment), result
+            )
         return replace(_observe_start(name, pods[0], "", now), awaits_probe=True)
 
     def _warning(self, deployment: Object, pod: Pod | None) -> str:
@@ -144,12 +162,17 @@ class Servers:
             return deployment
         return None
 
-    async def create(self, pipeline: Pipeline, template: JobTemplate, serving: Serving) -> None:
+    async def create(
+        self, pipeline: Pipeline, template: JobTemplate, serving: Serving
+    ) -> None:
         """Start the servers of an attempt in parallel with running servers. Raises Blocked if they could not serve."""
         path = paths.deployments(pipeline.key.namespace)
         try:
             desired = build_deployment(
-                pipeline, template, serving, image_volumes=await self._has_image_volumes()
+                pipeline,
+                template,
+                serving,
+                image_volumes=await self._has_image_volumes(),
             )
             created = await self.api.create(path, desired)
         except AlreadyExists:
@@ -162,7 +185,9 @@ class Servers:
         """Return whether the cluster mounts images as volumes, by its version."""
         if self._image_volumes is None:
             version = await self.api.get(paths.SERVER_VERSION)
-            self._image_volumes = version_of_cluster(version or {}) >= IMAGE_VOLUMES_SINCE
+            self._image_volumes = (
+                version_of_cluster(version or {}) >= IMAGE_VOLUMES_SINCE
+            )
         return self._image_volumes
 
     def probe(self, pipeline: Pipeline, name: str) -> None:
@@ -181,7 +206,9 @@ class Servers:
         service = self.service(pipeline)
         if service is None:
             try:
-                created = await self.api.create(paths.services(pipeline.key.namespace), desired)
+                created = await self.api.create(
+                    paths.services(pipeline.key.namespace), desired
+                )
             except AlreadyExists:
                 # A Service without the operator's labels is listed by no informer.
                 service = await self.api.get(_service_path(pipeline))
@@ -197,7 +224,9 @@ class Servers:
         }
         # A patch keeps the clusterIP that the API server has assigned.
         patch = {"metadata": meta, "spec": {"selector": desired["spec"]["selector"]}}
-        self.cache.update(SERVICES, await self.api.patch(_service_path(pipeline), patch))
+        self.cache.update(
+            SERVICES, await self.api.patch(_service_path(pipeline), patch)
+        )
 
     async def delete_service(self, pipeline: Pipeline) -> None:
         """Delete the pipeline's own Service."""
@@ -205,7 +234,9 @@ class Servers:
         if service is None or not is_owned_by(pipeline, service):
             return
         if not service["metadata"].get("deletionTimestamp"):
-            await self.api.delete(_service_path(pipeline), uid=service["metadata"]["uid"])
+            await self.api.delete(
+                _service_path(pipeline), uid=service["metadata"]["uid"]
+            )
 
     async def stop(self, pipeline: Pipeline, name: str) -> bool:
         """Delete the servers of an attempt; return False if there are none."""
@@ -278,7 +309,9 @@ def _observe_crash(name: str, pod: Pod) -> ObservedJob | None:
     if not is_permanent and pod.restarts < MAX_CRASHES:
         return None
     detail = str(terminated.get("message") or "").strip()[-1000:]
-    failure = Failure(message=f"the server exited with code {code}: {detail}".rstrip(": "))
+    failure = Failure(
+        message=f"the server exited with code {code}: {detail}".rstrip(": ")
+    )
     return ObservedJob(
         name,
         JobState.FAILED,
@@ -292,22 +325,32 @@ def _observe_crash(name: str, pod: Pod) -> ObservedJob | None:
     )
 
 
-def _observe_start(name: str, pod: Pod | None, warning: str, now: datetime) -> ObservedJob:
+def _observe_start(
+    name: str, pod: Pod | None, warning: str, now: datetime
+) -> ObservedJob:
     blocker = diagnose(pod, warning, now)
     if pod and pod.started_at:
-        return ObservedJob(name, JobState.RUNNING, started_at=pod.started_at, blocker=blocker)
+        return ObservedJob(
+            name, JobState.RUNNING, started_at=pod.started_at, blocker=blocker
+        )
     return ObservedJob(name, JobState.WAITING, blocker=blocker)
 
 
 def _observe_answer(
-    pipeline: Pipeline, deployment: Object, pod: Pod, serving: Serving, probe: ProbeResult
+    pipeline: Pipeline,
+    deployment: Object,
+    pod: Pod,
+    serving: Serving,
+    probe: ProbeResult,
 ) -> ObservedJob:
     """Return the attempt as complete with the probe's answer, or as failed with the probe's failure."""
     name = deployment["metadata"]["name"]
     started_at = pod.started_at
     if probe.failure:
         message = TerminationMessage(failure=Failure(message=probe.failure))
-        return ObservedJob(name, JobState.FAILED, started_at=started_at, message=message)
+        return ObservedJob(
+            name, JobState.FAILED, started_at=started_at, message=message
+        )
     ready = time_of(pod.condition("Ready").get("lastTransitionTime"))
     result = DeployResult(
         identity=deployment["metadata"]["labels"][IDENTITY],

@@ -3,7 +3,12 @@
 from dataclasses import replace
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.core.observation import Blocker, ClaimChange, ClaimUser, ObservedWorkspace
+from finetune_operator.core.observation import (
+    Blocker,
+    ClaimChange,
+    ClaimUser,
+    ObservedWorkspace,
+)
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache.cache import CLAIMS, ResourceCache
@@ -33,7 +38,9 @@ class Workspaces:
         if existing is None:
             blocker = _missing(pipeline) if _starts_on_own_claim(pipeline) else None
             return replace(
-                workspace, missing=not pipeline.spec.workspace.existing_claim, blocker=blocker
+                workspace,
+                missing=not pipeline.spec.workspace.existing_claim,
+                blocker=blocker,
             )
         message = claim.ownership_error(pipeline, existing)
         if message is None:
@@ -69,7 +76,10 @@ class Workspaces:
             for other in self.cache.pipelines.select("claim", (namespace, name))
             if other.uid != pipeline.uid
         }
-        own_jobs = {job["metadata"]["uid"] for job in self.cache.jobs.select("owner", pipeline.uid)}
+        own_jobs = {
+            job["metadata"]["uid"]
+            for job in self.cache.jobs.select("owner", pipeline.uid)
+        }
         for writer in self.cache.writers(namespace, name):
             if _is_own(pipeline, own_jobs, writer):
                 continue
@@ -79,11 +89,15 @@ class Workspaces:
             users[key] = replace(user, writing=True)
         return tuple(users.values())
 
-    async def create(self, pipeline: Pipeline, storage_class: str | None = None) -> None:
+    async def create(
+        self, pipeline: Pipeline, storage_class: str | None = None
+    ) -> None:
         """Create the claim unless it exists by now; `storage_class` is the default for a pipeline without a class."""
         desired = claim.build_claim(pipeline, storage_class)
         try:
-            created = await self.api.create(paths.claims(pipeline.key.namespace), desired)
+            created = await self.api.create(
+                paths.claims(pipeline.key.namespace), desired
+            )
         except AlreadyExists:
             # The cache may be behind, or the claim may have lost the operator's label.
             path = paths.claims(pipeline.key.namespace, claim.claim_name(pipeline))

@@ -99,7 +99,9 @@ class LocalCluster:
         self.variables = variables or {}
         """Environment variables of all stages; the manifest's variables of the same names take precedence."""
         self.pipeline_file = PipelineFile(folders.workdir)
-        self.source_digests = SourceDigests(folders.workdir / "contents.json", save=save_digests)
+        self.source_digests = SourceDigests(
+            folders.workdir / "contents.json", save=save_digests
+        )
         self.runners: dict[str, subprocess.Popen[bytes]] = {}
         self.stopping = False
         """Whether the user pressed Ctrl-C: has the effect of spec.suspend, but for this command only."""
@@ -111,7 +113,9 @@ class LocalCluster:
             return None
         if not self.stopping:
             return pipeline
-        return replace(pipeline, spec=pipeline.spec.model_copy(update={"suspend": True}))
+        return replace(
+            pipeline, spec=pipeline.spec.model_copy(update={"suspend": True})
+        )
 
     async def observe(self, pipeline: Pipeline) -> Observation:
         """Read the folders of the attempts that have not ended, and the digests of the sources."""
@@ -123,21 +127,29 @@ class LocalCluster:
         sources = pipeline.spec.source_uris()
         environment = self.environment(pipeline)
         # In a thread: hashing a large model takes a while, and the event loop must keep handling Ctrl-C.
-        digests = await asyncio.to_thread(self.source_digests.digests, sources, environment)
+        digests = await asyncio.to_thread(
+            self.source_digests.digests, sources, environment
+        )
         return Observation(jobs, source_digests=digests)
 
     def job(self, name: str) -> ObservedJob | None:
         """Return the current state of one attempt's Job, or None if it never started."""
         return observe_job(self.folders.job(name))
 
-    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
+    async def write_status(
+        self, pipeline: Pipeline, status: PipelineStatus
+    ) -> Pipeline:
         """Write the status to pipeline.json; raise ClusterError if that fails."""
         try:
             return self.pipeline_file.write_status(pipeline, status)
         except OSError as error:
-            raise ClusterError(f"cannot write {self.pipeline_file.path}: {error}") from error
+            raise ClusterError(
+                f"cannot write {self.pipeline_file.path}: {error}"
+            ) from error
 
-    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> Mapping[str, Blocker]:
+    async def apply(
+        self, pipeline: Pipeline, actions: Sequence[Action]
+    ) -> Mapping[str, Blocker]:
         """Start and stop runners; raise ClusterError if a runner cannot be started."""
         for action in actions:
             match action:
@@ -145,7 +157,12 @@ class LocalCluster:
                     self._start(pipeline, job)
                 case StopJob(name, _):
                     self._send_command(name, STOP)
-                case DeletePipeline() | DeleteJob() | CreateWorkspace(_) | ChangeWorkspace():
+                case (
+                    DeletePipeline()
+                    | DeleteJob()
+                    | CreateWorkspace(_)
+                    | ChangeWorkspace()
+                ):
                     # The user deletes the work folder.
                     pass
                 case ProbeServer() | SwitchTraffic() | DeleteService():
@@ -160,7 +177,8 @@ class LocalCluster:
         for event in events:
             self.on_event(event)
         lines = (
-            json.dumps({"pipeline": str(pipeline.key), **_fields(event)}) + "\n" for event in events
+            json.dumps({"pipeline": str(pipeline.key), **_fields(event)}) + "\n"
+            for event in events
         )
         try:
             with (self.folders.workdir / "events.jsonl").open("a") as file:
@@ -181,7 +199,11 @@ class LocalCluster:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while loop.time() < deadline:
-            ended = [name for name, runner in self.runners.items() if runner.poll() is not None]
+            ended = [
+                name
+                for name, runner in self.runners.items()
+                if runner.poll() is not None
+            ]
             for name in ended:
                 self._record_failed_start(name, self.runners.pop(name).returncode)
             if ended:
@@ -204,7 +226,9 @@ class LocalCluster:
             return
         folder = self.folders.job(job.name)
         environment = replace(
-            self.environment(pipeline, folder), pipeline_uid=pipeline.uid, attempt=job.attempt
+            self.environment(pipeline, folder),
+            pipeline_uid=pipeline.uid,
+            attempt=job.attempt,
         )
         command = job.command
         if command[0] == "python":

@@ -40,7 +40,9 @@ class SourceDigests:
         if self.save and self.file_digests != previous:
             # On a full disk, the next run computes them again.
             with contextlib.suppress(OSError):
-                write_durably(self.cache, json.dumps(self.file_digests, indent=1).encode())
+                write_durably(
+                    self.cache, json.dumps(self.file_digests, indent=1).encode()
+                )
         return digests
 
     def _digest(self, uri: str, environment: Environment) -> str | None:
@@ -50,7 +52,9 @@ class SourceDigests:
             for match in environment.matches(uri):
                 files += _files(environment.locate(match))
             # The relative path: a copy of the folder elsewhere is the same data.
-            parts = [(os.path.relpath(file, path), self._file_digest(file)) for file in files]
+            parts = [
+                (os.path.relpath(file, path), self._file_digest(file)) for file in files
+            ]
         except (InvalidLocation, OSError):
             # The stage that needs the source reports its problem.
             return None
@@ -81,14 +85,20 @@ def _referenced_files(path: Path) -> Iterator[Path]:
         return
     try:
         tokens = [
-            token for token in yaml.scan(path.read_text()) if isinstance(token, yaml.ScalarToken)
+            token
+            for token in yaml.scan(path.read_text())
+            if isinstance(token, yaml.ScalarToken)
         ]
     except (yaml.YAMLError, UnicodeDecodeError):
         return
     names = {
-        name for token in tokens for name in (token.value, token.value.partition(".")[0] + ".py")
+        name
+        for token in tokens
+        for name in (token.value, token.value.partition(".")[0] + ".py")
     }
-    yield from sorted(path.parent / name for name in names if _is_file(path.parent / name))
+    yield from sorted(
+        path.parent / name for name in names if _is_file(path.parent / name)
+    )
 
 
 def _is_file(path: Path) -> bool:

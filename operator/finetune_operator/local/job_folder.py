@@ -10,7 +10,12 @@ from pydantic import ValidationError
 
 from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_operator.local.runner import ENDED, LOCK, PROGRESS, STARTED, TERMINATION
-from finetune_trainer.contract import ContractModel, Failure, Progress, TerminationMessage
+from finetune_trainer.contract import (
+    ContractModel,
+    Failure,
+    Progress,
+    TerminationMessage,
+)
 
 RUNNER_LOST = "its runner is gone and recorded no exit code: the machine may have been restarted, or the runner killed"
 
@@ -40,7 +45,9 @@ def observe_job(folder: Path) -> ObservedJob | None:
     return _finished(folder, started, {"code": None, "disruption": RUNNER_LOST})
 
 
-def _finished(folder: Path, started: dict[str, Any] | None, ended: dict[str, Any]) -> ObservedJob:
+def _finished(
+    folder: Path, started: dict[str, Any] | None, ended: dict[str, Any]
+) -> ObservedJob:
     return ObservedJob(
         name=folder.name,
         state=JobState.COMPLETE if ended["code"] == 0 else JobState.FAILED,

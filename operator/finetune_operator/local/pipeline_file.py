@@ -48,14 +48,18 @@ class PipelineFile:
                 "use another --workdir, or remove this file (finished stages are found again in the workspace)"
             ) from error
 
-    def apply(self, key: Key, spec: PipelineSpec, annotations: dict[str, str]) -> Pipeline:
+    def apply(
+        self, key: Key, spec: PipelineSpec, annotations: dict[str, str]
+    ) -> Pipeline:
         """Store a manifest's spec and annotations, as `kubectl apply` does; a new spec increments the generation.
 
         Raises ClusterError if the work folder belongs to another pipeline.
         """
         previous = self.read()
         if previous is None:
-            return self._write(Pipeline(key, str(uuid.uuid4()), 1, spec, annotations=annotations))
+            return self._write(
+                Pipeline(key, str(uuid.uuid4()), 1, spec, annotations=annotations)
+            )
         if previous.key != key:
             raise ClusterError(
                 f"{self.path.parent} belongs to the pipeline {previous.key}; use another --workdir"
@@ -75,10 +79,14 @@ class PipelineFile:
         if previous.status == status:
             return pipeline
         written = self._write(replace(previous, status=status))
-        return replace(pipeline, status=status, resource_version=written.resource_version)
+        return replace(
+            pipeline, status=status, resource_version=written.resource_version
+        )
 
     def _write(self, pipeline: Pipeline) -> Pipeline:
-        updated = replace(pipeline, resource_version=str(int(pipeline.resource_version or 0) + 1))
+        updated = replace(
+            pipeline, resource_version=str(int(pipeline.resource_version or 0) + 1)
+        )
         write_durably(self.path, json.dumps(to_object(updated), indent=1).encode())
         return updated
 
@@ -97,5 +105,7 @@ def to_object(pipeline: Pipeline) -> dict[str, Any]:
             "annotations": pipeline.annotations,
         },
         "spec": pipeline.spec.model_dump(mode="json", by_alias=True, exclude_none=True),
-        "status": pipeline.status.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "status": pipeline.status.model_dump(
+            mode="json", by_alias=True, exclude_none=True
+        ),
     }

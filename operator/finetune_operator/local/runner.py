@@ -145,7 +145,9 @@ def write_record(path: Path, **facts: Any) -> None:
 
 def record_start_failure(folder: Path, message: str) -> None:
     """Record that the Job's process never started; the reason is written as its termination message."""
-    write_durably(folder / TERMINATION, json.dumps({"failure": {"message": message}}).encode())
+    write_durably(
+        folder / TERMINATION, json.dumps({"failure": {"message": message}}).encode()
+    )
     write_record(folder / ENDED, code=CANNOT_START, disruption=None)
 
 

@@ -36,7 +36,8 @@ WATCHED = (
 )
 
 pytestmark = pytest.mark.skipif(
-    fixtures.PROVIDER == "kind", reason="counts what the provider linux-namespaces creates"
+    fixtures.PROVIDER == "kind",
+    reason="counts what the provider linux-namespaces creates",
 )
 
 
@@ -45,10 +46,13 @@ def census() -> dict[str, Counter[str]]:
     processes = list(Path("/proc").glob("[0-9]*"))
     return {
         "processes": Counter(
-            line for line in map(_command_line, processes) if str(cluster_state.clusters()) in line
+            line
+            for line in map(_command_line, processes)
+            if str(cluster_state.clusters()) in line
         ),
         "mounts": Counter(
-            line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            line.split()[4]
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
         ),
         "links": Counter(entry.name for entry in Path("/sys/class/net").iterdir()),
         "network namespaces": Counter(set(map(_namespace, processes)) - {""}),
@@ -60,7 +64,9 @@ def census() -> dict[str, Counter[str]]:
             for name in cgroups.with_prefix("finetune.")
         ),
         "clusters": Counter(path.name for path in cluster_state.clusters().glob("*")),
-        "settings": Counter(f"{name}={Path('/proc/sys', name).read_text()}" for name in SETTINGS),
+        "settings": Counter(
+            f"{name}={Path('/proc/sys', name).read_text()}" for name in SETTINGS
+        ),
         "files": Counter(
             str(entry)
             for folder in map(Path, WATCHED)
@@ -88,7 +94,11 @@ SETTINGS = (
 def _command_line(process: Path) -> str:
     try:
         return (
-            (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            (process / "cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+            .strip()
         )
     except OSError:
         return ""
@@ -102,7 +112,9 @@ def _namespace(process: Path) -> str:
 
 
 def _lines(*command: str) -> list[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -132,19 +144,30 @@ def test_ups_and_downs_leave_nothing(no_leftovers):
         durations.append(time.monotonic() - started)
         cluster.down()
     median = sorted(durations)[len(durations) // 2]
-    print(f"Ready after {min(durations):.1f}-{max(durations):.1f} s, median {median:.1f} s")
+    print(
+        f"Ready after {min(durations):.1f}-{max(durations):.1f} s, median {median:.1f} s"
+    )
 
 
 def test_parallel_clusters_are_isolated(no_leftovers):
-    clusters = [LinuxNamespaces(fixtures.cluster_name(name)) for name in ("one", "two", "three")]
+    clusters = [
+        LinuxNamespaces(fixtures.cluster_name(name)) for name in ("one", "two", "three")
+    ]
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda cluster: cluster.up(ClusterSpec(parse("ondemand"))), clusters))
+        list(
+            pool.map(
+                lambda cluster: cluster.up(ClusterSpec(parse("ondemand"))), clusters
+            )
+        )
     assert len({cluster.registry for cluster in clusters}) == 3
     for cluster in clusters:
         cluster.kube.run("create", "namespace", cluster.name)
     clusters[0].down()
     for cluster in clusters[1:]:
-        names = {one["metadata"]["name"] for one in cluster.kube.json("get", "namespaces")["items"]}
+        names = {
+            one["metadata"]["name"]
+            for one in cluster.kube.json("get", "namespaces")["items"]
+        }
         assert {name for name in names if name.startswith("t")} == {cluster.name}
         cluster.down()
 
@@ -180,7 +203,8 @@ def test_down_after_kill_9_of_up_leaves_nothing(no_leftovers):
 
 
 @pytest.mark.parametrize(
-    "arguments", ["--kubeconfig {}/kubeconfig", "push image docker-archive:{}/image.tar:image"]
+    "arguments",
+    ["--kubeconfig {}/kubeconfig", "push image docker-archive:{}/image.tar:image"],
 )
 def test_down_kills_orphaned_commands_of_up(no_leftovers, arguments):
     cluster = LinuxNamespaces(fixtures.cluster_name("orphans"))
@@ -189,7 +213,8 @@ def test_down_kills_orphaned_commands_of_up(no_leftovers, arguments):
         [*sleep, *arguments.format(cluster.folder).split()], start_new_session=True
     )
     neighbour = subprocess.Popen(
-        [*sleep, *arguments.format(f"{cluster.folder}-2").split()], start_new_session=True
+        [*sleep, *arguments.format(f"{cluster.folder}-2").split()],
+        start_new_session=True,
     )
     until(lambda: str(cluster.folder) in _command_line(Path(f"/proc/{orphan.pid}")), 10)
     cluster.down()

@@ -45,7 +45,9 @@ def test_node_of_an_unknown_cluster():
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="tests the provider linux-namespaces")
+@pytest.mark.skipif(
+    fixtures.PROVIDER == "kind", reason="tests the provider linux-namespaces"
+)
 def test_kernel_without_namespaces():
     done = run(
         "setpriv",
@@ -61,9 +63,13 @@ def test_kernel_without_namespaces():
     assert not cluster_state.folder_of("refused").exists()
 
 
-@pytest.mark.skipif(fixtures.PROVIDER == "kind", reason="tests the provider linux-namespaces")
+@pytest.mark.skipif(
+    fixtures.PROVIDER == "kind", reason="tests the provider linux-namespaces"
+)
 def test_root_without_rights_to_the_host_network():
-    done = run("unshare", "--user", "--map-root-user", *COMMAND, "--name", "refused", "up")
+    done = run(
+        "unshare", "--user", "--map-root-user", *COMMAND, "--name", "refused", "up"
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("cluster: ip link add")
     assert "run it as root of the host" in done.stderr
@@ -73,9 +79,7 @@ def test_root_without_rights_to_the_host_network():
 
 def test_disk_too_small_for_a_cluster(tmp_path):
     # Only this command sees the mount.
-    small = (
-        f"mount -t tmpfs -o size=1g small {tmp_path} && exec {' '.join(COMMAND)} --name refused up"
-    )
+    small = f"mount -t tmpfs -o size=1g small {tmp_path} && exec {' '.join(COMMAND)} --name refused up"
     done = run("unshare", "--mount", "sh", "-c", small, FINETUNE_CACHE=str(tmp_path))
     assert done.returncode == 2
     assert "1.0 GiB free" in done.stderr
@@ -96,7 +100,11 @@ def test_kind_program_accepts_the_configuration(tmp_path):
     valid, invalid = tmp_path / "valid.json", tmp_path / "invalid.json"
     valid.write_text(config(parse("ondemand,spot:2,gpu"), tmp_path, "local/node:1"))
     invalid.write_text(json.dumps(json.loads(valid.read_text()) | {"nonsense": True}))
-    without_engine = {"PATH": "/nowhere", "HOME": str(tmp_path), "DOCKER_HOST": "unix:///nowhere"}
+    without_engine = {
+        "PATH": "/nowhere",
+        "HOME": str(tmp_path),
+        "DOCKER_HOST": "unix:///nowhere",
+    }
     for file, expected in ((valid, "docker"), (invalid, "nonsense")):
         command = [kind, "create", "cluster", "--name=refused", f"--config={file}"]
         done = subprocess.run(

@@ -8,7 +8,13 @@ import pytest
 from testcluster import fixtures
 from testcluster.errors import TimedOut, UsageError
 from testcluster.kube import is_ready
-from testcluster.kube_namespace import KubeNamespace, pod, temporary_namespace, until, watch_pods
+from testcluster.kube_namespace import (
+    KubeNamespace,
+    pod,
+    temporary_namespace,
+    until,
+    watch_pods,
+)
 from testcluster.nodes import NAME, parse
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
@@ -25,8 +31,12 @@ def cluster() -> Iterator[Provider]:
 
 
 @pytest.fixture
-def namespace(cluster: Provider, request: pytest.FixtureRequest) -> Iterator[KubeNamespace]:
-    with temporary_namespace(cluster.kube, fixtures.namespace_name(request.node.name)) as created:
+def namespace(
+    cluster: Provider, request: pytest.FixtureRequest
+) -> Iterator[KubeNamespace]:
+    with temporary_namespace(
+        cluster.kube, fixtures.namespace_name(request.node.name)
+    ) as created:
         yield created
 
 
@@ -54,9 +64,14 @@ def test_pods_run_on_kwok_nodes(cluster: Provider, namespace: KubeNamespace):
     assert namespace.get("pod", "simulated")["spec"]["nodeName"].startswith("fake-")
 
 
-def test_killed_paused_and_partitioned_nodes_recover(cluster: Provider, namespace: KubeNamespace):
+def test_killed_paused_and_partitioned_nodes_recover(
+    cluster: Provider, namespace: KubeNamespace
+):
     namespace.create(
-        *(pod(f"on-{node}", SAVES_ON_SIGTERM, node=node) for node in ("spot-1", "spot-2", "spot-3"))
+        *(
+            pod(f"on-{node}", SAVES_ON_SIGTERM, node=node)
+            for node in ("spot-1", "spot-2", "spot-3")
+        )
     )
     for node in ("spot-1", "spot-2", "spot-3"):
         namespace.wait_phase(f"on-{node}", "Running")
@@ -64,7 +79,11 @@ def test_killed_paused_and_partitioned_nodes_recover(cluster: Provider, namespac
     cluster.pause("spot-2")
     cluster.partition("spot-3")
     for node in ("spot-1", "spot-2", "spot-3"):
-        until(lambda node=node: ready(cluster, node) is False, NODE_LOST, f"{node} is still Ready")
+        until(
+            lambda node=node: ready(cluster, node) is False,
+            NODE_LOST,
+            f"{node} is still Ready",
+        )
         # The API keeps the last status that the silent kubelet reported.
         assert namespace.phase(f"on-{node}") == "Running"
     cluster.revive("spot-1")
@@ -73,7 +92,9 @@ def test_killed_paused_and_partitioned_nodes_recover(cluster: Provider, namespac
     for node in ("spot-1", "spot-2", "spot-3"):
         until(lambda node=node: ready(cluster, node), 60, f"{node} is not Ready again")
     # Pods on the paused and on the partitioned node go on; the pod on the killed node ended with it.
-    assert namespace.wait_phase("on-spot-1", "Failed", "Succeeded", seconds=60) == "Failed"
+    assert (
+        namespace.wait_phase("on-spot-1", "Failed", "Succeeded", seconds=60) == "Failed"
+    )
     assert namespace.phase("on-spot-2") == "Running"
     assert namespace.phase("on-spot-3") == "Running"
 
@@ -87,7 +108,9 @@ def test_watch_sees_the_termination_of_a_reclaimed_pod(cluster: Provider, by: st
     ):
         namespace.create(pod("saves", SAVES_ON_SIGTERM, node="spot-1", grace=20))
         namespace.wait_phase("saves", "Running")
-        reclaiming = threading.Thread(target=reclaim, args=(cluster, "spot-1", 20.0, by))
+        reclaiming = threading.Thread(
+            target=reclaim, args=(cluster, "spot-1", 20.0, by)
+        )
         reclaiming.start()
         until(
             lambda: watched.is_deleted("saves"),
@@ -115,7 +138,9 @@ def test_pod_of_a_deleted_node_leaves_no_termination(cluster: Provider):
         namespace.wait_phase("unaware", "Running")
         cluster.delete("spot-2")
         until(
-            lambda: watched.is_deleted("unaware"), 120, "the pod of the deleted node still exists"
+            lambda: watched.is_deleted("unaware"),
+            120,
+            "the pod of the deleted node still exists",
         )
         assert watched.termination("unaware") == {"disruption": "DeletionByPodGC"}
         cluster.revive("spot-2")
@@ -131,7 +156,9 @@ def test_kubelet_under_pressure_evicts_and_recovers(cluster: Provider):
         namespace.wait_phase("squeezed", "Running")
         cluster.apply_pressure("spot-3", "memory")
         until(
-            lambda: namespace.get("pod", "squeezed")["status"].get("reason") == "Evicted",
+            lambda: (
+                namespace.get("pod", "squeezed")["status"].get("reason") == "Evicted"
+            ),
             60,
             "the pod was not evicted",
         )
@@ -141,9 +168,17 @@ def test_kubelet_under_pressure_evicts_and_recovers(cluster: Provider):
             == "TerminationByKubelet"
         )
         # The kubelet evicts before the node controller has seen its condition and added the taint.
-        until(lambda: has_pressure(cluster, "spot-3"), 60, "the pressure taint is not there")
+        until(
+            lambda: has_pressure(cluster, "spot-3"),
+            60,
+            "the pressure taint is not there",
+        )
         cluster.clear_pressure("spot-3")
-        until(lambda: not has_pressure(cluster, "spot-3"), 60, "the pressure taint is still there")
+        until(
+            lambda: not has_pressure(cluster, "spot-3"),
+            60,
+            "the pressure taint is still there",
+        )
 
 
 def has_pressure(cluster: Provider, node: str) -> bool:

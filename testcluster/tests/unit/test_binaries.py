@@ -78,7 +78,9 @@ def calls(go):
 
 def start(*names, **settings):
     """Start a build in another process, which leads a process group of its own."""
-    environment = os.environ | {f"FAKE_{name}": value for name, value in settings.items()}
+    environment = os.environ | {
+        f"FAKE_{name}": value for name, value in settings.items()
+    }
     command = [sys.executable, "-c", BUILD, *names]
     root = Path(binaries.__file__).parents[1]
     pipe = subprocess.PIPE
@@ -150,11 +152,18 @@ def test_build_after_a_killed_build_succeeds(go):
 
 @pytest.mark.parametrize(
     "answer",
-    ["Kubernetes v0.0.0-master", f"Kubernetes v{KUBE_VERSION}1", f"v1{KUBE_VERSION}", "''"],
+    [
+        "Kubernetes v0.0.0-master",
+        f"Kubernetes v{KUBE_VERSION}1",
+        f"v1{KUBE_VERSION}",
+        "''",
+    ],
 )
 def test_program_with_another_version_is_refused(go, monkeypatch, answer):
     monkeypatch.setenv("FAKE_ANSWER", answer)
-    with pytest.raises(UsageError, match=f"kubelet {KUBE_VERSION} was built but reports"):
+    with pytest.raises(
+        UsageError, match=f"kubelet {KUBE_VERSION} was built but reports"
+    ):
         binaries.build_missing(["kubelet"])
     assert content(binaries.folder()) == set()
 
@@ -255,15 +264,21 @@ def test_missing_c_compiler_is_refused_with_the_packages(go):
 
 
 def test_failed_build_shows_the_end_of_compiler_output(go, monkeypatch):
-    monkeypatch.setenv("FAKE_ERROR", "\n".join(f"line {number}" for number in range(100)))
+    monkeypatch.setenv(
+        "FAKE_ERROR", "\n".join(f"line {number}" for number in range(100))
+    )
     with pytest.raises(TimedOut, match=r"(?s)output ends with:\nline 80\n.*line 99$"):
         binaries.build_missing(PROGRAMS)
     assert content(binaries.folder()) == set()
 
 
 def test_unreachable_module_proxy_is_refused(go, monkeypatch):
-    monkeypatch.setenv("FAKE_ERROR", "go: example.org/x@v1: dial tcp 192.0.2.1:443: i/o timeout")
-    with pytest.raises(UsageError, match="cannot reach the Go module proxy; check the network"):
+    monkeypatch.setenv(
+        "FAKE_ERROR", "go: example.org/x@v1: dial tcp 192.0.2.1:443: i/o timeout"
+    )
+    with pytest.raises(
+        UsageError, match="cannot reach the Go module proxy; check the network"
+    ):
         binaries.build_missing(PROGRAMS)
 
 
@@ -294,7 +309,9 @@ def test_changed_module_of_tests_changes_its_own_folder_only(tmp_path, monkeypat
     monkeypatch.setattr(go_modules, "MODULES", modules)
     with (modules / "argocd" / "go.sum").open("a") as file:
         file.write("\n")
-    changed = {name for name, folder in before.items() if binaries.folder(name) != folder}
+    changed = {
+        name for name, folder in before.items() if binaries.folder(name) != folder
+    }
     assert changed == {"argocd", "luavm", "miniredis"}
     assert before["kubelet"] == binaries.folder()
 
@@ -303,5 +320,7 @@ def test_every_version_comes_from_go_mod():
     for name, binary in go_modules.BINARIES.items():
         known = go_modules.version(binary)
         go_mod = (go_modules.MODULES / binary.module / "go.mod").read_text()
-        assert name == "pause" or re.search(rf" v{re.escape(known)}( //|$)", go_mod, re.MULTILINE)
+        assert name == "pause" or re.search(
+            rf" v{re.escape(known)}( //|$)", go_mod, re.MULTILINE
+        )
         assert toolchain.parts(known)

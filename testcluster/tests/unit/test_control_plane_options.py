@@ -15,10 +15,14 @@ from testcluster.provider import AUDIT_LOG, USUAL_CONTROL_PLANE, ControlPlaneOpt
 def cluster(tmp_path):
     folder = tmp_path / "machines" / "control-plane"
     (folder / "etc").mkdir(parents=True)
-    return ControlPlane("lab", "10.89.0.2", folder, tmp_path / "bin", Authority(tmp_path / "pki"))
+    return ControlPlane(
+        "lab", "10.89.0.2", folder, tmp_path / "bin", Authority(tmp_path / "pki")
+    )
 
 
-def flags(cluster: ControlPlane, program: str, options: ControlPlaneOptions) -> dict[str, str]:
+def flags(
+    cluster: ControlPlane, program: str, options: ControlPlaneOptions
+) -> dict[str, str]:
     """The flags that the program obeys: the last of each name."""
     services = cluster.services(Path("/dns"), Path("/registry"), options)
     argv = next(service.argv for service in services if service.name == program)
@@ -27,7 +31,9 @@ def flags(cluster: ControlPlane, program: str, options: ControlPlaneOptions) -> 
 
 def test_flags_replace_the_usual_ones_of_their_program(cluster):
     changed = ControlPlaneOptions(
-        flags={"kube-controller-manager": {"kube-api-qps": 7, "concurrent-job-syncs": 50}}
+        flags={
+            "kube-controller-manager": {"kube-api-qps": 7, "concurrent-job-syncs": 50}
+        }
     )
     usual = flags(cluster, "kube-controller-manager", USUAL_CONTROL_PLANE)
     assert usual["kube-api-qps"] == "500"
@@ -40,7 +46,8 @@ def test_flags_replace_the_usual_ones_of_their_program(cluster):
 
 def programs(cluster: ControlPlane, options: ControlPlaneOptions) -> dict[str, str]:
     return {
-        one.name: one.argv[0] for one in cluster.services(Path("/dns"), Path("/registry"), options)
+        one.name: one.argv[0]
+        for one in cluster.services(Path("/dns"), Path("/registry"), options)
     }
 
 
@@ -51,16 +58,24 @@ def test_older_kubernetes_replaces_its_three_programs_only(cluster, kubernetes):
         for one in (USUAL_CONTROL_PLANE, ControlPlaneOptions(kubernetes=kubernetes))
     )
     changed = {name: Path(path) for name, path in older.items() if path != usual[name]}
-    assert set(changed) == {"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+    assert set(changed) == {
+        "kube-apiserver",
+        "kube-controller-manager",
+        "kube-scheduler",
+    }
     assert len({path.parent for path in changed.values()}) == 1
     for path in changed.values():
         assert path.name in go_modules.BINARIES
-        assert go_modules.version(go_modules.BINARIES[path.name]).startswith(f"{kubernetes}.")
+        assert go_modules.version(go_modules.BINARIES[path.name]).startswith(
+            f"{kubernetes}."
+        )
 
 
 def test_audit_policy_is_written_and_logs_into_the_folder(cluster, tmp_path):
     rules = [{"level": "Metadata"}]
-    found = flags(cluster, "kube-apiserver", ControlPlaneOptions(audit_policy={"rules": rules}))
+    found = flags(
+        cluster, "kube-apiserver", ControlPlaneOptions(audit_policy={"rules": rules})
+    )
     policy = json.loads(Path(found["audit-policy-file"]).read_text())
     assert (policy["kind"], policy["rules"]) == ("Policy", rules)
     assert found["audit-log-path"] == str(tmp_path / AUDIT_LOG)

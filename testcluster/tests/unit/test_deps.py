@@ -33,7 +33,9 @@ def installed(tmp_path, monkeypatch):
 
 
 def uninstall(installed, *names):
-    installed.write_text("".join(f"{name}\n" for name in deps.PACKAGES if name not in names))
+    installed.write_text(
+        "".join(f"{name}\n" for name in deps.PACKAGES if name not in names)
+    )
 
 
 def test_install_with_nothing_missing_runs_no_apt(installed, monkeypatch):
@@ -59,14 +61,18 @@ def test_install_without_root_names_the_apt_command(installed, monkeypatch):
 def test_error_of_apt_is_shown(installed, monkeypatch):
     uninstall(installed, "nftables")
     monkeypatch.setenv("APT_FAILS", "Unable to fetch some archives")
-    with pytest.raises(UsageError, match="apt-get update failed: E: Unable to fetch some archives"):
+    with pytest.raises(
+        UsageError, match="apt-get update failed: E: Unable to fetch some archives"
+    ):
         deps.install(deps.missing())
 
 
 def test_without_dpkg_programs_and_files_are_checked(installed, tmp_path, monkeypatch):
     (tmp_path / "dpkg-query").unlink()
     header = tmp_path / "header.h"
-    monkeypatch.setattr(deps, "PACKAGES", {"a": str(header), "b": "b-program", "c": "apt-get"})
+    monkeypatch.setattr(
+        deps, "PACKAGES", {"a": str(header), "b": "b-program", "c": "apt-get"}
+    )
     assert deps.missing() == ["a", "b"]
     header.touch()
     assert deps.missing() == ["b"]

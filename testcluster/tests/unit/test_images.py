@@ -28,11 +28,16 @@ def test_dockerfile_needs_no_buildkit_and_takes_any_base(dockerfile):
 
 def test_python_runs_as_nonroot_and_first_process(dockerfile):
     assert "USER 65532:65532" in dockerfile
-    assert re.search(r'^ENTRYPOINT \["python", "-m", "finetune_\w+"\]$', dockerfile, re.MULTILINE)
+    assert re.search(
+        r'^ENTRYPOINT \["python", "-m", "finetune_\w+"\]$', dockerfile, re.MULTILINE
+    )
 
 
 def test_code_is_copied_after_dependencies(dockerfile):
-    installs, code = dockerfile.index("uv pip install"), dockerfile.index("COPY trainer/")
+    installs, code = (
+        dockerfile.index("uv pip install"),
+        dockerfile.index("COPY trainer/"),
+    )
     assert installs < code
 
 
@@ -58,7 +63,9 @@ def test_operator_image_does_not_install_the_trainer():
 
 
 def test_every_engine_gets_the_same_arguments():
-    inputs = build.describe("operator", "finetune-operator:dev", "base:1", uv_cache=None)
+    inputs = build.describe(
+        "operator", "finetune-operator:dev", "base:1", uv_cache=None
+    )
     for engine in image_builders.ENGINES.values():
         command = engine.build_command(inputs)
         assert f"--file={ROOT / 'Dockerfile.operator'}" in command
@@ -69,14 +76,17 @@ def test_every_engine_gets_the_same_arguments():
 
 def test_images_of_the_trainer_differ_by_an_argument():
     trainer, cpu = (
-        build.describe(name, name, "base:1", uv_cache=None) for name in ("trainer", "trainer-cpu")
+        build.describe(name, name, "base:1", uv_cache=None)
+        for name in ("trainer", "trainer-cpu")
     )
     assert trainer.dockerfile == cpu.dockerfile == ROOT / "Dockerfile.trainer"
     assert dict(cpu.arguments) == {"DEVICE": "cpu", **trainer.arguments}
 
 
 def test_host_files_are_mounted_read_only():
-    inputs = build.describe("operator", "finetune-operator:dev", "base:1", uv_cache=None)
+    inputs = build.describe(
+        "operator", "finetune-operator:dev", "base:1", uv_cache=None
+    )
     assert all(target.endswith(":ro") for target in inputs.mounts.values())
 
 
@@ -85,7 +95,9 @@ def test_apt_sources_are_mounted_in_the_hosts_own_base_image():
         build.describe("trainer", "x", base, None).mounts
         for base in ("python:3.11", base_image.NAME)
     )
-    assert {path.parts[:3] for path in own.keys() - public.keys()} == {("/", "etc", "apt")}
+    assert {path.parts[:3] for path in own.keys() - public.keys()} == {
+        ("/", "etc", "apt")
+    }
 
 
 def test_missing_engine_is_refused_with_the_packages(monkeypatch):

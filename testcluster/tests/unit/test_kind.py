@@ -96,7 +96,9 @@ class FakeDocker:
     def commands(self, *prefix: str) -> list[list[str]]:
         """The commands that start with these words."""
         recorded = json.loads(self.file.read_text())["commands"]
-        return [command for command in recorded if command[: len(prefix)] == list(prefix)]
+        return [
+            command for command in recorded if command[: len(prefix)] == list(prefix)
+        ]
 
 
 @pytest.fixture
@@ -111,20 +113,26 @@ def docker(tmp_path, monkeypatch):
     monkeypatch.setenv("FINETUNE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     monkeypatch.setattr(binaries, "build_missing", lambda *_: programs)
-    monkeypatch.setattr("testcluster.images.image_layers.busybox", lambda: programs / "pause")
+    monkeypatch.setattr(
+        "testcluster.images.image_layers.busybox", lambda: programs / "pause"
+    )
     return FakeDocker(tmp_path)
 
 
 @pytest.fixture
 def cluster(docker):
     created = Kind("lab", node_image="local/node:1")
-    created.up(ClusterSpec(parse("ondemand,spot:2,gpu"), images=["finetune-operator:dev"]))
+    created.up(
+        ClusterSpec(parse("ondemand,spot:2,gpu"), images=["finetune-operator:dev"])
+    )
     yield created
     created.down()
 
 
 def test_each_node_is_a_worker_with_labels_and_taints():
-    content = json.loads(config(parse("ondemand,spot"), Path("/volumes"), "local/node:1"))
+    content = json.loads(
+        config(parse("ondemand,spot"), Path("/volumes"), "local/node:1")
+    )
     control, ondemand, spot = content["nodes"]
     assert control["role"] == "control-plane"
     assert {node["image"] for node in content["nodes"]} == {"local/node:1"}
@@ -141,7 +149,9 @@ def test_each_node_is_a_worker_with_labels_and_taints():
 
 
 def test_default_node_image_is_that_of_kind():
-    assert "image" not in json.loads(config(parse("spot"), Path("/volumes")))["nodes"][1]
+    assert (
+        "image" not in json.loads(config(parse("spot"), Path("/volumes")))["nodes"][1]
+    )
 
 
 def test_up_creates_nodes_and_loads_images_without_pulling(docker, cluster):
@@ -152,7 +162,12 @@ def test_up_creates_nodes_and_loads_images_without_pulling(docker, cluster):
         "lab-worker3",
         "lab-worker4",
     ]
-    assert [node.name for node in cluster.nodes()] == ["ondemand-1", "spot-1", "spot-2", "gpu-1"]
+    assert [node.name for node in cluster.nodes()] == [
+        "ondemand-1",
+        "spot-1",
+        "spot-2",
+        "gpu-1",
+    ]
     assert docker.commands("kind", "load", "docker-image", "finetune-operator:dev")
     assert not docker.commands("docker", "pull")
     assert cluster.registry.startswith("127.0.0.1:")
@@ -195,9 +210,9 @@ def test_reclaim_uses_the_node_name_of_kind(docker, cluster):
     )
     assert states == ["running", "killed"]
     assert docker.deleted_nodes == ["lab-worker2"]
-    assert [command[-3] for command in docker.commands("kubectl") if "taint" in command] == [
-        "lab-worker2"
-    ]
+    assert [
+        command[-3] for command in docker.commands("kubectl") if "taint" in command
+    ] == ["lab-worker2"]
 
 
 def test_add_is_refused_with_the_alternative(cluster):
@@ -226,7 +241,9 @@ def test_failed_create_leaves_nothing(docker, monkeypatch, tmp_path):
     assert not (tmp_path / "cache" / "clusters" / "lab").exists()
 
 
-def test_no_free_registry_port_is_refused_and_leaves_nothing(docker, monkeypatch, tmp_path):
+def test_no_free_registry_port_is_refused_and_leaves_nothing(
+    docker, monkeypatch, tmp_path
+):
     with socket.create_server(("0.0.0.0", 0)) as listener:
         monkeypatch.setattr(provider, "FIRST_PORT", listener.getsockname()[1])
         monkeypatch.setattr(provider, "PORTS", 1)
@@ -256,6 +273,8 @@ def test_kind_is_the_default_where_docker_answers(docker):
 
 def test_kind_without_docker_engine_is_refused(docker, monkeypatch):
     monkeypatch.setenv("PATH", os.defpath if "docker" not in os.defpath else "/bin")
-    monkeypatch.setattr("testcluster.images.image_builders.Docker.is_available", lambda _: False)
+    monkeypatch.setattr(
+        "testcluster.images.image_builders.Docker.is_available", lambda _: False
+    )
     with pytest.raises(UsageError, match="no Docker engine answers"):
         Kind("lab").up(ClusterSpec(parse("spot")))

@@ -21,7 +21,9 @@ echo "$@" >> {folder}/commands
 [ "$1" = image ] || cat > {folder}/$1
 """
 PRIVILEGED = {
-    "capabilities": {name: ["CAP_KILL", "CAP_SYS_RESOURCE"] for name in ("bounding", "effective")},
+    "capabilities": {
+        name: ["CAP_KILL", "CAP_SYS_RESOURCE"] for name in ("bounding", "effective")
+    },
     "oomScoreAdj": -999,
     "args": ["/sbin/init"],
 }
@@ -55,7 +57,9 @@ def archive(tmp_path):
 def runc(monkeypatch):
     """The arguments with which runc would be started."""
     started = []
-    monkeypatch.setattr(os, "execv", lambda program, arguments: started.extend(arguments))
+    monkeypatch.setattr(
+        os, "execv", lambda program, arguments: started.extend(arguments)
+    )
     return started
 
 
@@ -65,14 +69,20 @@ def limited_root(monkeypatch):
 
 
 def test_container_gets_only_what_root_has(tmp_path, runc, limited_root):
-    (tmp_path / "config.json").write_text(json.dumps({"hostname": "node", "process": PRIVILEGED}))
-    oci_runtime.main("/usr/sbin/runc", ["create", "--bundle", str(tmp_path), "container"])
+    (tmp_path / "config.json").write_text(
+        json.dumps({"hostname": "node", "process": PRIVILEGED})
+    )
+    oci_runtime.main(
+        "/usr/sbin/runc", ["create", "--bundle", str(tmp_path), "container"]
+    )
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["process"]["capabilities"] == {
         "bounding": ["CAP_KILL"],
         "effective": ["CAP_KILL"],
     }
-    assert config["process"]["oomScoreAdj"] == int(Path("/proc/self/oom_score_adj").read_text())
+    assert config["process"]["oomScoreAdj"] == int(
+        Path("/proc/self/oom_score_adj").read_text()
+    )
     assert (config["hostname"], config["process"]["args"]) == ("node", ["/sbin/init"])
     assert runc == ["/usr/sbin/runc", "create", "--bundle", str(tmp_path), "container"]
 
@@ -86,11 +96,18 @@ def test_process_in_a_container_gets_only_what_root_has(tmp_path, runc, limited_
 
 def test_full_root_keeps_the_configuration(tmp_path, runc, monkeypatch):
     monkeypatch.setattr(
-        oci_runtime, "granted_capabilities", lambda: {f"CAP_{name}" for name in oci_runtime.NAMES}
+        oci_runtime,
+        "granted_capabilities",
+        lambda: {f"CAP_{name}" for name in oci_runtime.NAMES},
     )
     (tmp_path / "config.json").write_text(json.dumps({"process": PRIVILEGED}))
-    oci_runtime.main("/usr/sbin/runc", ["create", "--bundle", str(tmp_path), "container"])
-    assert json.loads((tmp_path / "config.json").read_text())["process"]["oomScoreAdj"] == -999
+    oci_runtime.main(
+        "/usr/sbin/runc", ["create", "--bundle", str(tmp_path), "container"]
+    )
+    assert (
+        json.loads((tmp_path / "config.json").read_text())["process"]["oomScoreAdj"]
+        == -999
+    )
 
 
 def test_node_image_has_the_files_and_the_stop_signal(docker, archive):

@@ -28,7 +28,12 @@ def cache(tmp_path, monkeypatch):
 def test_parse_returns_named_nodes():
     nodes = parse("ondemand,spot:2,gpu@eval")
     assert [node.name for node in nodes] == ["ondemand-1", "spot-1", "spot-2", "gpu-1"]
-    assert [node.workload for node in nodes] == ["control", "training", "training", "eval"]
+    assert [node.workload for node in nodes] == [
+        "control",
+        "training",
+        "training",
+        "eval",
+    ]
     assert str(nodes[1].taints[0]) == "spot=true:NoSchedule"
     assert nodes[3].devices == {"nvidia.com/gpu": 1}
 
@@ -42,7 +47,16 @@ def test_new_nodes_get_unused_names():
 
 @pytest.mark.parametrize(
     "classes",
-    ["", "spots", "spot:x", "spot:-1", "ondemand;spot", "spot:", "spot@-", f"spot:{'9' * 5000}"],
+    [
+        "",
+        "spots",
+        "spot:x",
+        "spot:-1",
+        "ondemand;spot",
+        "spot:",
+        "spot@-",
+        f"spot:{'9' * 5000}",
+    ],
 )
 def test_unknown_class_is_refused_with_the_known_ones(classes):
     with pytest.raises(UsageError, match="ondemand, spot, gpu"):
@@ -136,7 +150,10 @@ class FakeCluster:
         self.uids = [["1"], ["1"]]
 
     def find_nodes(self, node):
-        return [{"metadata": {"name": f"{node}-here", "uid": uid}} for uid in self.uids.pop(0)]
+        return [
+            {"metadata": {"name": f"{node}-here", "uid": uid}}
+            for uid in self.uids.pop(0)
+        ]
 
     def run(self, verb, *arguments, timeout=0):
         self.history["spot-1"] += f", {verb}"
@@ -146,7 +163,8 @@ class FakeCluster:
 
 
 @pytest.mark.parametrize(
-    ("by", "history"), [("taint", "Ready, taint, deleted"), ("drain", "Ready, drain, deleted")]
+    ("by", "history"),
+    [("taint", "Ready, taint, deleted"), ("drain", "Ready, drain, deleted")],
 )
 def test_reclaim_gives_notice_before_deletion(by, history):
     cluster = FakeCluster()
@@ -185,7 +203,9 @@ class SlowCluster:
 
 
 def test_exclusive_verbs_run_one_at_a_time():
-    cluster = SlowCluster(cluster_state.create(cluster_state.folder_of("one"), taken=set()).folder)
+    cluster = SlowCluster(
+        cluster_state.create(cluster_state.folder_of("one"), taken=set()).folder
+    )
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: cluster.change(), range(4)))
     assert cluster.max_running == 1
@@ -200,7 +220,9 @@ def test_verb_waiting_during_down_leaves_the_new_cluster():
             time.sleep(0.1)
             cluster_state.remove(folder)
             cluster_state.create(cluster_state.folder_of("one"), taken=set())
-        with pytest.raises(cluster_state.TakenDown, match="was deleted while this command waited"):
+        with pytest.raises(
+            cluster_state.TakenDown, match="was deleted while this command waited"
+        ):
             waiting.result()
     assert cluster.max_running == 0
 
@@ -213,7 +235,9 @@ def test_invalid_state_file_is_refused_and_blocks_no_cluster(content):
     (known.folder / "cluster.json").write_text(content)
     with pytest.raises(UsageError, match=r"is invalid.* down"):
         cluster_state.State.read(known.folder)
-    assert cluster_state.create(cluster_state.folder_of("two"), taken=set()).folder.is_dir()
+    assert cluster_state.create(
+        cluster_state.folder_of("two"), taken=set()
+    ).folder.is_dir()
 
 
 def test_same_name_in_two_caches_gets_distinct_bridges(monkeypatch, tmp_path):
@@ -263,7 +287,10 @@ def test_interrupted_clone_is_redone_and_never_changes_store(tmp_path):
 
 def test_state_file_is_json():
     known = cluster_state.create(cluster_state.folder_of("one"), taken=set())
-    assert json.loads((known.folder / "cluster.json").read_text())["subnet"] == known.subnet
+    assert (
+        json.loads((known.folder / "cluster.json").read_text())["subnet"]
+        == known.subnet
+    )
 
 
 def test_parallel_clusters_unpack_the_same_images_once(tmp_path):

@@ -16,7 +16,16 @@ from pathlib import Path
 
 import pytest
 from support.faults import faults
-from support.faults.faults import Cut, Delay, EndWatch, Fault, Request, Rule, Stale, WatchEnd
+from support.faults.faults import (
+    Cut,
+    Delay,
+    EndWatch,
+    Fault,
+    Request,
+    Rule,
+    Stale,
+    WatchEnd,
+)
 from support.faults.lease import add_standby, steal_lease
 from support.faults.life import Life, Outcome, a_life
 from support.faults.operators import OperatorForks
@@ -210,10 +219,14 @@ SCENARIOS = {
         clock=CLOCK_ERROR,
     ),
     "leader-killed": Scenario(leader_killed, standby=True),
-    "leader-killed-wrong-clocks": Scenario(leader_killed, standby=True, clock=CLOCK_ERROR),
+    "leader-killed-wrong-clocks": Scenario(
+        leader_killed, standby=True, clock=CLOCK_ERROR
+    ),
 }
 if os.environ.get("FAULTS") == "all":
-    SCENARIOS["down-180s"] = Scenario(everything_refused(Cut("before"), 180), outage=180)
+    SCENARIOS["down-180s"] = Scenario(
+        everything_refused(Cut("before"), 180), outage=180
+    )
 
 
 @dataclass
@@ -305,7 +318,9 @@ async def run_scenarios(
 
     async with simulation(kubeconfig, forks, folder) as simulated:
         SCENARIOS.setdefault("none", Scenario())
-        results = await asyncio.gather(*(run_in_place(name) for name in ("none", *names)))
+        results = await asyncio.gather(
+            *(run_in_place(name) for name in ("none", *names))
+        )
     return dict(zip(("none", *names), results, strict=True))
 
 
@@ -313,18 +328,24 @@ async def run_scenarios(
 def results(kubeconfig, forks, tmp_path_factory, request) -> dict[str, Result]:
     """The results of the scenarios that this run has selected."""
     callspecs = [
-        item.callspec.params for item in request.session.items if hasattr(item, "callspec")
+        item.callspec.params
+        for item in request.session.items
+        if hasattr(item, "callspec")
     ]
     names = list(
         dict.fromkeys(
-            params["scenario"] for params in callspecs if params.get("scenario") in SCENARIOS
+            params["scenario"]
+            for params in callspecs
+            if params.get("scenario") in SCENARIOS
         )
     )
     results = asyncio.run(
         run_scenarios(kubeconfig, forks, tmp_path_factory.mktemp("faults"), names)
     )
     for name, result in results.items():
-        print(f"{name}: evaluate ran {result.seconds_to_progress:.1f} s after the recovery")
+        print(
+            f"{name}: evaluate ran {result.seconds_to_progress:.1f} s after the recovery"
+        )
     return results
 
 
@@ -340,7 +361,10 @@ def test_life_survives_the_fault(scenario, results):
     assert result.outcome.status == expected.status
     assert not result.outcome.leaked
     # The undisturbed life shows how long the cluster itself takes, which depends on the machine's other work.
-    assert result.seconds_to_progress <= PROGRESS_WITHIN + results["none"].seconds_to_progress
+    assert (
+        result.seconds_to_progress
+        <= PROGRESS_WITHIN + results["none"].seconds_to_progress
+    )
 
 
 def test_api_server_restart_loses_nothing(kubeconfig, control_plane, forks, tmp_path):

@@ -11,9 +11,15 @@ SECONDS = 180
 PIPELINES = 20
 MEMORY_GROWTH = 1.5
 """Memory at the end of the run, relative to a third of the run."""
-WANTED = Wanted("p1", serves=False, retained=False, uid="0f1e2d3c-4b5a", train=2, evaluate=3)
+WANTED = Wanted(
+    "p1", serves=False, retained=False, uid="0f1e2d3c-4b5a", train=2, evaluate=3
+)
 DONE = frozenset(
-    {("p1-0f1e2d3c-prepare", ""), ("p1-0f1e2d3c-train", "2"), ("p1-0f1e2d3c-evaluate", "2.3")}
+    {
+        ("p1-0f1e2d3c-prepare", ""),
+        ("p1-0f1e2d3c-train", "2"),
+        ("p1-0f1e2d3c-evaluate", "2.3"),
+    }
 )
 
 
@@ -61,7 +67,12 @@ def test_memory_of_the_operator_does_not_grow_with_time(report):
         ({"suspended": True}, frozenset(), frozenset(), {"Suspended"}),
         ({"suspended": True}, DONE, DONE, {"Succeeded"}),
         ({"suspended": True}, DONE, frozenset(), {"Succeeded", "Suspended"}),
-        ({"suspended": True, "cancelled": True}, frozenset(), frozenset(), {"Cancelled"}),
+        (
+            {"suspended": True, "cancelled": True},
+            frozenset(),
+            frozenset(),
+            {"Cancelled"},
+        ),
         ({"cancelled": True, "evaluate": 4}, DONE, DONE, {"Cancelled"}),
     ],
 )

@@ -80,7 +80,8 @@ class Sweep:
     def different(self) -> dict[str, list[str]]:
         """Return what differs from the undisturbed life, by cut point."""
         problems = {
-            f"{life.point} ({life.reached})": list(self._differences(life)) for life in self.lives
+            f"{life.point} ({life.reached})": list(self._differences(life))
+            for life in self.lives
         }
         return {point: texts for point, texts in problems.items() if texts}
 
@@ -91,7 +92,9 @@ class Sweep:
         if life.outcome.status != self.expected.status:
             texts = "; ".join(differences(self.expected.status, life.outcome.status))
             yield f"status: {texts[:LONGEST]}"
-        repeated = [stage for stage, count in life.outcome.successes.items() if count != 1]
+        repeated = [
+            stage for stage, count in life.outcome.successes.items() if count != 1
+        ]
         if repeated or set(life.outcome.successes) != set(self.expected.successes):
             yield f"successes: {dict(life.outcome.successes)}"
         yield from life.outcome.problems
@@ -107,7 +110,11 @@ def differences(expected, actual, path="") -> list[str]:
         for key in sorted(expected.keys() | actual.keys()):
             texts += differences(expected.get(key), actual.get(key), f"{path}.{key}")
         return texts
-    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+    if (
+        isinstance(expected, list)
+        and isinstance(actual, list)
+        and len(expected) == len(actual)
+    ):
         texts = []
         for index, (old, new) in enumerate(zip(expected, actual, strict=True)):
             texts += differences(old, new, f"{path}[{index}]")
@@ -116,7 +123,9 @@ def differences(expected, actual, path="") -> list[str]:
 
 
 @asynccontextmanager
-async def namespaces(simulated: Simulation, count: int) -> AsyncIterator[asyncio.Queue[str]]:
+async def namespaces(
+    simulated: Simulation, count: int
+) -> AsyncIterator[asyncio.Queue[str]]:
     """Create namespaces that lives use in turn; every life leaves its namespace empty, or is reported."""
     free: asyncio.Queue[str] = asyncio.Queue()
     names = [f"cut-{number}" for number in range(count)]
@@ -145,10 +154,14 @@ def chosen_points(points: list[CutPoint]) -> list[CutPoint]:
         return points[int(part) - 1 :: int(parts)]
     if part == "all" or len(points) <= DEFAULT_POINTS:
         return points
-    return [points[index * len(points) // DEFAULT_POINTS] for index in range(DEFAULT_POINTS)]
+    return [
+        points[index * len(points) // DEFAULT_POINTS] for index in range(DEFAULT_POINTS)
+    ]
 
 
-async def undisturbed(simulated: Simulation, namespace: str) -> tuple[Outcome, list[Request]]:
+async def undisturbed(
+    simulated: Simulation, namespace: str
+) -> tuple[Outcome, list[Request]]:
     """Live a life without faults; return its outcome and the requests of its operator."""
     async with a_life(simulated, namespace, "undisturbed") as life:
         return await life.run(), life.proxy.requests
@@ -165,12 +178,17 @@ async def run_sweep(kubeconfig: Path, forks: OperatorForks, folder: Path) -> Swe
         namespaces(simulated, PARALLEL_LIVES) as free,
     ):
         references = await asyncio.gather(
-            *(undisturbed(simulated, f"cut-{number}") for number in range(REFERENCE_LIVES))
+            *(
+                undisturbed(simulated, f"cut-{number}")
+                for number in range(REFERENCE_LIVES)
+            )
         )
         references.sort(key=lambda reference: len(reference[1]))
         expected, requests = references[REFERENCE_LIVES // 2]
         counts = Counter(request.kind for request in requests)
-        writes = sum(request.is_write and request.kind == "request" for request in requests)
+        writes = sum(
+            request.is_write and request.kind == "request" for request in requests
+        )
         lives = [CutLife(point) for point in chosen_points(all_points(counts))]
 
         async def run(life: CutLife) -> None:

@@ -70,28 +70,47 @@ async def greedy(pod: StagePod) -> Ending:
 
 def greedy_manifests() -> list[Object]:
     deploy = {
-        "deploy": {"replicas": REPLICAS, "smokeTest": {"prompt": MUTE, "maxTokens": MAX_TOKENS}}
+        "deploy": {
+            "replicas": REPLICAS,
+            "smokeTest": {"prompt": MUTE, "maxTokens": MAX_TOKENS},
+        }
     }
     large = {stage: {"pod": {"env": LARGE_ENV}} for stage in STAGES}
     annotation = {"note": "x" * 250_000}
     return [
         *(manifest(f"serving-{number}", **deploy) for number in range(SERVING)),
-        *(manifest(f"interrupted-{number}", stages=("prepare",)) for number in range(INTERRUPTED)),
         *(
-            {**pipeline, "metadata": {**pipeline["metadata"], "annotations": annotation}}
-            for pipeline in (manifest(f"large-{number}", **large) for number in range(LARGE))
+            manifest(f"interrupted-{number}", stages=("prepare",))
+            for number in range(INTERRUPTED)
+        ),
+        *(
+            {
+                **pipeline,
+                "metadata": {**pipeline["metadata"], "annotations": annotation},
+            }
+            for pipeline in (
+                manifest(f"large-{number}", **large) for number in range(LARGE)
+            )
         ),
     ]
 
 
-async def create_all(simulated: Simulation, namespace: str, manifests: list[Object]) -> None:
+async def create_all(
+    simulated: Simulation, namespace: str, manifests: list[Object]
+) -> None:
     path = f"{PIPELINES}/namespaces/{namespace}/finetunepipelines"
-    await asyncio.gather(*(simulated.api.create(path, pipeline) for pipeline in manifests))
+    await asyncio.gather(
+        *(simulated.api.create(path, pipeline) for pipeline in manifests)
+    )
 
 
 def webhook(address: str, port: int) -> Object:
     """Return a webhook for new Jobs of the slow namespaces, at a port that accepts connections and never answers."""
-    selected = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(SLOW)}
+    selected = {
+        "key": "kubernetes.io/metadata.name",
+        "operator": "In",
+        "values": list(SLOW),
+    }
     rule = {
         "apiGroups": ["batch"],
         "apiVersions": ["v1"],
@@ -120,11 +139,15 @@ def webhook(address: str, port: int) -> Object:
 async def mute_webhook(simulated: Simulation) -> AsyncIterator[None]:
     address = own_address(simulated.endpoint)
 
-    async def accept(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+    async def accept(
+        reader: asyncio.StreamReader, _writer: asyncio.StreamWriter
+    ) -> None:
         await reader.read()
 
     server = await asyncio.start_server(accept, address, 0)
-    await simulated.api.create(WEBHOOK, webhook(address, server.sockets[0].getsockname()[1]))
+    await simulated.api.create(
+        WEBHOOK, webhook(address, server.sockets[0].getsockname()[1])
+    )
     try:
         yield
     finally:
@@ -155,7 +178,10 @@ async def live_beside_others(simulated: Simulation) -> Result:
         pods = await simulated.api.list(
             f"/api/v1/namespaces/{GREEDY}/pods", labelSelector="finetune.dev/server"
         )
-        return sum(pod["status"].get("phase") == "Running" for pod in pods) >= SERVING * REPLICAS
+        return (
+            sum(pod["status"].get("phase") == "Running" for pod in pods)
+            >= SERVING * REPLICAS
+        )
 
     async with (
         mute_webhook(simulated),
@@ -171,7 +197,9 @@ async def live_beside_others(simulated: Simulation) -> Result:
             await until(servers_run, 180, "not all mute servers run")
             for namespace in SLOW:
                 await create_all(
-                    simulated, namespace, [manifest(f"held-{number}") for number in range(HELD)]
+                    simulated,
+                    namespace,
+                    [manifest(f"held-{number}") for number in range(HELD)],
                 )
             return await live(Life(simulated, GOOD, "demo", proxy, operator))
         finally:

@@ -24,7 +24,9 @@ STORES = ("s3", "az", "gs") if os.environ.get("STORES") == "all" else ("s3",)
 
 @pytest.fixture(scope="session", params=STORES)
 def running_server(request, tmp_path_factory):
-    with servers.SERVERS[request.param](tmp_path_factory.mktemp(request.param)) as server:
+    with servers.SERVERS[request.param](
+        tmp_path_factory.mktemp(request.param)
+    ) as server:
         yield server
 
 

@@ -27,7 +27,10 @@ def test_objects_that_are_there_can_be_used(prefix, bucket):
 def test_missing_objects_and_buckets_are_not_found(server, prefix):
     assert code_of(Item(f"{prefix}/base", "model")) is ExitCode.NOT_FOUND
     assert code_of(Item(f"{prefix}/*.jsonl", "dataset")) is ExitCode.NOT_FOUND
-    assert code_of(Item(f"{server.scheme}://no-such-bucket/models", "target")) is ExitCode.NOT_FOUND
+    assert (
+        code_of(Item(f"{server.scheme}://no-such-bucket/models", "target"))
+        is ExitCode.NOT_FOUND
+    )
 
 
 def test_wrong_key_is_found_for_sources_and_targets(server, prefix, monkeypatch):
@@ -47,7 +50,9 @@ def test_server_that_is_gone_is_unavailable(server, prefix, monkeypatch):
     assert problem.exit_code is ExitCode.UNAVAILABLE
 
 
-def test_images_of_a_registry_are_found_by_tag(registry: RegistryServer, model: SealedModel):
+def test_images_of_a_registry_are_found_by_tag(
+    registry: RegistryServer, model: SealedModel
+):
     uri = f"oci://{registry.host}/team/model"
     assert code_of(Item(uri, "model")) is ExitCode.NOT_FOUND
     assert code_of(Item(uri, "target")) is None

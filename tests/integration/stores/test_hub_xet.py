@@ -42,7 +42,9 @@ from finetune_trainer.exit_codes import ExitCode
 from finetune_trainer.files import write_durably
 from finetune_trainer.runtime.artifacts import seal
 
-pytestmark = pytest.mark.skipif(os.environ.get("STORES") != "all", reason="runs with STORES=all")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("STORES") != "all", reason="runs with STORES=all"
+)
 ONE_BY_ONE = {"HF_XET_DATA_MAX_CONCURRENT_FILE_INGESTION": "1"}
 WITHOUT_GRANTS = {"HF_XET_CLIENT_LEGACY_DIRECT_XORB_UPLOAD": "1"}
 
@@ -51,7 +53,9 @@ WITHOUT_GRANTS = {"HF_XET_CLIENT_LEGACY_DIRECT_XORB_UPLOAD": "1"}
 def xet(tmp_path: Path) -> Iterator[XetProxy]:
     with serve_xet(tmp_path / "cas") as proxy:
         yield proxy
-    shutil.rmtree(tmp_path)  # 150 MB for each test, which pytest would keep for three runs
+    shutil.rmtree(
+        tmp_path
+    )  # 150 MB for each test, which pytest would keep for three runs
 
 
 @pytest.fixture
@@ -84,7 +88,11 @@ def test_push_is_one_commit_and_is_fetched_from_xet(
     pushed = repository(hub)
     assert (uri, len(pushed.history())) == (f"hf://{NAME}@{pushed.head}", 2)
     assert pushed.files() == contents(model.folder)
-    small = sum(len(content) for name, content in pushed.files().items() if name.endswith("json"))
+    small = sum(
+        len(content)
+        for name, content in pushed.files().items()
+        if name.endswith("json")
+    )
     assert sent == LARGE + SMALLER + small
     assert LARGE + SMALLER <= xet.uploaded_bytes() <= OVERHEAD * (LARGE + SMALLER)
     assert hub.received_bytes() == small  # the rest came by xet, nothing by LFS
@@ -116,7 +124,8 @@ def test_push_killed_in_an_upload_is_finished_by_the_next(
     Files are read one after the other, so that the second push divides them into the same xorbs.
     """
     small = make_model(
-        model.folder.with_name("old"), **{"a.safetensors": b"old", "b.safetensors": b"old"}
+        model.folder.with_name("old"),
+        **{"a.safetensors": b"old", "b.safetensors": b"old"},
     )
     small.push(hub)
     history = repository(hub).history()
@@ -134,7 +143,8 @@ def test_push_killed_in_an_upload_is_finished_by_the_next(
     process = model.start_push(hub, **ONE_BY_ONE)
     stored = 3 if last == "last shard" else 1
     kill_when(
-        lambda: xet.hanging.is_set() and xet.count("POST", "/xorb-commits/") == stored, process
+        lambda: xet.hanging.is_set() and xet.count("POST", "/xorb-commits/") == stored,
+        process,
     )
     kept = xet.uploaded_bytes()
 
@@ -147,7 +157,9 @@ def test_push_killed_in_an_upload_is_finished_by_the_next(
     assert repository(hub).history()[1:] == history
     assert repository(hub).files() == contents(model.folder)
     assert kept > 0
-    assert LARGE + SMALLER <= kept + xet.uploaded_bytes() <= OVERHEAD * (LARGE + SMALLER)
+    assert (
+        LARGE + SMALLER <= kept + xet.uploaded_bytes() <= OVERHEAD * (LARGE + SMALLER)
+    )
     assert bool(xet.uploaded_bytes()) == (last == "second xorb")
 
 
@@ -190,11 +202,14 @@ def test_weights_of_another_repository_are_not_sent_again(
     assert repository(hub, "people/other").files() == contents(model.folder)
 
 
-def test_two_pushes_of_one_model_at_once_make_one_commit(hub: Hub, model: XetModel) -> None:
+def test_two_pushes_of_one_model_at_once_make_one_commit(
+    hub: Hub, model: XetModel
+) -> None:
     hub.add_repository(NAME)
 
     first, second = [
-        output_of(push).split()[0] for push in [model.start_push(hub), model.start_push(hub)]
+        output_of(push).split()[0]
+        for push in [model.start_push(hub), model.start_push(hub)]
     ]
 
     assert first == second == f"hf://{NAME}@{repository(hub).head}"
@@ -208,10 +223,14 @@ def test_two_pushes_of_two_models_at_once_are_both_whole(
     hub.add_repository(NAME)
     models = [
         model,
-        make_model(tmp_path / "other", **{"a.safetensors": b"other", "extra.json": b"[]"}),
+        make_model(
+            tmp_path / "other", **{"a.safetensors": b"other", "extra.json": b"[]"}
+        ),
     ]
 
-    published = [output_of(push).split()[0] for push in [each.start_push(hub) for each in models]]
+    published = [
+        output_of(push).split()[0] for push in [each.start_push(hub) for each in models]
+    ]
 
     commits = [uri.rpartition("@")[2] for uri in published]
     assert [repository(hub).files(commit) for commit in commits] == [
@@ -232,7 +251,10 @@ def test_killed_fetch_goes_on_behind_its_bytes(
     )
     cache = tmp_path / "cache"
     part = begun(cache, "a.safetensors")
-    kill_when(lambda: xet.hanging.is_set() and part() > 0, start(hub, "fetch", URI, str(cache)))
+    kill_when(
+        lambda: xet.hanging.is_set() and part() > 0,
+        start(hub, "fetch", URI, str(cache)),
+    )
     kept = part()
     xet.forget()
     hub.forget_requests()
@@ -249,7 +271,9 @@ def test_file_in_xet_is_fetched_without_xet_too(
     small.push(hub)
     xet.forget()
 
-    assert fetch(hub, tmp_path / "cache", HF_HUB_DISABLE_XET="1") == contents(small.folder)
+    assert fetch(hub, tmp_path / "cache", HF_HUB_DISABLE_XET="1") == contents(
+        small.folder
+    )
     assert xet.requests == []
 
 
@@ -257,7 +281,9 @@ def test_spoilt_xorb_is_refused_by_the_name_of_the_file(
     hub: Hub, xet: XetProxy, model: XetModel, tmp_path: Path
 ) -> None:
     model.push(hub)
-    largest = max((xet.storage.folder / "xorbs").iterdir(), key=lambda path: path.stat().st_size)
+    largest = max(
+        (xet.storage.folder / "xorbs").iterdir(), key=lambda path: path.stat().st_size
+    )
     largest.chmod(0o600)
     with largest.open("r+b") as xorb:
         xorb.seek(MIB)
@@ -285,7 +311,11 @@ def test_push_and_fetch_with_a_wrong_token_are_refused(
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_hub_that_refuses_a_token_for_xet_is_reported(
-    status: int, hub: Hub, small: XetModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    status: int,
+    hub: Hub,
+    small: XetModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     small.push(hub)
     monkeypatch.setattr(hub_api, "xet_token", Mock(side_effect=Refused(status)))
@@ -306,8 +336,13 @@ def test_cas_server_that_refuses_a_token_is_reported(
 def check_token_is_refused(hub: Hub, folder: Path) -> None:
     """Check what a push and a fetch report of a token that is refused."""
     head = repository(hub).head
-    changed = make_model(folder / "changed", **{"a.safetensors": b"new", "b.safetensors": b"new"})
-    for process in (changed.start_push(hub), start(hub, "fetch", URI, str(folder / "cache"))):
+    changed = make_model(
+        folder / "changed", **{"a.safetensors": b"new", "b.safetensors": b"new"}
+    )
+    for process in (
+        changed.start_push(hub),
+        start(hub, "fetch", URI, str(folder / "cache")),
+    ):
         assert "HF_TOKEN" in error_of(process, ExitCode.CREDENTIALS)
     assert repository(hub).head == head
 

@@ -19,7 +19,9 @@ from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.tracking.mlflow import MlflowTracker
 from finetune_trainer.tracking.port import ReportEnd, TrackedRun
 
-pytestmark = pytest.mark.skipif(os.environ.get("STORES") != "all", reason="runs with STORES=all")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("STORES") != "all", reason="runs with STORES=all"
+)
 VERSION = "3.17.2"
 UV = (sys.executable, "-m", "uv")
 START_SECONDS = 120
@@ -50,7 +52,10 @@ def uri(tmp_path_factory):
         "1",
         *store,
     ]
-    variables = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    variables = {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
     variables = {
         name: value for name, value in os.environ.items() if name != "PYTHONPATH"
     } | variables
@@ -68,7 +73,8 @@ def uri(tmp_path_factory):
 def install(folder: Path) -> None:
     subprocess.run([*UV, "venv", "--quiet", "--allow-existing", folder], check=True)
     subprocess.run(
-        [*UV, "pip", "install", "--quiet", f"--python={folder}", f"mlflow=={VERSION}"], check=True
+        [*UV, "pip", "install", "--quiet", f"--python={folder}", f"mlflow=={VERSION}"],
+        check=True,
     )
 
 
@@ -87,13 +93,18 @@ def test_run_of_five_processes_has_everything_once(uri, tmp_path):
     from mlflow import MlflowClient  # noqa: PLC0415  takes seconds
 
     def process(stage):
-        run = TrackedRun("a" * 16, "team/support", {"lora.rank": "16"}, stage, tmp_path, tmp_path)
-        settings = Mlflow(uri=uri, experiment="support", registered_model="bot", alias="champion")
+        run = TrackedRun(
+            "a" * 16, "team/support", {"lora.rank": "16"}, stage, tmp_path, tmp_path
+        )
+        settings = Mlflow(
+            uri=uri, experiment="support", registered_model="bot", alias="champion"
+        )
         return MlflowTracker(settings, run, Environment(tmp_path))
 
     for attempt, count in enumerate((40, 130, 250)):
         times = [
-            Row(step, 1e9 + step + attempt, {"loss": 1 / step}) for step in range(1, count + 1)
+            Row(step, 1e9 + step + attempt, {"loss": 1 / step})
+            for step in range(1, count + 1)
         ]
         process("train").log_rows(times)
     for _ in range(2):
@@ -107,7 +118,8 @@ def test_run_of_five_processes_has_everything_once(uri, tmp_path):
     experiment = client.get_experiment_by_name("support")
     [run] = client.search_runs([experiment.experiment_id])
     losses = sorted(
-        (point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss")
+        (point.step, point.value)
+        for point in client.get_metric_history(run.info.run_id, "loss")
     )
     assert losses == [(step, 1 / step) for step in range(1, 251)]
     assert len(client.get_metric_history(run.info.run_id, "support/acc")) == 1
@@ -122,4 +134,6 @@ def test_run_of_five_processes_has_everything_once(uri, tmp_path):
         run.info.run_id,
         "sha256:1",
     )
-    assert client.get_model_version_by_alias("bot", "champion").version == version.version
+    assert (
+        client.get_model_version_by_alias("bot", "champion").version == version.version
+    )

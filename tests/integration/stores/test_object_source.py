@@ -54,7 +54,9 @@ def test_prefix_names_all_objects_below_it(rows, put, tmp_path, slash):
 
 def test_pattern_names_objects_of_one_folder(rows, tmp_path):
     folder, _ = fetch(ObjectSource(f"{rows}/tickets-*.jsonl"), None, tmp_path)
-    assert contents(folder) == {name: ROWS[name] for name in ("tickets-1.jsonl", "tickets-2.jsonl")}
+    assert contents(folder) == {
+        name: ROWS[name] for name in ("tickets-1.jsonl", "tickets-2.jsonl")
+    }
 
 
 def test_key_names_one_object(rows, tmp_path):
@@ -75,7 +77,15 @@ def test_pattern_in_a_folder_is_refused(rows):
 
 
 @pytest.mark.parametrize(
-    "uri", ["s3://", "s3://bucket", "s3://bucket/", "gs://bucket", "ftp://bucket/x", "nothing"]
+    "uri",
+    [
+        "s3://",
+        "s3://bucket",
+        "s3://bucket/",
+        "gs://bucket",
+        "ftp://bucket/x",
+        "nothing",
+    ],
 )
 def test_uri_without_objects_is_refused(server, uri):
     with pytest.raises(ConfigInvalid, match=re.escape(uri)):
@@ -152,7 +162,9 @@ def test_killed_download_goes_on_from_its_part(prefix, bucket, put, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW_FETCH, prefix, tmp_path], env=environment
     )
-    while not [part for part in tmp_path.rglob("*.part") if part.stat().st_size >= 8 * MIB]:
+    while not [
+        part for part in tmp_path.rglob("*.part") if part.stat().st_size >= 8 * MIB
+    ]:
         assert process.poll() is None
         time.sleep(0.01)
     process.kill()

@@ -28,7 +28,8 @@ from finetune_trainer.stores.objects.store import ObjectSource, ObjectTarget
 def model(tmp_path):
     folder = tmp_path / "model"
     return folder, make_model(
-        folder, {"config.json": 100, "sub/a.safetensors": 2 * MIB, "z.safetensors": 3 * MIB}
+        folder,
+        {"config.json": 100, "sub/a.safetensors": 2 * MIB, "z.safetensors": 3 * MIB},
     )
 
 
@@ -92,7 +93,9 @@ def test_second_model_is_latest_and_the_first_stays(prefix, bucket, model, tmp_p
     assert contents(folder) == contents(model[0])
 
 
-@pytest.mark.parametrize(("call", "left"), [(1, SIZE - 100), (2, 3 * MIB), (3, 0), (4, 0)])
+@pytest.mark.parametrize(
+    ("call", "left"), [(1, SIZE - 100), (2, 3 * MIB), (3, 0), (4, 0)]
+)
 def test_kill_before_a_write_leaves_nothing_visible(prefix, bucket, model, call, left):
     """The calls are: three files, the manifest, latest."""
     assert start(prefix, model, str(call)).wait() == -signal.SIGKILL
@@ -109,7 +112,9 @@ def test_kill_inside_of_an_upload_leaves_no_object(server, prefix, bucket, tmp_p
     sizes = {"config.json": 100, "weights.safetensors": 100 * MIB}
     model = tmp_path / "large", make_model(tmp_path / "large", sizes)
     process = start(prefix, model)
-    while not any(path.stat().st_size for path in server.folder.rglob("*") if path.is_file()):
+    while not any(
+        path.stat().st_size for path in server.folder.rglob("*") if path.is_file()
+    ):
         assert process.poll() is None
         time.sleep(0.001)
     process.kill()
@@ -123,16 +128,22 @@ def test_two_writers_at_once_publish_one_model(prefix, bucket, model, tmp_path):
     writers = [start(prefix, model) for _ in range(2)]
     assert [writer.wait() for writer in writers] == [0, 0]
     assert keys_below(bucket, prefix) == {"latest"} | {
-        f"{model[1].replace(':', '-')}/{name}" for name in [*names_in(model[0]), "manifest.json"]
+        f"{model[1].replace(':', '-')}/{name}"
+        for name in [*names_in(model[0]), "manifest.json"]
     }
     assert publish(prefix, model).sent_bytes == 0
 
 
 def test_two_models_at_once_leave_both_and_one_latest(prefix, bucket, tmp_path):
-    models = [(tmp_path / str(number), make_model(tmp_path / str(number))) for number in range(4)]
+    models = [
+        (tmp_path / str(number), make_model(tmp_path / str(number)))
+        for number in range(4)
+    ]
     uris = []
     threads = [
-        threading.Thread(target=lambda model=model: uris.append(publish(prefix, model).uri))
+        threading.Thread(
+            target=lambda model=model: uris.append(publish(prefix, model).uri)
+        )
         for model in models
     ]
     for thread in threads:
@@ -144,7 +155,9 @@ def test_two_models_at_once_leave_both_and_one_latest(prefix, bucket, tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"s" * 100, b"short"])
-def test_spoilt_object_is_refused_by_name_and_mended(prefix, bucket, model, tmp_path, data):
+def test_spoilt_object_is_refused_by_name_and_mended(
+    prefix, bucket, model, tmp_path, data
+):
     uri = publish(prefix, model).uri
     overwrite(bucket, f"{uri}/config.json", data)
     with pytest.raises(DataInvalid, match=r"config\.json has"):
@@ -184,15 +197,21 @@ def test_other_model_card_leaves_the_published_one(prefix, bucket, model, tmp_pa
     other = with_card(model, tmp_path / "other", "another run of the same training")
     assert publish(prefix, other).sent_bytes == 0
     assert (
-        read(bucket, f"{uri}/manifest.json").encode() == (first[0] / "manifest.json").read_bytes()
+        read(bucket, f"{uri}/manifest.json").encode()
+        == (first[0] / "manifest.json").read_bytes()
     )
     folder, _ = fetch(ObjectSource(uri), None, tmp_path / "cache")
     assert contents(folder) == contents(first[0])
 
 
-def test_two_writers_with_two_cards_leave_a_readable_model(prefix, bucket, model, tmp_path):
+def test_two_writers_with_two_cards_leave_a_readable_model(
+    prefix, bucket, model, tmp_path
+):
     """The second writer looks for a card before the first writes one, and comes first with the manifest."""
-    models = [with_card(model, tmp_path / name, f"card of {name}") for name in ("first", "second")]
+    models = [
+        with_card(model, tmp_path / name, f"card of {name}")
+        for name in ("first", "second")
+    ]
     looked = threading.Event()
     written = threading.Event()
 
@@ -297,7 +316,9 @@ def test_missing_bucket_is_not_found(server, prefix, model):
         publish(prefix.replace("bucket", "nobucket"), model)
 
 
-def test_server_that_is_gone_is_unavailable(server, prefix, model, monkeypatch, impatient):
+def test_server_that_is_gone_is_unavailable(
+    server, prefix, model, monkeypatch, impatient
+):
     for name, value in server.gone.items():
         monkeypatch.setenv(name, value)
     started = time.monotonic()

@@ -46,7 +46,9 @@ def publish(host: str, model: SealedModel, tag: str = "") -> Publication:
 
 
 def image(registry: RegistryServer, reference: str) -> dict:
-    status, body = registry.get(f"/v2/{REPOSITORY}/manifests/{reference}", MANIFEST_TYPE)
+    status, body = registry.get(
+        f"/v2/{REPOSITORY}/manifests/{reference}", MANIFEST_TYPE
+    )
     assert status == 200
     return json.loads(body)
 
@@ -59,7 +61,12 @@ def unpacked(registry: RegistryServer, reference: str = "latest") -> dict[str, b
         assert f"sha256:{hashlib.sha256(content).hexdigest()}" == layer["digest"]
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             for entry in archive:
-                assert (entry.uid, entry.gid, entry.mode, entry.mtime) == (0, 0, 0o644, 0)
+                assert (entry.uid, entry.gid, entry.mode, entry.mtime) == (
+                    0,
+                    0,
+                    0o644,
+                    0,
+                )
                 files[entry.name] = archive.extractfile(entry).read()
     return files
 
@@ -67,11 +74,17 @@ def unpacked(registry: RegistryServer, reference: str = "latest") -> dict[str, b
 def blob_of(registry: RegistryServer, name: str) -> Path:
     layers = image(registry, "latest")["layers"]
     return registry.blob(
-        next(layer["digest"] for layer in layers if layer["annotations"][FILE_NAME] == name)
+        next(
+            layer["digest"]
+            for layer in layers
+            if layer["annotations"][FILE_NAME] == name
+        )
     )
 
 
-def test_published_model_is_an_image_of_its_files(registry: RegistryServer, model: SealedModel):
+def test_published_model_is_an_image_of_its_files(
+    registry: RegistryServer, model: SealedModel
+):
     published = publish(registry.host, model)
     assert unpacked(registry) == {
         f"models/{name}": content for name, content in model.contents.items()
@@ -86,7 +99,9 @@ def test_published_model_is_an_image_of_its_files(registry: RegistryServer, mode
 def test_image_config_lists_the_layers(registry: RegistryServer, model: SealedModel):
     publish(registry.host, model)
     manifest = image(registry, "latest")
-    config = json.loads(registry.get(f"/v2/{REPOSITORY}/blobs/{manifest['config']['digest']}")[1])
+    config = json.loads(
+        registry.get(f"/v2/{REPOSITORY}/blobs/{manifest['config']['digest']}")[1]
+    )
     assert config["rootfs"] == {
         "type": "layers",
         "diff_ids": [layer["digest"] for layer in manifest["layers"]],
@@ -113,7 +128,10 @@ def test_second_model_moves_the_tag_and_keeps_the_first(
     first = publish(registry.host, model, ":best")
     second = make_model(tmp_path / "second", seed=1)
     publish(registry.host, second, ":best")
-    assert unpacked(registry, "best")["models/config.json"] == second.contents["config.json"]
+    assert (
+        unpacked(registry, "best")["models/config.json"]
+        == second.contents["config.json"]
+    )
     assert (
         unpacked(registry, first.uri.partition("@")[2])["models/config.json"]
         == model.contents["config.json"]
@@ -127,7 +145,8 @@ def test_killed_push_is_not_visible_and_is_continued(
     registry: RegistryServer, proxy: RegistryProxy, model: SealedModel
 ):
     digests = {
-        layer.name: layer.digest() for layer in registry_module._layers(model.folder, model.names)
+        layer.name: layer.digest()
+        for layer in registry_module._layers(model.folder, model.names)
     }
     lost = digests.pop("model-2.safetensors")
     proxy.fault = lambda method, path: (
@@ -139,9 +158,14 @@ def test_killed_push_is_not_visible_and_is_continued(
             time.sleep(0.01)
         process.kill()
     assert (registry.tags(REPOSITORY), registry.manifests(REPOSITORY)) == ([], [])
-    assert publish(registry.host, model).sent_bytes == len(model.contents["model-2.safetensors"])
+    assert publish(registry.host, model).sent_bytes == len(
+        model.contents["model-2.safetensors"]
+    )
     assert publish(registry.host, model).sent_bytes == 0
-    assert unpacked(registry)["models/model-1.safetensors"] == model.contents["model-1.safetensors"]
+    assert (
+        unpacked(registry)["models/model-1.safetensors"]
+        == model.contents["model-1.safetensors"]
+    )
 
 
 def test_push_killed_before_its_tag_needs_only_the_tag(
@@ -149,7 +173,9 @@ def test_push_killed_before_its_tag_needs_only_the_tag(
 ):
     proxy.fault = lambda method, path: (
         Fault(hangs=True)
-        if method == "PUT" and "/manifests/" in path and proxy.count("PUT", "/manifests/") == 2
+        if method == "PUT"
+        and "/manifests/" in path
+        and proxy.count("PUT", "/manifests/") == 2
         else None
     )
     with start_publish(f"oci://{proxy.host}/{REPOSITORY}", model) as process:
@@ -194,10 +220,16 @@ def test_two_pushes_at_once_write_one_image(
 ):
     copy = make_model(tmp_path / "copy")
     processes = [
-        start_publish(f"oci://{registry.host}/{REPOSITORY}", each) for each in (model, copy)
+        start_publish(f"oci://{registry.host}/{REPOSITORY}", each)
+        for each in (model, copy)
     ]
-    uris = {process.communicate(timeout=PROCESS_SECONDS)[0].split()[0] for process in processes}
-    assert uris == {f"oci://{registry.host}/{REPOSITORY}@{registry.manifests(REPOSITORY)[0]}"}
+    uris = {
+        process.communicate(timeout=PROCESS_SECONDS)[0].split()[0]
+        for process in processes
+    }
+    assert uris == {
+        f"oci://{registry.host}/{REPOSITORY}@{registry.manifests(REPOSITORY)[0]}"
+    }
     assert len(registry.manifests(REPOSITORY)) == 1
     assert unpacked(registry) == {
         f"models/{name}": content for name, content in model.contents.items()
@@ -236,24 +268,33 @@ def test_truncated_blob_is_named_and_a_lost_one_sent_again(
         publish(registry.host, model)
     blob.unlink()
     assert publish(registry.host, model).sent_bytes == FILES["model-1.safetensors"]
-    assert unpacked(registry)["models/model-1.safetensors"] == model.contents["model-1.safetensors"]
+    assert (
+        unpacked(registry)["models/model-1.safetensors"]
+        == model.contents["model-1.safetensors"]
+    )
 
 
 def test_image_of_others_is_not_replaced(registry: RegistryServer, model: SealedModel):
     oci.push(registry.host, REPOSITORY, "latest", b"{}", [b"layer"])
     before = image(registry, "latest")
-    with pytest.raises(ConfigInvalid, match="latest is an image that was not written by a push"):
+    with pytest.raises(
+        ConfigInvalid, match="latest is an image that was not written by a push"
+    ):
         publish(registry.host, model)
     assert image(registry, "latest") == before
     publish(registry.host, model, ":other")
     assert "other" in registry.tags(REPOSITORY)
 
 
-def test_model_of_too_many_files_is_refused(registry: RegistryServer, model: SealedModel):
+def test_model_of_too_many_files_is_refused(
+    registry: RegistryServer, model: SealedModel
+):
     for number in range(MOST_LAYERS - len(model.names)):
         (model.folder / f"shard-{number:03}").write_bytes(b"")
     model = SealedModel(model.folder, seal(model.folder))
-    with pytest.raises(ConfigInvalid, match="501 files and a container runtime mounts at most 500"):
+    with pytest.raises(
+        ConfigInvalid, match="501 files and a container runtime mounts at most 500"
+    ):
         publish(registry.host, model)
     assert registry.tags(REPOSITORY) == []
 
@@ -291,8 +332,12 @@ def test_password_is_needed_and_accepted(
     require_password(proxy)
     with pytest.raises(CredentialsRejected, match="requires credentials"):
         publish(proxy.host, model)
-    monkeypatch.setenv("DOCKER_CONFIG", str(login(tmp_path / "wrong", proxy.host, "wrong")))
-    with pytest.raises(CredentialsRejected, match="refuses GET: status 401: UNAUTHORIZED"):
+    monkeypatch.setenv(
+        "DOCKER_CONFIG", str(login(tmp_path / "wrong", proxy.host, "wrong"))
+    )
+    with pytest.raises(
+        CredentialsRejected, match="refuses GET: status 401: UNAUTHORIZED"
+    ):
         publish(proxy.host, model)
     assert registry.tags(REPOSITORY) == []
     monkeypatch.setenv("DOCKER_CONFIG", str(login(tmp_path / "right", proxy.host)))
@@ -308,7 +353,9 @@ def test_tokens_are_needed_and_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ):
     tokens = require_tokens(proxy)
-    monkeypatch.setenv("DOCKER_CONFIG", str(login(tmp_path / "wrong", proxy.host, "wrong")))
+    monkeypatch.setenv(
+        "DOCKER_CONFIG", str(login(tmp_path / "wrong", proxy.host, "wrong"))
+    )
     with pytest.raises(CredentialsRejected, match="refuses a token: status 401"):
         publish(proxy.host, model)
     monkeypatch.setenv("DOCKER_CONFIG", str(login(tmp_path / "right", proxy.host)))
@@ -320,7 +367,10 @@ def test_tokens_are_needed_and_accepted(
 
 
 def test_expired_token_is_renewed(
-    proxy: RegistryProxy, model: SealedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proxy: RegistryProxy,
+    model: SealedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     tokens = require_tokens(proxy)
     monkeypatch.setenv("DOCKER_CONFIG", str(login(tmp_path / "right", proxy.host)))
@@ -340,9 +390,12 @@ def test_authority_of_the_registry_is_configurable(
         monkeypatch.delenv(other, raising=False)
     authority = Authority(tmp_path / "ca")
     with serve_registry(
-        tmp_path / "registry", authority.issue("registry", "test", serves=("127.0.0.1",))
+        tmp_path / "registry",
+        authority.issue("registry", "test", serves=("127.0.0.1",)),
     ) as registry:
-        with pytest.raises(ConfigInvalid, match=r"CERTIFICATE_VERIFY_FAILED.*set SSL_CERT_FILE"):
+        with pytest.raises(
+            ConfigInvalid, match=r"CERTIFICATE_VERIFY_FAILED.*set SSL_CERT_FILE"
+        ):
             publish(registry.host, model)
         monkeypatch.setenv(variable, str(authority.pair.certificate))
         assert publish(registry.host, model).sent_bytes == model.size
@@ -350,7 +403,12 @@ def test_authority_of_the_registry_is_configurable(
 
 @pytest.mark.parametrize(
     ("status", "error"),
-    [(403, CredentialsRejected), (404, SourceNotFound), (400, ConfigInvalid), (405, ConfigInvalid)],
+    [
+        (403, CredentialsRejected),
+        (404, SourceNotFound),
+        (400, ConfigInvalid),
+        (405, ConfigInvalid),
+    ],
 )
 def test_refused_upload_ends_with_its_error(
     registry: RegistryServer,
@@ -359,18 +417,28 @@ def test_refused_upload_ends_with_its_error(
     status: int,
     error: type[Exception],
 ):
-    body = json.dumps({"errors": [{"code": "THE_CODE", "message": "the message"}]}).encode()
-    proxy.fault = lambda method, _: Fault(status, body=body) if method == "POST" else None
-    with pytest.raises(error, match=rf"oci://{proxy.host}.*{status}: THE_CODE the message"):
+    body = json.dumps(
+        {"errors": [{"code": "THE_CODE", "message": "the message"}]}
+    ).encode()
+    proxy.fault = lambda method, _: (
+        Fault(status, body=body) if method == "POST" else None
+    )
+    with pytest.raises(
+        error, match=rf"oci://{proxy.host}.*{status}: THE_CODE the message"
+    ):
         publish(proxy.host, model)
     assert registry.tags(REPOSITORY) == []
 
 
 @pytest.mark.usefixtures("short_outages")
-def test_registry_that_is_gone_is_unavailable(registry: RegistryServer, model: SealedModel):
+def test_registry_that_is_gone_is_unavailable(
+    registry: RegistryServer, model: SealedModel
+):
     registry.stop()
     started = time.monotonic()
-    with pytest.raises(ServiceUnavailable, match=rf"oci://{registry.host}/.*Connection refused"):
+    with pytest.raises(
+        ServiceUnavailable, match=rf"oci://{registry.host}/.*Connection refused"
+    ):
         publish(registry.host, model)
     assert time.monotonic() - started < 10
 
@@ -378,13 +446,17 @@ def test_registry_that_is_gone_is_unavailable(registry: RegistryServer, model: S
 def test_short_outage_is_survived(registry: RegistryServer, model: SealedModel):
     with serve_proxy(registry.host) as proxy:
         proxy.fault = lambda method, _: (
-            Fault(503) if method in {"PUT", "HEAD"} and proxy.count(method) in {1, 2, 9} else None
+            Fault(503)
+            if method in {"PUT", "HEAD"} and proxy.count(method) in {1, 2, 9}
+            else None
         )
         assert publish(proxy.host, model).sent_bytes == model.size
     assert unpacked(registry)["models/config.json"] == model.contents["config.json"]
 
 
-def test_busy_registry_is_asked_again_when_it_says(proxy: RegistryProxy, model: SealedModel):
+def test_busy_registry_is_asked_again_when_it_says(
+    proxy: RegistryProxy, model: SealedModel
+):
     moments = []
 
     def fault(method: str, _path: str) -> Fault | None:

@@ -73,7 +73,9 @@ def read(source: RegistrySource, listing: Listing, folder: Path) -> dict[str, by
     return contents
 
 
-def put(registry: RegistryServer, path: str, content: bytes, kind: str = MANIFEST_TYPE) -> None:
+def put(
+    registry: RegistryServer, path: str, content: bytes, kind: str = MANIFEST_TYPE
+) -> None:
     connection = HTTPConnection("127.0.0.1", registry.port, timeout=10)
     connection.request("PUT", path, content, {"Content-Type": kind})
     assert connection.getresponse().status == 201
@@ -104,7 +106,9 @@ def test_moved_tag_does_not_move_the_pin(
 def test_uri_of_a_digest_and_of_a_tag_name_one_image(uri: str, model: SealedModel):
     listing = RegistrySource(uri).list_files(None)
     assert RegistrySource(f"{uri}@{listing.pin}").list_files(None) == listing
-    assert RegistrySource(f"{uri}:sha256-{model.digest[7:19]}").list_files(None) == listing
+    assert (
+        RegistrySource(f"{uri}:sha256-{model.digest[7:19]}").list_files(None) == listing
+    )
 
 
 def test_pin_that_is_gone_is_invalid_data(source: RegistrySource, model: SealedModel):
@@ -130,7 +134,9 @@ def test_image_that_has_lost_a_blob_is_refused_by_name(
         source.list_files(None)
 
 
-def test_manifest_with_another_digest_is_refused(source: RegistrySource, proxy: RegistryProxy):
+def test_manifest_with_another_digest_is_refused(
+    source: RegistrySource, proxy: RegistryProxy
+):
     pin = source.list_files(None).pin
     proxy.fault = lambda *_: Fault(200, body=b'{"layers": []}')
     with pytest.raises(DataInvalid, match=rf"returns sha256:\w+ as {pin}"):
@@ -139,7 +145,11 @@ def test_manifest_with_another_digest_is_refused(source: RegistrySource, proxy: 
 
 @pytest.mark.parametrize("cut", [0, 100_000, 299_999])
 def test_connection_cut_in_a_file_is_continued(
-    source: RegistrySource, proxy: RegistryProxy, model: SealedModel, tmp_path: Path, cut: int
+    source: RegistrySource,
+    proxy: RegistryProxy,
+    model: SealedModel,
+    tmp_path: Path,
+    cut: int,
 ):
     file = file_of(source.list_files(None))
     blob_requests = []
@@ -151,7 +161,9 @@ def test_connection_cut_in_a_file_is_continued(
     proxy.fault = fault
     source.download(file, tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == model.contents[WEIGHTS]
-    assert proxy.ranges == [f"bytes={512 + written}-{512 + file.size - 1}" for written in (0, cut)]
+    assert proxy.ranges == [
+        f"bytes={512 + written}-{512 + file.size - 1}" for written in (0, cut)
+    ]
 
 
 def test_killed_download_is_continued_by_range(
@@ -159,7 +171,9 @@ def test_killed_download_is_continued_by_range(
 ):
     path = tmp_path / "part"
     proxy.fault = lambda method, path: (
-        Fault(cut_after=1 << 18, hangs=True) if method == "GET" and "/blobs/" in path else None
+        Fault(cut_after=1 << 18, hangs=True)
+        if method == "GET" and "/blobs/" in path
+        else None
     )
     with start(DOWNLOAD, source.uri, WEIGHTS, str(path)) as process:
         assert proxy.hanging.wait(PROCESS_SECONDS)
@@ -171,7 +185,10 @@ def test_killed_download_is_continued_by_range(
     assert written < len(model.contents[WEIGHTS])
     source.download(file_of(source.list_files(None)), path)
     assert path.read_bytes() == model.contents[WEIGHTS]
-    assert proxy.ranges[-1] == f"bytes={512 + written}-{512 + len(model.contents[WEIGHTS]) - 1}"
+    assert (
+        proxy.ranges[-1]
+        == f"bytes={512 + written}-{512 + len(model.contents[WEIGHTS]) - 1}"
+    )
 
 
 def test_registry_that_ignores_ranges_is_read(
@@ -250,7 +267,9 @@ def test_full_disk_is_temporary_and_loses_nothing(
     file = file_of(source.list_files(None))
     with (
         full_disk(100_000),
-        pytest.raises(ServiceUnavailable, match=rf"cannot write {path}: .*free some space"),
+        pytest.raises(
+            ServiceUnavailable, match=rf"cannot write {path}: .*free some space"
+        ),
     ):
         source.download(file, path)
     assert path.read_bytes() == model.contents[WEIGHTS][:100_000]
@@ -258,7 +277,9 @@ def test_full_disk_is_temporary_and_loses_nothing(
     assert path.read_bytes() == model.contents[WEIGHTS]
 
 
-@pytest.mark.parametrize(("status", "error"), [(403, CredentialsRejected), (404, SourceNotFound)])
+@pytest.mark.parametrize(
+    ("status", "error"), [(403, CredentialsRejected), (404, SourceNotFound)]
+)
 def test_refused_manifest_ends_with_its_error(
     source: RegistrySource, proxy: RegistryProxy, status: int, error: type[Exception]
 ):
@@ -275,7 +296,9 @@ def test_password_is_needed_and_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ):
     require_password(proxy)
-    monkeypatch.setenv("DOCKER_CONFIG", str(login(tmp_path / "wrong", proxy.host, "wrong")))
+    monkeypatch.setenv(
+        "DOCKER_CONFIG", str(login(tmp_path / "wrong", proxy.host, "wrong"))
+    )
     with pytest.raises(CredentialsRejected, match="401"):
         source.list_files(None)
     monkeypatch.setenv("DOCKER_CONFIG", str(login(tmp_path / "right", proxy.host)))
@@ -290,13 +313,18 @@ def test_registry_that_goes_away_is_unavailable(
     registry.stop()
     direct = RegistrySource(f"oci://{registry.host}/{REPOSITORY}")
     started = time.monotonic()
-    for call in (lambda: direct.list_files(None), lambda: direct.download(file, tmp_path / "part")):
+    for call in (
+        lambda: direct.list_files(None),
+        lambda: direct.download(file, tmp_path / "part"),
+    ):
         with pytest.raises(ServiceUnavailable, match="Connection refused"):
             call()
     assert time.monotonic() - started < 20
 
 
-def test_modelpack_artifact_with_raw_layers_is_read(registry: RegistryServer, tmp_path: Path):
+def test_modelpack_artifact_with_raw_layers_is_read(
+    registry: RegistryServer, tmp_path: Path
+):
     layers = []
     for name, content in {
         "config.json": b"{}",
@@ -307,18 +335,31 @@ def test_modelpack_artifact_with_raw_layers_is_read(registry: RegistryServer, tm
         kind = "application/vnd.cncf.model.weight.v1.raw"
         annotations = {"org.cncf.model.filepath": name}
         layers.append(
-            {"mediaType": kind, "digest": digest, "size": len(content), "annotations": annotations}
+            {
+                "mediaType": kind,
+                "digest": digest,
+                "size": len(content),
+                "annotations": annotations,
+            }
         )
     config = {
         "mediaType": "application/vnd.cncf.model.config.v1+json",
         "digest": layers[0]["digest"],
         "size": 2,
     }
-    manifest = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": config, "layers": layers}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST_TYPE,
+        "config": config,
+        "layers": layers,
+    }
     put(registry, f"/v2/{REPOSITORY}/manifests/pack", json.dumps(manifest).encode())
     source = RegistrySource(f"oci://{registry.host}/{REPOSITORY}:pack")
     contents = read(source, source.list_files(None), tmp_path / "copy")
-    assert contents == {"config.json": b"{}", "weights/model.safetensors": b"weights" * 1000}
+    assert contents == {
+        "config.json": b"{}",
+        "weights/model.safetensors": b"weights" * 1000,
+    }
 
 
 def test_image_that_holds_no_model_is_refused(registry: RegistryServer):
@@ -327,9 +368,15 @@ def test_image_that_holds_no_model_is_refused(registry: RegistryServer):
         RegistrySource(f"oci://{registry.host}/{REPOSITORY}").list_files(None)
 
 
-def test_name_of_a_host_without_tls_is_explained(uri: str, monkeypatch: pytest.MonkeyPatch):
+def test_name_of_a_host_without_tls_is_explained(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("finetune_trainer.stores.oci.credentials.LOOPBACK", frozenset())
-    with pytest.raises(ConfigInvalid, match=r"WRONG_VERSION_NUMBER.*FINETUNE_INSECURE_REGISTRIES"):
+    with pytest.raises(
+        ConfigInvalid, match=r"WRONG_VERSION_NUMBER.*FINETUNE_INSECURE_REGISTRIES"
+    ):
         RegistrySource(uri).list_files(None)
-    monkeypatch.setenv("FINETUNE_INSECURE_REGISTRIES", f"other.test, {uri.split('/')[2]}")
+    monkeypatch.setenv(
+        "FINETUNE_INSECURE_REGISTRIES", f"other.test, {uri.split('/')[2]}"
+    )
     assert RegistrySource(uri).list_files(None).files

@@ -28,7 +28,9 @@ def request_stop(signal_number: int, frame: object) -> None:
 
 signal.signal(signal.SIGTERM, request_stop)
 with (folder / "starts").open("a") as starts:
-    starts.write(f"{os.getpid()} {'again' if (folder / 'result.json').exists() else 'work'}\n")
+    starts.write(
+        f"{os.getpid()} {'again' if (folder / 'result.json').exists() else 'work'}\n"
+    )
 
 
 def replace(path: Path, value: object) -> None:
@@ -53,10 +55,18 @@ RESULTS = {
         "trainTokens": 1,
         "dataDigest": "sha256:0",
     },
-    "train": {"steps": steps, "loss": 1.0, "validationLoss": 1.0, "bestStep": steps, "tokens": 1},
+    "train": {
+        "steps": steps,
+        "loss": 1.0,
+        "validationLoss": 1.0,
+        "bestStep": steps,
+        "tokens": 1,
+    },
     "evaluate": {
         "scores": {
-            "task": {"acc": {"value": float(os.environ.get("SCORE", "0.9")), "stderr": 0.01}}
+            "task": {
+                "acc": {"value": float(os.environ.get("SCORE", "0.9")), "stderr": 0.01}
+            }
         }
     },
     "push": {
@@ -67,7 +77,12 @@ RESULTS = {
     },
     "deploy": {"url": "http://127.0.0.1", "answer": "yes", "secondsToReady": 0.1},
 }
-result = {"stage": stage, "identity": identity, "digest": f"sha256:{identity}", **RESULTS[stage]}
+result = {
+    "stage": stage,
+    "identity": identity,
+    "digest": f"sha256:{identity}",
+    **RESULTS[stage],
+}
 state = folder / "state.json"
 if (folder / "result.json").exists():
     end({"result": result}, 0)

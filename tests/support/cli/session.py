@@ -75,6 +75,11 @@ def interrupt_training(scenario) -> Scenario:
     first = scenario.run("prepare").start("train")
     scenario.after(100).cluster.evict(first, step=41, saved=41)
     second = scenario.reconcile_until_stable().start("train")
-    numbers = {"loss": 0.512, "tokens_per_second": 1024.0, "eta_seconds": 9.0, "start_step": 41}
+    numbers = {
+        "loss": 0.512,
+        "tokens_per_second": 1024.0,
+        "eta_seconds": 9.0,
+        "start_step": 41,
+    }
     scenario.cluster.progress(second, 60, total=100, **numbers)
     return scenario.reconcile_until_stable()

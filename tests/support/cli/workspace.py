@@ -57,7 +57,10 @@ class CliWorkspace:
         """Set environment variables of a stage in the manifest."""
         pod = self.manifest["spec"][stage]["pod"]
         before = {variable["name"]: variable["value"] for variable in pod["env"]}
-        self.manifest["spec"][stage]["pod"] = {**pod, "env": variables(**before | changes)}
+        self.manifest["spec"][stage]["pod"] = {
+            **pod,
+            "env": variables(**before | changes),
+        }
 
     def command(self, verb: str, *arguments: str) -> list[str]:
         """Write the manifest and return the command line of a verb."""
@@ -100,15 +103,19 @@ class CliWorkspace:
     @property
     def status(self) -> dict[str, Any]:
         """The pipeline's status in pipeline.json, with its stages by name."""
-        status: dict[str, Any] = json.loads((self.run_folder / "pipeline.json").read_text())[
-            "status"
-        ]
-        return status | {"stages": {stage["name"]: stage for stage in status.get("stages", ())}}
+        status: dict[str, Any] = json.loads(
+            (self.run_folder / "pipeline.json").read_text()
+        )["status"]
+        return status | {
+            "stages": {stage["name"]: stage for stage in status.get("stages", ())}
+        }
 
     def starts(self, stage: str) -> list[str]:
         """Return an entry for each process of a stage: `work`, or `again` if it found a result and only repeated it."""
         files = sorted(self.run_folder.glob(f"volumes/workspace/{stage}/*/starts"))
-        return [line.split()[1] for file in files for line in file.read_text().splitlines()]
+        return [
+            line.split()[1] for file in files for line in file.read_text().splitlines()
+        ]
 
     def processes(self) -> list[str]:
         """Return the command lines of all processes of this machine that belong to this run."""
@@ -117,7 +124,9 @@ class CliWorkspace:
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             try:
-                command = " ".join((entry / "cmdline").read_bytes().decode().split("\0"))
+                command = " ".join(
+                    (entry / "cmdline").read_bytes().decode().split("\0")
+                )
                 environ = (entry / "environ").read_bytes().decode(errors="replace")
             except OSError:
                 continue  # the process has ended

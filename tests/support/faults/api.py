@@ -44,11 +44,15 @@ class Endpoint:
         config = yaml.safe_load(kubeconfig.read_text())
         cluster = config["clusters"][0]["cluster"]
         user = config["users"][0]["user"]
-        tls = ssl.create_default_context(cadata=_content(cluster, "certificate-authority").decode())
+        tls = ssl.create_default_context(
+            cadata=_content(cluster, "certificate-authority").decode()
+        )
         with tempfile.TemporaryDirectory() as folder:
             pair = Path(folder) / "pair.pem"
             pair.write_bytes(
-                _content(user, "client-certificate") + b"\n" + _content(user, "client-key")
+                _content(user, "client-certificate")
+                + b"\n"
+                + _content(user, "client-key")
             )
             tls.load_cert_chain(pair)
         return cls(cluster["server"], tls)
@@ -57,7 +61,9 @@ class Endpoint:
         """Create a session without a limit of connections."""
         connector = aiohttp.TCPConnector(ssl=self.tls, limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        return aiohttp.ClientSession(connector=connector, read_bufsize=READ_BUFFER, timeout=timeout)
+        return aiohttp.ClientSession(
+            connector=connector, read_bufsize=READ_BUFFER, timeout=timeout
+        )
 
 
 def _content(entry: dict[str, str], name: str) -> bytes:
@@ -97,7 +103,9 @@ class Api:
                 return None
             raise
 
-    async def patch(self, path: str, body: Object, kind: str = "merge-patch") -> Object | None:
+    async def patch(
+        self, path: str, body: Object, kind: str = "merge-patch"
+    ) -> Object | None:
         """Patch an object; return None if it does not exist."""
         try:
             return await self.send("PATCH", path, body, f"application/{kind}+json")
@@ -162,7 +170,9 @@ class Api:
         ):
             return response.status, await response.text()
 
-    async def follow(self, path: str, **query: str) -> AsyncIterator[tuple[str, Objects]]:
+    async def follow(
+        self, path: str, **query: str
+    ) -> AsyncIterator[tuple[str, Objects]]:
         """Yield ("LISTED", all objects), then the watch's events with one object each; list again after any error."""
         while True:
             try:
@@ -179,7 +189,9 @@ class Api:
         self, path: str, version: str, query: dict[str, str]
     ) -> AsyncIterator[tuple[str, Object]]:
         wanted = {**query, "watch": "true", "resourceVersion": version}
-        async with self.session.get(self.endpoint.url + path, params=wanted) as response:
+        async with self.session.get(
+            self.endpoint.url + path, params=wanted
+        ) as response:
             response.raise_for_status()
             async for line in response.content:
                 event = json.loads(line)

@@ -41,7 +41,16 @@ SECONDS_PER_WATCH_FAULT = 20.0
 REPORT_SECONDS = 15.0
 CALM_SECONDS = 120.0
 """Time without any change after which a pipeline is not waited for: a retry waits for 60 s at most."""
-ACTIONS = ("edit-train", "edit-evaluate", "note", "suspend", "resume", "cancel", "retry", "delete")
+ACTIONS = (
+    "edit-train",
+    "edit-evaluate",
+    "note",
+    "suspend",
+    "resume",
+    "cancel",
+    "retry",
+    "delete",
+)
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,12 @@ class Churn:
     """A user who changes pipelines at random, and a network that fails at random."""
 
     def __init__(
-        self, simulated: Simulation, proxy: Proxy, operator: OperatorProcess, count: int, seed: int
+        self,
+        simulated: Simulation,
+        proxy: Proxy,
+        operator: OperatorProcess,
+        count: int,
+        seed: int,
     ) -> None:
         self.simulated = simulated
         self.proxy = proxy
@@ -141,9 +155,13 @@ class Churn:
     async def _do(self, action: str, wanted: Wanted) -> bool:
         match action:
             case "create":
-                created = await self.simulated.api.create(self.path(), wanted.manifest())
+                created = await self.simulated.api.create(
+                    self.path(), wanted.manifest()
+                )
                 if created:
-                    self.wanted[wanted.name] = wanted.created(created["metadata"]["uid"])
+                    self.wanted[wanted.name] = wanted.created(
+                        created["metadata"]["uid"]
+                    )
                 return created is not None
             case "delete":
                 await self.simulated.api.delete(self.path(wanted.name))
@@ -174,7 +192,9 @@ class Churn:
             return False
         changed = replace(wanted, token=wanted.token + 1, cancelled=verb == "cancel")
         self.wanted[wanted.name] = changed
-        body = {"metadata": {"annotations": {f"finetune.dev/{verb}": str(changed.token)}}}
+        body = {
+            "metadata": {"annotations": {f"finetune.dev/{verb}": str(changed.token)}}
+        }
         await self.simulated.api.patch(self.path(wanted.name), body)
         return True
 
@@ -207,7 +227,9 @@ class Churn:
         async with self.faulty_network():
             while time.monotonic() - self.began < seconds:
                 await self.act()
-                await asyncio.sleep(self.chance.expovariate(len(self.wanted) / SECONDS_PER_ACTION))
+                await asyncio.sleep(
+                    self.chance.expovariate(len(self.wanted) / SECONDS_PER_ACTION)
+                )
         await self.settle()
         if not self.operator.is_running():
             self.report.wrong.append("the operator ended by itself")
@@ -234,7 +256,9 @@ class Churn:
         """Resume what serves, and wait until every pipeline is as predicted; report differences."""
         ended = time.monotonic()
         for wanted in [
-            pipeline for pipeline in self.wanted.values() if pipeline.serves and pipeline.uid
+            pipeline
+            for pipeline in self.wanted.values()
+            if pipeline.serves and pipeline.uid
         ]:
             await self._do("resume", wanted)
             with suppress(NotReached):  # it is then reported as what it is
@@ -257,14 +281,17 @@ class Churn:
     async def _versions(self) -> str:
         """Return the versions of all pipelines: a text that changes with each write."""
         listed = await self.simulated.api.list(self.path())
-        return " ".join(sorted(stored["metadata"]["resourceVersion"] for stored in listed))
+        return " ".join(
+            sorted(stored["metadata"]["resourceVersion"] for stored in listed)
+        )
 
     async def wrong_pipelines(self) -> list[str]:
         """Return the pipelines that are not in a phase that the model predicts."""
         listed = await self.simulated.api.list(self.path())
         by_name = {stored["metadata"]["name"]: stored for stored in listed}
         differences = [
-            self._difference(wanted, by_name.get(wanted.name)) for wanted in self.wanted.values()
+            self._difference(wanted, by_name.get(wanted.name))
+            for wanted in self.wanted.values()
         ]
         return [text for text in differences if text]
 
@@ -275,7 +302,8 @@ class Churn:
         )
         status = (stored or {}).get("status", {})
         is_current = (
-            stored is None or status.get("observedGeneration") == stored["metadata"]["generation"]
+            stored is None
+            or status.get("observedGeneration") == stored["metadata"]["generation"]
         )
         phase = status.get("phase", "no status") if stored else "Absent"
         if phase in expected and is_current:
@@ -286,7 +314,9 @@ class Churn:
         """Return objects without a pipeline, and processes of pipelines that are not to run."""
         uids = {wanted.uid for wanted in self.wanted.values()}
         retained = {
-            f"{wanted.name}-workspace" for wanted in self.wanted.values() if wanted.retained
+            f"{wanted.name}-workspace"
+            for wanted in self.wanted.values()
+            if wanted.retained
         }
         groups = {
             "job": "/apis/batch/v1/namespaces/churn/jobs",
@@ -297,8 +327,14 @@ class Churn:
         leaked = []
         for kind, path in groups.items():
             for item in await self.simulated.api.list(path):
-                owners = {owner["uid"] for owner in item["metadata"].get("ownerReferences", [])}
-                kept = kind == "claim" and item["metadata"]["name"] in {MODELS, *retained}
+                owners = {
+                    owner["uid"]
+                    for owner in item["metadata"].get("ownerReferences", [])
+                }
+                kept = kind == "claim" and item["metadata"]["name"] in {
+                    MODELS,
+                    *retained,
+                }
                 if not kept and not owners & uids:
                     leaked.append(f"{kind}/{item['metadata']['name']}")
         pods = await self.simulated.api.list("/api/v1/namespaces/churn/pods")

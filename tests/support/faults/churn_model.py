@@ -78,7 +78,9 @@ class Wanted:
 
 
 def possible_phases(
-    wanted: Wanted, succeeded: AbstractSet[tuple[str, str]], readable: AbstractSet[tuple[str, str]]
+    wanted: Wanted,
+    succeeded: AbstractSet[tuple[str, str]],
+    readable: AbstractSet[tuple[str, str]],
 ) -> frozenset[str]:
     """Return the phases in which the pipeline may be when nothing moves any more.
 

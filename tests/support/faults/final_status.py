@@ -39,9 +39,13 @@ def _without_times(value: Any) -> Any:
         return [_without_times(item) for item in value]
     if not isinstance(value, dict):
         return value
-    dropped = TIMES | OBSERVED_OF_A_LOST_PROCESS if value.get("outcome") in LOST else TIMES
+    dropped = (
+        TIMES | OBSERVED_OF_A_LOST_PROCESS if value.get("outcome") in LOST else TIMES
+    )
     return {
-        name: _without_times(child) for name, child in sorted(value.items()) if name not in dropped
+        name: _without_times(child)
+        for name, child in sorted(value.items())
+        if name not in dropped
     }
 
 

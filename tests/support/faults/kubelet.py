@@ -115,7 +115,11 @@ class Kubelet:
             "reason": "Simulated",
             "lastHeartbeatTime": now(),
         }
-        status = {"conditions": [ready], "capacity": resources, "allocatable": resources}
+        status = {
+            "conditions": [ready],
+            "capacity": resources,
+            "allocatable": resources,
+        }
         await self.api.patch(
             f"/api/v1/nodes/{NODE}/status", {"status": status}, "strategic-merge-patch"
         )
@@ -191,7 +195,11 @@ class Kubelet:
         """Patch the status; return whether this pod still exists."""
         body = {"metadata": {"uid": pod.uid}, "status": status}
         try:
-            return bool(await self.api.patch(f"{pod.path}/status", body, "strategic-merge-patch"))
+            return bool(
+                await self.api.patch(
+                    f"{pod.path}/status", body, "strategic-merge-patch"
+                )
+            )
         except ApiFailure as failure:
             if failure.status in {409, 422}:  # another pod has the name by now
                 return False
@@ -213,14 +221,21 @@ class Kubelet:
                 spec = claim["spec"]
                 annotations = claim["metadata"].get("annotations", {})
                 waits = not spec.get("volumeName") and SELECTED_NODE in annotations
-                if kind != "DELETED" and waits and spec.get("storageClassName") == STORAGE_CLASS:
+                if (
+                    kind != "DELETED"
+                    and waits
+                    and spec.get("storageClassName") == STORAGE_CLASS
+                ):
                     await self.api.create(VOLUMES, _volume(claim))
 
     async def _follow_volumes(self) -> None:
         """Delete the volumes whose claims are gone."""
         async for kind, volumes in self.api.follow(VOLUMES):
             for volume in volumes:
-                released = volume.get("status", {}).get("phase") in {"Released", "Failed"}
+                released = volume.get("status", {}).get("phase") in {
+                    "Released",
+                    "Failed",
+                }
                 if (
                     kind != "DELETED"
                     and released

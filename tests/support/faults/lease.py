@@ -16,9 +16,16 @@ OVERLAP_SECONDS = 3.0
 async def add_standby(stack: AsyncExitStack, life: Life, **options: Any) -> None:
     """Add a second replica to a life, which starts with the first and is killed at the end of the stack."""
     simulated = life.simulation
-    proxy = await stack.enter_async_context(running_proxy(simulated.endpoint, simulated.session))
+    proxy = await stack.enter_async_context(
+        running_proxy(simulated.endpoint, simulated.session)
+    )
     standby = replica(
-        simulated, proxy, life.namespace, f"{life.namespace}-standby", identity=STANDBY, **options
+        simulated,
+        proxy,
+        life.namespace,
+        f"{life.namespace}-standby",
+        identity=STANDBY,
+        **options,
     )
     stack.callback(standby.kill)
     life.hooks_at_start.append(standby.start)

@@ -13,7 +13,9 @@ Success = tuple[str, str, str]
 class Ledger:
     """The record of the simulated kubelet."""
 
-    users: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    users: dict[tuple[str, str], set[str]] = field(
+        default_factory=lambda: defaultdict(set)
+    )
     """Claim -> the pods that run on it now."""
     overlaps: list[str] = field(default_factory=list)
     """Descriptions of moments when two pods ran on one claim."""
@@ -50,7 +52,11 @@ class Ledger:
         self.users[pod.namespace, pod.workspace].discard(pod.name)
         if success:
             self.successes[_success(pod)] += 1
-            self.versions[pod.name] = (pod.namespace, pod.job_stem, pod.environment("VERSION"))
+            self.versions[pod.name] = (
+                pod.namespace,
+                pod.job_stem,
+                pod.environment("VERSION"),
+            )
 
     def keep_result(self, pod: StagePod) -> None:
         """Record that the result of a pod can be read from its status."""
@@ -73,7 +79,9 @@ class Ledger:
     def succeeded_in(self, namespace: str) -> set[tuple[str, str]]:
         """Return the Job, without its attempt, and VERSION of the processes that succeeded in a namespace."""
         return {
-            (stem, version) for space, stem, version in self.versions.values() if space == namespace
+            (stem, version)
+            for space, stem, version in self.versions.values()
+            if space == namespace
         }
 
     def readable_in(self, namespace: str) -> set[tuple[str, str]]:

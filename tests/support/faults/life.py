@@ -86,7 +86,9 @@ class Life:
         """Create the pipeline and start the operator, unless it runs."""
         self.simulation.kubelet.behaviours[self.namespace] = self.behave
         collection = self.path.rpartition("/")[0]
-        created = await self.simulation.api.send("POST", collection, manifest(self.name))
+        created = await self.simulation.api.send(
+            "POST", collection, manifest(self.name)
+        )
         self.uid = created["metadata"]["uid"]
         if not self.operator.is_running():
             self.operator.start()
@@ -147,7 +149,9 @@ class Life:
     async def end(self, status: Any) -> Outcome:
         """Delete the pipeline and return the outcome with this status."""
         leaked = await self.delete()
-        await asyncio.sleep(1)  # what the operator may still do about a pipeline that is gone
+        await asyncio.sleep(
+            1
+        )  # what the operator may still do about a pipeline that is gone
         leaked = leaked or tuple(await self.simulation.children(self.namespace))
         successes = self.simulation.kubelet.ledger.stages_of(
             self.namespace, f"{self.name}-{self.uid[:8]}-"
@@ -161,7 +165,9 @@ class Life:
 
     def describe(self) -> str:
         """Return the end of the operator's log and its newest requests, for failure messages."""
-        log = self.operator.log.read_text()[-3000:] if self.operator.log.exists() else ""
+        log = (
+            self.operator.log.read_text()[-3000:] if self.operator.log.exists() else ""
+        )
         newest = "\n".join(map(str, self.proxy.requests[-15:]))
         return f"{self.namespace}/{self.name} has not finished; newest requests:\n{newest}\nlog:\n{log}"
 
@@ -173,7 +179,9 @@ def replica(
     folder = simulation.folder / name
     folder.mkdir()
     proxy.write_kubeconfig(folder / KUBECONFIG)
-    return OperatorProcess(options.pop("forks", simulation.forks), folder, namespace, **options)
+    return OperatorProcess(
+        options.pop("forks", simulation.forks), folder, namespace, **options
+    )
 
 
 @asynccontextmanager
@@ -185,6 +193,8 @@ async def a_life(
         proxy = await stack.enter_async_context(
             running_proxy(simulation.endpoint, simulation.session)
         )
-        operator = replica(simulation, proxy, namespace, f"{namespace}-{name}", **options)
+        operator = replica(
+            simulation, proxy, namespace, f"{namespace}-{name}", **options
+        )
         stack.callback(operator.kill)
         yield Life(simulation, namespace, name, proxy, operator)

@@ -18,11 +18,18 @@ def manifest(name: str, *, stages: tuple[str, ...] = STAGES, **changes: Any) -> 
     spec: Object = {
         "model": {"uri": "hf://org/base"},
         "datasets": [{"uri": "hf://org/data/train.jsonl"}],
-        "workspace": {"size": "1Gi", "storageClassName": STORAGE_CLASS, "whenDeleted": "Delete"},
+        "workspace": {
+            "size": "1Gi",
+            "storageClassName": STORAGE_CLASS,
+            "whenDeleted": "Delete",
+        },
         **{stage: dict(POD) for stage in stages},
     }
     if "evaluate" in stages:
-        spec["evaluate"] |= {"tasks": [{"name": "exam"}], "gates": [{"task": "exam", "value": 0.6}]}
+        spec["evaluate"] |= {
+            "tasks": [{"name": "exam"}],
+            "gates": [{"task": "exam", "value": 0.6}],
+        }
     if "push" in stages:
         spec["push"] |= {"targets": [{"uri": f"pvc://{MODELS}/published"}]}
     return pipeline_manifest(name, merged(spec, changes))

@@ -47,7 +47,10 @@ def shift_clock(by: timedelta) -> None:
             return datetime.now(tz) + by
 
     for name, module in list(sys.modules.items()):
-        if name.startswith("finetune_operator") and getattr(module, "datetime", None) is datetime:
+        if (
+            name.startswith("finetune_operator")
+            and getattr(module, "datetime", None) is datetime
+        ):
             module.datetime = ShiftedDatetime  # type: ignore[attr-defined]
 
 

@@ -81,7 +81,11 @@ class OperatorProcess:
             "--grace-seconds=5",
             *self.arguments,
         ]
-        request = {"log": str(self.log), "folder": str(self.folder), "arguments": arguments}
+        request = {
+            "log": str(self.log),
+            "folder": str(self.folder),
+            "arguments": arguments,
+        }
         self.pid = self.forks.request({**request, "clock": self.clock})
         self.starts += 1
 
@@ -97,7 +101,10 @@ class OperatorProcess:
     def is_running(self) -> bool:
         """Return whether the process exists and is no zombie."""
         try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+            return (
+                Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+                != "Z"
+            )
         except OSError:
             return False
 
@@ -113,5 +120,8 @@ class OperatorProcess:
         because the killed process is certainly gone.
         """
         self.kill()
-        self.arguments = (*self.arguments, f"--lease-name=finetune-operator-{self.starts}")
+        self.arguments = (
+            *self.arguments,
+            f"--lease-name=finetune-operator-{self.starts}",
+        )
         self.start()

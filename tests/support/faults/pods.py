@@ -141,7 +141,9 @@ def running_status(pod: StagePod, address: str) -> Object:
     init = [
         {
             **_container(container, "true"),
-            "state": {"terminated": {"exitCode": 0, "reason": "Completed", **_times(started)}},
+            "state": {
+                "terminated": {"exitCode": 0, "reason": "Completed", **_times(started)}
+            },
         }
         for container in pod.raw["spec"].get("initContainers", [])
     ]
@@ -159,7 +161,8 @@ def running_status(pod: StagePod, address: str) -> Object:
         "podIPs": [{"ip": address}],
         "startTime": started,
         "conditions": [
-            _condition(kind, "True") for kind in ("Initialized", "ContainersReady", "Ready")
+            _condition(kind, "True")
+            for kind in ("Initialized", "ContainersReady", "Ready")
         ],
         "containerStatuses": containers,
         **({"initContainerStatuses": init} if init else {}),
@@ -176,12 +179,18 @@ def ended_status(pod: StagePod, ending: Ending, started: str) -> Object:
         **_times(started),
     }
     containers = [
-        {**_container(container, ""), "started": False, "state": {"terminated": terminated}}
+        {
+            **_container(container, ""),
+            "started": False,
+            "state": {"terminated": terminated},
+        }
         for container in pod.raw["spec"]["containers"]
     ]
     return {
         "phase": "Failed" if ending.exit_code else "Succeeded",
-        "conditions": [_condition(kind, "False") for kind in ("ContainersReady", "Ready")],
+        "conditions": [
+            _condition(kind, "False") for kind in ("ContainersReady", "Ready")
+        ],
         "containerStatuses": containers,
     }
 

@@ -62,9 +62,18 @@ class Proxy:
         config = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "proxy", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
-            "users": [{"name": "operator", "user": {"token": "not-checked-by-the-proxy"}}],
-            "contexts": [{"name": "proxy", "context": {"cluster": "proxy", "user": "operator"}}],
+            "clusters": [
+                {
+                    "name": "proxy",
+                    "cluster": {"server": f"http://127.0.0.1:{self.port}"},
+                }
+            ],
+            "users": [
+                {"name": "operator", "user": {"token": "not-checked-by-the-proxy"}}
+            ],
+            "contexts": [
+                {"name": "proxy", "context": {"cluster": "proxy", "user": "operator"}}
+            ],
             "current-context": "proxy",
         }
         path.write_text(yaml.safe_dump(config))
@@ -88,7 +97,11 @@ class Proxy:
 
     async def remember_lists(self) -> None:
         """Read every list that the operator has read so far; `Stale` answers with these bodies from then on."""
-        lists = {f"{request.path}?{request.query}" for request in self.requests if request.is_list}
+        lists = {
+            f"{request.path}?{request.query}"
+            for request in self.requests
+            if request.is_list
+        }
         for path in lists:
             async with self.session.get(self.endpoint.url + path) as response:
                 self._lists[path] = await response.read()
@@ -112,7 +125,10 @@ class Proxy:
             return _abort(incoming)
         try:
             return await self._pass_on(incoming, request, body, fault)
-        except (aiohttp.ClientError, OSError):  # the API server is down: so is the proxy
+        except (
+            aiohttp.ClientError,
+            OSError,
+        ):  # the API server is down: so is the proxy
             return _abort(incoming)
 
     def _record(self, incoming: web.Request) -> Request:
@@ -122,7 +138,11 @@ class Proxy:
             kind = "lease" if "/leases" in incoming.path else "request"
         self._counts[kind] += 1
         request = Request(
-            kind, self._counts[kind], incoming.method, incoming.path, incoming.query_string
+            kind,
+            self._counts[kind],
+            incoming.method,
+            incoming.path,
+            incoming.query_string,
         )  # type: ignore[arg-type]
         self.requests.append(request)
         return request
@@ -131,11 +151,18 @@ class Proxy:
         self, incoming: web.Request, request: Request, body: bytes, fault: Fault | None
     ) -> web.StreamResponse:
         url = f"{self.endpoint.url}{incoming.raw_path}"
-        headers = {name: incoming.headers[name] for name in HEADERS_IN if name in incoming.headers}
+        headers = {
+            name: incoming.headers[name]
+            for name in HEADERS_IN
+            if name in incoming.headers
+        }
         async with self.session.request(
             incoming.method, url, data=body or None, headers=headers
         ) as upstream:
-            if request.kind == "watch" and upstream.status < web.HTTPBadRequest.status_code:
+            if (
+                request.kind == "watch"
+                and upstream.status < web.HTTPBadRequest.status_code
+            ):
                 if isinstance(fault, Cut):
                     await fault.then()
                     return _abort(incoming)
@@ -144,7 +171,11 @@ class Proxy:
         if isinstance(fault, Cut):
             await fault.then()
             return _abort(incoming)
-        kept = {name: upstream.headers[name] for name in HEADERS_OUT if name in upstream.headers}
+        kept = {
+            name: upstream.headers[name]
+            for name in HEADERS_OUT
+            if name in upstream.headers
+        }
         return web.Response(status=upstream.status, body=content, headers=kept)
 
     async def _stream(
@@ -154,7 +185,9 @@ class Proxy:
         upstream: aiohttp.ClientResponse,
         fault: Fault | None,
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": upstream.headers["Content-Type"]})
+        response = web.StreamResponse(
+            headers={"Content-Type": upstream.headers["Content-Type"]}
+        )
         response.enable_chunked_encoding()
         await response.prepare(incoming)
         self.watches.add(watch)
@@ -209,7 +242,10 @@ def _abort(incoming: web.Request) -> web.Response:
 
 
 async def _end_watch(
-    incoming: web.Request, response: web.StreamResponse, how: WatchEnd, silence: asyncio.Event
+    incoming: web.Request,
+    response: web.StreamResponse,
+    how: WatchEnd,
+    silence: asyncio.Event,
 ) -> None:
     match how:
         case WatchEnd.CLOSED:
@@ -222,7 +258,10 @@ async def _end_watch(
                 "reason": "Expired",
                 "code": 410,
             }
-            event = {"type": "ERROR", "object": {**status, "message": "too old resource version"}}
+            event = {
+                "type": "ERROR",
+                "object": {**status, "message": "too old resource version"},
+            }
             await response.write(json.dumps(event).encode() + b"\n")
             await response.write_eof()
         case WatchEnd.TRUNCATED:
@@ -245,12 +284,16 @@ def _answer(fault: Answer) -> web.Response:
         "reason": fault.reason,
         "code": int(fault.status),
     }
-    headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
+    headers = (
+        {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
+    )
     return web.json_response(body, status=fault.status, headers=headers)
 
 
 @asynccontextmanager
-async def running_proxy(endpoint: Endpoint, session: aiohttp.ClientSession) -> AsyncIterator[Proxy]:
+async def running_proxy(
+    endpoint: Endpoint, session: aiohttp.ClientSession
+) -> AsyncIterator[Proxy]:
     """Serve a proxy on a free port of this machine."""
     proxy = Proxy(endpoint, session)
     application = web.Application(client_max_size=LARGEST_BODY)

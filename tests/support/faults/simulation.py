@@ -50,7 +50,8 @@ class Simulation:
         """Create a namespace with the claim `models`, and wait for its service account."""
         meta = {"name": name}
         await self.api.create(
-            "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
+            "/api/v1/namespaces",
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": meta},
         )
         path = f"/api/v1/namespaces/{name}"
 
@@ -80,7 +81,10 @@ class Simulation:
             f"{PIPELINES}/namespaces/{namespace}/finetunepipelines": "pipeline",
         }
         for path, kind in kinds.items():
-            names = [f"{kind}/{child['metadata']['name']}" for child in await self.api.list(path)]
+            names = [
+                f"{kind}/{child['metadata']['name']}"
+                for child in await self.api.list(path)
+            ]
             left = [name for name in names if name != f"claim/{MODELS}"]
             if left:
                 return left
@@ -109,7 +113,9 @@ class Pipelines:
 def pipeline_path(pipeline: Object) -> str:
     """Return the path of a pipeline."""
     meta = pipeline["metadata"]
-    return f"{PIPELINES}/namespaces/{meta['namespace']}/finetunepipelines/{meta['name']}"
+    return (
+        f"{PIPELINES}/namespaces/{meta['namespace']}/finetunepipelines/{meta['name']}"
+    )
 
 
 async def until(
@@ -143,7 +149,8 @@ async def _complete(request: web.Request) -> web.Response:
     if (await request.json()).get("prompt") == MUTE:
         await asyncio.sleep(MUTE_SECONDS)
     return web.Response(
-        text=json.dumps({"choices": [{"text": "hello"}]}), content_type="application/json"
+        text=json.dumps({"choices": [{"text": "hello"}]}),
+        content_type="application/json",
     )
 
 
@@ -173,6 +180,8 @@ async def simulation(
         following = asyncio.create_task(pipelines.follow(api))
         try:
             async with _model_server(address), running_kubelet(api, address) as kubelet:
-                yield Simulation(endpoint, session, api, kubelet, forks, pipelines, folder)
+                yield Simulation(
+                    endpoint, session, api, kubelet, forks, pipelines, folder
+                )
         finally:
             following.cancel()

@@ -10,7 +10,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def make_adapter(
-    output: Path, base: Path, *, seed: int = 1, rank: int = 4, scale: float = 4.0, **variant: bool
+    output: Path,
+    base: Path,
+    *,
+    seed: int = 1,
+    rank: int = 4,
+    scale: float = 4.0,
+    **variant: bool,
 ) -> Path:
     """Write a random LoRA adapter, strong enough to change the tiny model's output, and seal its folder."""
     import torch  # noqa: PLC0415  tests without a model must not wait for torch

@@ -33,7 +33,10 @@ def add_volume(**source: Object) -> Change:
 
 IMAGE_BY_TAG = add_volume(image={"reference": "registry.test/team/bot:latest"})
 HOSTILE_PODS: dict[str, tuple[str, Change]] = {
-    "token mounted": ("token", lambda pod: pod.update(automountServiceAccountToken=True)),
+    "token mounted": (
+        "token",
+        lambda pod: pod.update(automountServiceAccountToken=True),
+    ),
     "token by default": ("token", lambda pod: pod.pop("automountServiceAccountToken")),
     "projected token": ("volume", add_volume(projected={"sources": [TOKEN]})),
     "secret volume": ("volume", add_volume(secret={"secretName": "key"})),
@@ -50,10 +53,15 @@ HOSTILE_PODS: dict[str, tuple[str, Change]] = {
     "host ipc": ("host", lambda pod: pod.update(hostIPC=True)),
     "host port": (
         "host",
-        lambda pod: container(pod).update(ports=[{"containerPort": 80, "hostPort": 80}]),
+        lambda pod: container(pod).update(
+            ports=[{"containerPort": 80, "hostPort": 80}]
+        ),
     ),
     "node by name": ("host", lambda pod: pod.update(nodeName="control-plane")),
-    "privileged": ("privilege", lambda pod: container(pod)["securityContext"].update(PRIVILEGED)),
+    "privileged": (
+        "privilege",
+        lambda pod: container(pod)["securityContext"].update(PRIVILEGED),
+    ),
     "escalation": (
         "privilege",
         lambda pod: container(pod)["securityContext"].pop("allowPrivilegeEscalation"),
@@ -68,11 +76,20 @@ HOSTILE_PODS: dict[str, tuple[str, Change]] = {
         "privilege",
         lambda pod: container(pod)["securityContext"].pop("capabilities"),
     ),
-    "no security context": ("privilege", lambda pod: container(pod).pop("securityContext")),
-    "privileged init container": ("privilege", lambda pod: pod.update(initContainers=[INIT])),
+    "no security context": (
+        "privilege",
+        lambda pod: container(pod).pop("securityContext"),
+    ),
+    "privileged init container": (
+        "privilege",
+        lambda pod: pod.update(initContainers=[INIT]),
+    ),
     "root allowed": ("root", lambda pod: pod["securityContext"].pop("runAsNonRoot")),
     "root user": ("root", lambda pod: pod["securityContext"].update(runAsUser=0)),
-    "root container": ("root", lambda pod: container(pod)["securityContext"].update(runAsUser=0)),
+    "root container": (
+        "root",
+        lambda pod: container(pod)["securityContext"].update(runAsUser=0),
+    ),
     "root container allowed": (
         "root",
         lambda pod: container(pod)["securityContext"].update(runAsNonRoot=False),
@@ -80,7 +97,9 @@ HOSTILE_PODS: dict[str, tuple[str, Change]] = {
     "no seccomp": ("seccomp", lambda pod: pod["securityContext"].pop("seccompProfile")),
     "container without seccomp": (
         "seccomp",
-        lambda pod: container(pod)["securityContext"].update(seccompProfile={"type": "Unconfined"}),
+        lambda pod: container(pod)["securityContext"].update(
+            seccompProfile={"type": "Unconfined"}
+        ),
     ),
 }
 HOSTILE_OBJECTS: dict[str, tuple[str, str, Change]] = {
@@ -101,7 +120,11 @@ HOSTILE_OBJECTS: dict[str, tuple[str, str, Change]] = {
         "label",
         lambda manifest: manifest["metadata"].pop("labels"),
     ),
-    "claim without label": ("claim", "label", lambda manifest: manifest["metadata"].pop("labels")),
+    "claim without label": (
+        "claim",
+        "label",
+        lambda manifest: manifest["metadata"].pop("labels"),
+    ),
     "job of another owner": (
         "train",
         "owner",
@@ -170,14 +193,23 @@ LEGITIMATE_PATCHES: dict[str, Object] = {
 }
 HOSTILE_PATCHES: dict[str, tuple[str, Object]] = {
     "foreign owner": ("owner", {"metadata": {"ownerReferences": [CONFIG_MAP]}}),
-    "second owner": ("owner", {"metadata": {"ownerReferences": [PIPELINE, CONFIG_MAP]}}),
+    "second owner": (
+        "owner",
+        {"metadata": {"ownerReferences": [PIPELINE, CONFIG_MAP]}},
+    ),
     "label of others": ("metadata", {"metadata": {"labels": {"team": "other"}}}),
-    "label of others removed": ("metadata", {"metadata": {"labels": {"example.com/cost": None}}}),
+    "label of others removed": (
+        "metadata",
+        {"metadata": {"labels": {"example.com/cost": None}}},
+    ),
     "annotation of others": (
         "metadata",
         {"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "n"}}},
     ),
-    "annotation removed": ("metadata", {"metadata": {"annotations": {"example.com/backup": None}}}),
+    "annotation removed": (
+        "metadata",
+        {"metadata": {"annotations": {"example.com/backup": None}}},
+    ),
     "no finalizer": ("deletion", {"metadata": {"finalizers": None}}),
     "volume attributes": ("spec", {"spec": {"volumeAttributesClassName": "fast"}}),
 }

@@ -6,11 +6,16 @@ from e2e.pipelines.chart import NAMESPACE
 
 LEADER = 'finetune_leader{job="op", instance="a", namespace="sys"}'
 STANDBY = 'finetune_leader{job="op", instance="b", namespace="sys"}'
-OURS = (f'finetune_leader{{job="ours", instance="c", namespace="{NAMESPACE}"}}', "1x400")
+OURS = (
+    f'finetune_leader{{job="ours", instance="c", namespace="{NAMESPACE}"}}',
+    "1x400",
+)
 """The leader of the release whose alerts these are; the other series are of an operator in another namespace."""
 LEADS = (LEADER, "1x400")
 READY = 'finetune_ready{{job="op", instance="{}", namespace="sys"}}'
-RECONCILED = 'finetune_reconcile_total{{job="op", instance="a", namespace="sys", outcome="{}"}}'
+RECONCILED = (
+    'finetune_reconcile_total{{job="op", instance="a", namespace="sys", outcome="{}"}}'
+)
 ATTEMPTS = 'finetune_attempts_total{{job="op", instance="a", stage="{}", outcome="{}", reason="Interrupted"}}'
 FINISHED = 'finetune_pipelines_finished_total{{job="op", instance="a", phase="{}"}}'
 GPU = 'DCGM_FI_DEV_GPU_UTIL{{gpu="{}", namespace="gpus", pod="dcgm", exported_namespace="team", exported_pod="p"}}'
@@ -18,7 +23,9 @@ HONORED = 'DCGM_FI_DEV_GPU_UTIL{gpu="0", namespace="team", pod="p"}'
 THROUGHPUT = 'finetune_stage_tokens_per_second{stage="train", namespace="team", pod="p", pipeline="demo", attempt="2"}'
 TRAINS = (THROUGHPUT, "900x400")
 WAITS = 'finetune_waiting_oldest_seconds{job="op", instance="a", stage="train", reason="WaitingForCapacity"}'
-LOST = 'finetune_waiting_stages{job="op", instance="a", stage="train", reason="NodeLost"}'
+LOST = (
+    'finetune_waiting_stages{job="op", instance="a", stage="train", reason="NodeLost"}'
+)
 QUEUED = 'finetune_queue_oldest_seconds{{job="op", instance="{}", namespace="sys"}}'
 UNREADABLE = 'finetune_unreadable_pipelines{job="op", instance="a"}'
 DOWN = 'finetune_servers_down{job="op", instance="a"}'
@@ -103,7 +110,12 @@ CASES = (
     Case(
         "a standby is not ready",
         "FineTuneOperatorNotReady",
-        (LEADS, (READY.format("a"), "1x20"), (STANDBY, "0x20"), (READY.format("b"), "0x20")),
+        (
+            LEADS,
+            (READY.format("a"), "1x20"),
+            (STANDBY, "0x20"),
+            (READY.format("b"), "0x20"),
+        ),
         15,
     ),
     Case(
@@ -136,7 +148,9 @@ CASES = (
         "A pipeline waits for a worker of the operator.",
         "The first pipeline in the work queue has waited for 1m 40s.",
     ),
-    Case("a short queue", "FineTuneQueueStuck", (LEADS, (QUEUED.format("a"), "20x20")), 6),
+    Case(
+        "a short queue", "FineTuneQueueStuck", (LEADS, (QUEUED.format("a"), "20x20")), 6
+    ),
     Case(
         "a queue of an earlier leader",
         "FineTuneQueueStuck",
@@ -152,7 +166,12 @@ CASES = (
         "A stage train cannot start: WaitingForCapacity.",
         "The first of these stages has waited for 1h 1m 40s.",
     ),
-    Case("half an hour for capacity", "FineTuneStageWaiting", (LEADS, (WAITS, "1800x20")), 6),
+    Case(
+        "half an hour for capacity",
+        "FineTuneStageWaiting",
+        (LEADS, (WAITS, "1800x20")),
+        6,
+    ),
     Case(
         "a wait that an earlier leader saw",
         "FineTuneStageWaiting",
@@ -168,7 +187,12 @@ CASES = (
         "A stage train waits for a node that does not answer.",
         "2 of these stages go on when the Node object is deleted.",
     ),
-    Case("a node that comes back", "FineTuneNodeLost", (LEADS, (LOST, "0x4 1x8 0x20")), 16),
+    Case(
+        "a node that comes back",
+        "FineTuneNodeLost",
+        (LEADS, (LOST, "0x4 1x8 0x20")),
+        16,
+    ),
     Case(
         "a lost node that an earlier leader saw",
         "FineTuneNodeLost",
@@ -179,7 +203,8 @@ CASES = (
         "interruptions of two stages",
         "FineTuneInterruptionStorm",
         tuple(
-            (ATTEMPTS.format(stage, "Interrupted"), "0+0.25x120") for stage in ("train", "evaluate")
+            (ATTEMPTS.format(stage, "Interrupted"), "0+0.25x120")
+            for stage in ("train", "evaluate")
         ),
         90,
         {"job": "op"},
@@ -258,7 +283,9 @@ CASES = (
         "The server of a pipeline is down.",
         "1 pipelines have no ready server.",
     ),
-    Case("a server restarts", "FineTuneServerDown", (LEADS, (DOWN, "0x9 1x2 0x20")), 16),
+    Case(
+        "a server restarts", "FineTuneServerDown", (LEADS, (DOWN, "0x9 1x2 0x20")), 16
+    ),
     Case(
         "an outage that an earlier leader saw",
         "FineTuneServerDown",
@@ -284,6 +311,16 @@ CASES = (
         "The GPUs of pod p are used to 40 %.",
     ),
     Case("busy GPUs", "FineTuneGpuIdle", (TRAINS, (GPU.format(0), "75x30")), 15),
-    Case("a short pause", "FineTuneGpuIdle", (TRAINS, (GPU.format(0), "75x9 0x4 75x20")), 18),
-    Case("an idle GPU without training", "FineTuneGpuIdle", ((GPU.format(0), "0x30"),), 15),
+    Case(
+        "a short pause",
+        "FineTuneGpuIdle",
+        (TRAINS, (GPU.format(0), "75x9 0x4 75x20")),
+        18,
+    ),
+    Case(
+        "an idle GPU without training",
+        "FineTuneGpuIdle",
+        ((GPU.format(0), "0x30"),),
+        15,
+    ),
 )

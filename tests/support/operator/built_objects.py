@@ -18,9 +18,14 @@ from finetune_operator.core.metadata import job_name
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.settings import Settings
 from finetune_operator.kubernetes.resources.claim import build_claim
-from finetune_operator.kubernetes.resources.headless_service import build_headless_service
+from finetune_operator.kubernetes.resources.headless_service import (
+    build_headless_service,
+)
 from finetune_operator.kubernetes.resources.job import build_job
-from finetune_operator.kubernetes.resources.server import build_deployment, build_service
+from finetune_operator.kubernetes.resources.server import (
+    build_deployment,
+    build_service,
+)
 
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[3]
@@ -66,7 +71,10 @@ def built_objects(
     """
     spec = PipelineSpec.model_validate(manifest["spec"])
     pipeline = Pipeline(Key(namespace, manifest["metadata"]["name"]), UID, 1, spec)
-    templates = {name: _template(pipeline, name, settings or Settings()) for name in spec.stages()}
+    templates = {
+        name: _template(pipeline, name, settings or Settings())
+        for name in spec.stages()
+    }
     claim = _as_json(build_claim(pipeline))
     jobs: dict[str, Object] = {}
     deployment = service = headless = None
@@ -74,7 +82,9 @@ def built_objects(
         if template.serving is None:
             jobs[name] = _as_json(build_job(pipeline, template))
         else:
-            deployment = _as_json(build_deployment(pipeline, template, template.serving))
+            deployment = _as_json(
+                build_deployment(pipeline, template, template.serving)
+            )
             service = _as_json(build_service(pipeline, template.stage, template.name))
         if template.pods > 1:
             headless = _as_json(build_headless_service(pipeline, name))

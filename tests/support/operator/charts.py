@@ -11,7 +11,10 @@ from finetune_operator import __main__ as operator
 
 Object = dict[str, Any]
 DIGEST = f"sha256:{'a' * 64}"
-RESTRICTED_POD: Object = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+RESTRICTED_POD: Object = {
+    "runAsNonRoot": True,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 RESTRICTED_CONTAINER: Object = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -19,7 +22,10 @@ RESTRICTED_CONTAINER: Object = {
 }
 """What Pod Security "restricted" asks for."""
 CLUSTER_WIDE: Object = {}
-NAMESPACED: Object = {"namespaces": ["team-a", "team-b"], "userRoles": {"create": False}}
+NAMESPACED: Object = {
+    "namespaces": ["team-a", "team-b"],
+    "userRoles": {"create": False},
+}
 EVERYTHING: Object = {
     "fullnameOverride": "tuner",
     "image": {
@@ -62,7 +68,9 @@ EVERYTHING: Object = {
         "onDemand": {"nodeSelector": {"capacity": "on-demand"}},
         "spot": {
             "nodeSelector": {"capacity": "spot"},
-            "tolerations": [{"key": "cheap", "operator": "Exists", "effect": "NoExecute"}],
+            "tolerations": [
+                {"key": "cheap", "operator": "Exists", "effect": "NoExecute"}
+            ],
         },
         "pools": {"training": {"nodeSelector": {"workload": "training"}}},
         "preset": "karpenter",
@@ -90,7 +98,10 @@ EVERYTHING: Object = {
     "crds": {"enabled": True, "keep": False},
     "argocd": {"customizations": True, "namespace": "gitops", "configMap": "gitops-cm"},
     "userRoles": {"create": False},
-    "admissionPolicy": {"enabled": "auto", "deniedNamespaces": ["kube-system", "kube-public"]},
+    "admissionPolicy": {
+        "enabled": "auto",
+        "deniedNamespaces": ["kube-system", "kube-public"],
+    },
     "serviceAccount": {
         "create": True,
         "name": "robot",
@@ -103,7 +114,11 @@ EVERYTHING: Object = {
             "interval": "5s",
             "labels": {"watched-by": "prometheus"},
         },
-        "podMonitor": {"enabled": True, "interval": "7s", "labels": {"watched-by": "prometheus"}},
+        "podMonitor": {
+            "enabled": True,
+            "interval": "7s",
+            "labels": {"watched-by": "prometheus"},
+        },
         "prometheusRule": {
             "enabled": True,
             "labels": {"watched-by": "prometheus"},
@@ -118,7 +133,10 @@ EVERYTHING: Object = {
             "annotations": {"grafana_folder": "Training"},
         },
     },
-    "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+    "resources": {
+        "requests": {"cpu": "100m", "memory": "256Mi"},
+        "limits": {"memory": "1Gi"},
+    },
     "nodeSelector": {"workload": "control"},
     "tolerations": [{"key": "control", "operator": "Exists"}],
     "affinity": {"nodeAffinity": {}},
@@ -143,7 +161,9 @@ EVERYTHING: Object = {
         "stages": {
             "egress": [
                 {
-                    "to": [{"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"]}}],
+                    "to": [
+                        {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"]}}
+                    ],
                     "ports": [{"protocol": "TCP", "port": 443}],
                 }
             ],
@@ -154,7 +174,11 @@ EVERYTHING: Object = {
     "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
 }
 """Every value of the chart, each different from its default, except if the default switches a part on."""
-VARIANTS = {"cluster-wide": CLUSTER_WIDE, "namespaced": NAMESPACED, "everything": EVERYTHING}
+VARIANTS = {
+    "cluster-wide": CLUSTER_WIDE,
+    "namespaced": NAMESPACED,
+    "everything": EVERYTHING,
+}
 every_variant = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 
 
@@ -169,7 +193,9 @@ def render_text(
     return helm("template", release, str(CHART), *options, given=yaml.safe_dump(values))
 
 
-def render(values: Object, release: str = RELEASE, namespace: str = NAMESPACE) -> list[Object]:
+def render(
+    values: Object, release: str = RELEASE, namespace: str = NAMESPACE
+) -> list[Object]:
     """Return the objects of the chart rendered with a values file."""
     return [
         manifest
@@ -221,7 +247,10 @@ def container(objects: list[Object]) -> Object:
 
 def options(objects: list[Object]) -> dict[str, str]:
     """Return the options of that container that are given once: name, without dashes, and value."""
-    pairs = (argument.removeprefix("--").partition("=") for argument in container(objects)["args"])
+    pairs = (
+        argument.removeprefix("--").partition("=")
+        for argument in container(objects)["args"]
+    )
     return {name: value for name, _, value in pairs if name != "namespace"}
 
 

@@ -24,7 +24,9 @@ def pipeline_object(
         "creationTimestamp": "2030",
     }
     workspace = {"existingClaim": claim} if claim else {}
-    spec = a_pipeline(workspace=workspace).model_dump(mode="json", by_alias=True, exclude_none=True)
+    spec = a_pipeline(workspace=workspace).model_dump(
+        mode="json", by_alias=True, exclude_none=True
+    )
     return {
         "metadata": {**meta, "resourceVersion": str(version), **changes},
         "spec": spec,
@@ -34,7 +36,13 @@ def pipeline_object(
 
 def running_status(job: str, stage: str = "train", **attempt: Any) -> Object:
     """Return a status with one attempt, which runs."""
-    known = {"number": 1, "job": job, "identity": "i", "execution": "e", "outcome": "Running"}
+    known = {
+        "number": 1,
+        "job": job,
+        "identity": "i",
+        "execution": "e",
+        "outcome": "Running",
+    }
     return {"stages": [{"name": stage, "attempts": [{**known, **attempt}]}]}
 
 
@@ -55,8 +63,13 @@ def job_of(
             {"kind": "FineTunePipeline", "name": pipeline, "uid": f"uid-{pipeline}"}
         ],
     }
-    job = a_job(*conditions, name=name, resourceVersion=str(version), **{**known, **meta})
-    return {**job, "spec": {"template": {"spec": pod_volumes(claim or f"{pipeline}-workspace")}}}
+    job = a_job(
+        *conditions, name=name, resourceVersion=str(version), **{**known, **meta}
+    )
+    return {
+        **job,
+        "spec": {"template": {"spec": pod_volumes(claim or f"{pipeline}-workspace")}},
+    }
 
 
 def pod_of(
@@ -86,7 +99,11 @@ def pod_of(
 
 def pod_volumes(claim: str) -> Object:
     """Return a pod's volume with this claim, to be written."""
-    return {"volumes": [{"name": "workspace", "persistentVolumeClaim": {"claimName": claim}}]}
+    return {
+        "volumes": [
+            {"name": "workspace", "persistentVolumeClaim": {"claimName": claim}}
+        ]
+    }
 
 
 def cache_of(**objects: list[Object]) -> ResourceCache:

@@ -38,8 +38,16 @@ class FakeApi:
         """Store an object as a new version, without recording a write, and return it with complete metadata."""
         collection, _, name = path.rpartition("/")
         self.version += 1
-        known = {"namespace": collection.split("/")[-2], "name": name, "uid": f"uid-of-{name}"}
-        meta = {**known, **manifest.get("metadata", {}), "resourceVersion": str(self.version)}
+        known = {
+            "namespace": collection.split("/")[-2],
+            "name": name,
+            "uid": f"uid-of-{name}",
+        }
+        meta = {
+            **known,
+            **manifest.get("metadata", {}),
+            "resourceVersion": str(self.version),
+        }
         self.objects[path] = {**manifest, "metadata": meta}
         return deepcopy(self.objects[path])
 
@@ -59,9 +67,15 @@ class FakeApi:
         self.reads.append(path)
         version = str(self.version)
         matching = [
-            deepcopy(item) for key, item in self.objects.items() if key.startswith(f"{path}/")
+            deepcopy(item)
+            for key, item in self.objects.items()
+            if key.startswith(f"{path}/")
         ]
-        matching = [item for item in matching if is_selected(item, query.get("fieldSelector", ""))]
+        matching = [
+            item
+            for item in matching
+            if is_selected(item, query.get("fieldSelector", ""))
+        ]
         for start in range(0, len(matching) or 1, PAGE):
             yield {
                 "metadata": {"resourceVersion": version},
@@ -110,7 +124,10 @@ class FakeApi:
         key = path.removesuffix("/status")
         if key not in self.objects:
             raise ApiError(404, "not found", "NotFound")
-        if body["metadata"]["resourceVersion"] != self.objects[key]["metadata"]["resourceVersion"]:
+        if (
+            body["metadata"]["resourceVersion"]
+            != self.objects[key]["metadata"]["resourceVersion"]
+        ):
             raise Conflict("the object has been modified")
         self.writes.append(f"replace {path}")
         return self.put(key, {**self.objects[key], "status": body["status"]})
@@ -125,7 +142,9 @@ class FakeApi:
         stored = self.objects.get(path)
         if stored is None:
             return
-        if any(stored["metadata"][name] != value for name, value in preconditions.items()):
+        if any(
+            stored["metadata"][name] != value for name, value in preconditions.items()
+        ):
             raise Conflict("the precondition failed")
         self.writes.append(f"delete {path} {propagation}")
         self.version += 1
@@ -139,7 +158,9 @@ def is_selected(item: Object, selector: str) -> bool:
         "status.successful": str(status.get("succeeded", 0)),
         "status.phase": status.get("phase", ""),
     }
-    terms = [term.replace("!=", "=!").split("=", 1) for term in selector.split(",") if term]
+    terms = [
+        term.replace("!=", "=!").split("=", 1) for term in selector.split(",") if term
+    ]
     for name, value in terms:
         if value.startswith("!"):
             if fields.get(name) == value[1:]:

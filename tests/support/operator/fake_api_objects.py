@@ -72,8 +72,8 @@ class FakeApiServer:
         stored: StoredPipeline = scenario.cluster.pipelines[scenario.key]
         annotations = dict(stored.annotations)
         if key in self.last_applied:
-            annotations["kubectl.kubernetes.io/last-applied-configuration"] = json.dumps(
-                self.last_applied[key]
+            annotations["kubectl.kubernetes.io/last-applied-configuration"] = (
+                json.dumps(self.last_applied[key])
             )
         return {
             "apiVersion": "finetune.dev/v1alpha1",
@@ -96,7 +96,9 @@ class FakeApiServer:
         if self.admission_error:
             raise ErrorResponse(422, "Invalid", self.admission_error)
         if key.namespace in self.missing_namespaces:
-            raise ErrorResponse(404, "NotFound", f'namespaces "{key.namespace}" not found')
+            raise ErrorResponse(
+                404, "NotFound", f'namespaces "{key.namespace}" not found'
+            )
         exists = key in self.scenarios
         before = (
             self.pipeline(key)
@@ -104,11 +106,17 @@ class FakeApiServer:
             else {"metadata": {"uid": "dry", "generation": 1}, "spec": {}}
         )
         replaces = kind.startswith("application/apply") or not exists
-        spec = body.get("spec", {}) if replaces else merged(before["spec"], body.get("spec", {}))
+        spec = (
+            body.get("spec", {})
+            if replaces
+            else merged(before["spec"], body.get("spec", {}))
+        )
         try:
             parsed = PipelineSpec.model_validate(spec)
         except ValidationError as error:
-            raise ErrorResponse(422, "Invalid", f"spec: {error.errors()[0]['msg']}") from error
+            raise ErrorResponse(
+                422, "Invalid", f"spec: {error.errors()[0]['msg']}"
+            ) from error
         if query.get("dryRun"):
             meta = {**before["metadata"], "name": key.name, "namespace": key.namespace}
             return {**before, "metadata": meta, "spec": spec}
@@ -142,7 +150,9 @@ class FakeApiServer:
         annotations = {SERVING_ANNOTATION: json.dumps(asdict(job.template.serving))}
         labels = job.template.labels
         owners = [{"uid": job.owner}]
-        job = a_job(name=name, labels=labels, annotations=annotations, ownerReferences=owners)
+        job = a_job(
+            name=name, labels=labels, annotations=annotations, ownerReferences=owners
+        )
         return {**job, "spec": {"replicas": 1}, "status": {}}
 
     def pods(self, namespace: str) -> Iterator[Object]:
@@ -163,9 +173,13 @@ class FakeApiServer:
         report = self._jobs(namespace)[job].observed.progress
         if report is None:
             raise ErrorResponse(
-                503, "ServiceUnavailable", "error trying to reach service: connection refused"
+                503,
+                "ServiceUnavailable",
+                "error trying to reach service: connection refused",
             )
-        progress: Object = json.loads(report.model_dump_json(by_alias=True, exclude_none=True))
+        progress: Object = json.loads(
+            report.model_dump_json(by_alias=True, exclude_none=True)
+        )
         return progress
 
     def _jobs(self, namespace: str) -> dict[str, MemoryJob]:
@@ -188,11 +202,20 @@ class FakeApiServer:
                     terminated(job.observed.exit_code or 0),
                     phase="Succeeded" if succeeded else "Failed",
                 )
-        pod["metadata"] |= {"name": f"{name}-xyz", "namespace": namespace, "uid": f"uid-{name}"}
+        pod["metadata"] |= {
+            "name": f"{name}-xyz",
+            "namespace": namespace,
+            "uid": f"uid-{name}",
+        }
         pod["metadata"]["ownerReferences"] = [controller_reference("Job", name)]
-        pod["metadata"]["labels"] = {**job.template.labels, "batch.kubernetes.io/job-name": name}
+        pod["metadata"]["labels"] = {
+            **job.template.labels,
+            "batch.kubernetes.io/job-name": name,
+        }
         pod["spec"]["containers"] = [{"name": STAGE_CONTAINER}]
-        pod["spec"]["nodeName"] = self.nodes.get(name, "spot-1") if job.observed.started_at else ""
+        pod["spec"]["nodeName"] = (
+            self.nodes.get(name, "spot-1") if job.observed.started_at else ""
+        )
         return pod
 
 

@@ -11,7 +11,12 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import yaml
-from support.operator.fake_api_objects import PIPELINES, ErrorResponse, FakeApiServer, Object
+from support.operator.fake_api_objects import (
+    PIPELINES,
+    ErrorResponse,
+    FakeApiServer,
+    Object,
+)
 
 from finetune_operator.core.pipeline import Key
 
@@ -46,7 +51,11 @@ class _Handler(BaseHTTPRequestHandler):
             content: Object = json.loads(body) if body else {}
             response = self._route(method, path, dict(parse_qsl(url.query)), content)
         except ErrorResponse as error:
-            status: Object = {"kind": "Status", "reason": error.reason, "message": str(error)}
+            status: Object = {
+                "kind": "Status",
+                "reason": error.reason,
+                "message": str(error),
+            }
             if error.causes:
                 status["details"] = {"causes": error.causes}
             self._send(status, error.status)
@@ -88,12 +97,18 @@ class _Handler(BaseHTTPRequestHandler):
             case "finetunepipelines", _, "":
                 return self._pipeline(method, Key(namespace, name), query, body)
             case "jobs" | "deployments", _, "":
-                get = self.server.api.job if plural == "jobs" else self.server.api.deployment
+                get = (
+                    self.server.api.job
+                    if plural == "jobs"
+                    else self.server.api.deployment
+                )
                 child = get(namespace, name)
                 if child:
                     return child
             case "pods", _, _:
-                return self._pods(method, namespace, name, subresource, {**query, **body})
+                return self._pods(
+                    method, namespace, name, subresource, {**query, **body}
+                )
             case "events", "", "":
                 return _list([])
         raise ErrorResponse(404, "NotFound", f'{plural} "{name}" not found')
@@ -122,7 +137,9 @@ class _Handler(BaseHTTPRequestHandler):
             case _:
                 return self._end_pod(api.pod(namespace, name), method, options)
 
-    def _authorize(self, method: str, group: str, plural: str, name: str, namespace: str) -> None:
+    def _authorize(
+        self, method: str, group: str, plural: str, name: str, namespace: str
+    ) -> None:
         api = self.server.api
         if plural == PIPELINES and not api.installed:
             raise ErrorResponse(404, "", "404 page not found")
@@ -134,39 +151,59 @@ class _Handler(BaseHTTPRequestHandler):
         }
         verb = verbs[method]
         if (verb, plural) in api.forbidden:
-            scope = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+            scope = (
+                f'in the namespace "{namespace}"'
+                if namespace
+                else "at the cluster scope"
+            )
             kind = f"{plural}.{group}" if group else plural.partition("/")[0]
             message = f'{kind} "{name}" is forbidden: User "bob" cannot {verb} resource "{plural}" '
-            raise ErrorResponse(403, "Forbidden", f'{message}in API group "{group}" {scope}')
+            raise ErrorResponse(
+                403, "Forbidden", f'{message}in API group "{group}" {scope}'
+            )
 
     def _end_pod(self, pod: Object, method: str, given: Object) -> Object:
         api = self.server.api
         options = given if method == "DELETE" else given["deleteOptions"]
         if api.admission_without_dry_run and given.get("dryRun"):
-            raise ErrorResponse(400, "BadRequest", "admission webhook does not support dry run")
+            raise ErrorResponse(
+                400, "BadRequest", "admission webhook does not support dry run"
+            )
         if options.get("preconditions", {}).get("uid") != pod["metadata"]["uid"]:
-            raise ErrorResponse(409, "Conflict", "the UID in the precondition does not match")
+            raise ErrorResponse(
+                409, "Conflict", "the UID in the precondition does not match"
+            )
         if method == "POST" and api.disruption_budgets:
             causes = [
                 {"reason": "DisruptionBudget", "message": message}
                 for message in api.disruption_budgets
             ]
-            message = "Cannot evict pod as it would violate the pod's disruption budget."
+            message = (
+                "Cannot evict pod as it would violate the pod's disruption budget."
+            )
             raise ErrorResponse(429, "TooManyRequests", message, causes)
         if not given.get("dryRun"):
             without_grace = options.get("gracePeriodSeconds") == 0
             api.on_eviction(
-                pod["metadata"]["name"].removesuffix("-xyz"), "kill" if without_grace else "evict"
+                pod["metadata"]["name"].removesuffix("-xyz"),
+                "kill" if without_grace else "evict",
             )
         return {"kind": "Status", "status": "Success"}
 
-    def _pipeline(self, method: str, key: Key, query: dict[str, str], body: Object) -> Object:
+    def _pipeline(
+        self, method: str, key: Key, query: dict[str, str], body: Object
+    ) -> Object:
         api = self.server.api
         if method == "PATCH" and (key in api.scenarios or query.get("dryRun")):
             return api.patch(key, body, query, self.headers["Content-Type"])
-        if key in api.scenarios and api.scenarios[key].key in api.scenarios[key].cluster.pipelines:
+        if (
+            key in api.scenarios
+            and api.scenarios[key].key in api.scenarios[key].cluster.pipelines
+        ):
             return api.pipeline(key)
-        raise ErrorResponse(404, "NotFound", f'{PIPELINES}.finetune.dev "{key.name}" not found')
+        raise ErrorResponse(
+            404, "NotFound", f'{PIPELINES}.finetune.dev "{key.name}" not found'
+        )
 
     def _log(self, job: str, query: dict[str, str]) -> None:
         """Send the log; with `follow`, also new lines until the process has ended, for 20 s at most."""
@@ -184,7 +221,9 @@ class _Handler(BaseHTTPRequestHandler):
             is_running = query.get("follow") == "true" and self._is_running(job)
             lines = self.server.api.logs.get(job, [])
             for number, line in enumerate(lines[sent:], sent):
-                self._chunk(f"2030-01-01T00:00:{number // 2:02}.{number:09}Z {line}\n".encode())
+                self._chunk(
+                    f"2030-01-01T00:00:{number // 2:02}.{number:09}Z {line}\n".encode()
+                )
                 if job in self.server.api.interrupted_logs:
                     self.server.api.interrupted_logs.remove(job)
                     self.close_connection = True
@@ -264,8 +303,12 @@ def kubeconfig(url: str, **namespaces: str | None) -> str:
         }
         for name, space in namespaces.items()
     ]
-    contexts.append({"name": "unreachable", "context": {"cluster": "none", "user": "bob"}})
-    contexts.append({"name": "unauthorized", "context": {"cluster": "fake", "user": "eve"}})
+    contexts.append(
+        {"name": "unreachable", "context": {"cluster": "none", "user": "bob"}}
+    )
+    contexts.append(
+        {"name": "unauthorized", "context": {"cluster": "fake", "user": "eve"}}
+    )
     servers = {"fake": url, "none": "http://127.0.0.1:1"}
     return yaml.safe_dump(
         {
@@ -274,7 +317,8 @@ def kubeconfig(url: str, **namespaces: str | None) -> str:
             "current-context": contexts[0]["name"],
             "contexts": contexts,
             "clusters": [
-                {"name": name, "cluster": {"server": server}} for name, server in servers.items()
+                {"name": name, "cluster": {"server": server}}
+                for name, server in servers.items()
             ],
             "users": [
                 {"name": "bob", "user": {"token": "sesame"}},

@@ -54,7 +54,9 @@ VALUES = (
 )
 
 
-def string_fields(schema: Mapping[str, Any], sample: Any, path: Path = ()) -> Iterator[Path]:
+def string_fields(
+    schema: Mapping[str, Any], sample: Any, path: Path = ()
+) -> Iterator[Path]:
     """Yield the paths of all strings without an enum in a schema.
 
     An item of a list has the index 0, and the name of a map's entry is KEY. An entry itself has its name in the sample.

@@ -148,7 +148,9 @@ class MemoryCluster:
         """Return all Jobs and servers of the pipeline."""
         with self._fault_point("observe"):
             jobs = {
-                name: job.observed for name, job in self.jobs.items() if job.owner == pipeline.uid
+                name: job.observed
+                for name, job in self.jobs.items()
+                if job.owner == pipeline.uid
             }
             servers = {
                 name: server
@@ -179,12 +181,15 @@ class MemoryCluster:
                 user = sharing.get(job.owner) or ClaimUser(job.owner, writing=True)
                 sharing[job.owner] = replace(user, writing=True)
         return ObservedWorkspace(
-            missing=claim not in self.claims and not pipeline.spec.workspace.existing_claim,
+            missing=claim not in self.claims
+            and not pipeline.spec.workspace.existing_claim,
             seniority=("", pipeline.uid),
             users=tuple(sharing.values()),
         )
 
-    async def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
+    async def write_status(
+        self, pipeline: Pipeline, status: PipelineStatus
+    ) -> Pipeline:
         """Store the status if it differs; raise Conflict if the pipeline has changed since it was read."""
         with self._fault_point("write_status"):
             stored = self.pipelines.get(pipeline.key)
@@ -194,9 +199,13 @@ class MemoryCluster:
             if text != stored.status:
                 stored.status = text
                 stored.version += 1
-            return replace(pipeline, status=status, resource_version=str(stored.version))
+            return replace(
+                pipeline, status=status, resource_version=str(stored.version)
+            )
 
-    async def apply(self, pipeline: Pipeline, actions: Sequence[Action]) -> Mapping[str, Blocker]:
+    async def apply(
+        self, pipeline: Pipeline, actions: Sequence[Action]
+    ) -> Mapping[str, Blocker]:
         """Execute the actions, except the actions that a test refuses."""
         refused: dict[str, Blocker] = {}
         for action in actions:
@@ -216,7 +225,9 @@ class MemoryCluster:
                 self._create(pipeline, template)
             case CreateWorkspace(storage_class):
                 named = pipeline.spec.workspace.storage_class_name
-                self.claims[claim_of(pipeline.key, pipeline.spec)] = named or storage_class
+                self.claims[claim_of(pipeline.key, pipeline.spec)] = (
+                    named or storage_class
+                )
             case StopJob(name, _):
                 self._ask_to_stop(name)
             case DeleteJob(name):
@@ -225,7 +236,8 @@ class MemoryCluster:
                 self._switch_traffic(stage, name)
             case DeleteService():
                 self.servers = {
-                    name: replace(server, current=False) for name, server in self.servers.items()
+                    name: replace(server, current=False)
+                    for name, server in self.servers.items()
                 }
                 self.applied.append("delete the Service")
             case DeletePipeline():
@@ -247,7 +259,11 @@ class MemoryCluster:
             return
         claim = claim_of(pipeline.key, pipeline.spec)
         for name, job in self.jobs.items():
-            if job.live and job.claim == claim and not (template.serving or job.template.serving):
+            if (
+                job.live
+                and job.claim == claim
+                and not (template.serving or job.template.serving)
+            ):
                 raise InvariantViolation(
                     f"{template.name} would write to {claim} at the same time as {name}"
                 )
@@ -298,20 +314,31 @@ class MemoryCluster:
         """Report progress of the running process."""
         stage = self.jobs[name].template.stage
         self.update_job(
-            name, progress=Progress(stage=stage, updated_at=self.now, step=step, **fields)
+            name,
+            progress=Progress(stage=stage, updated_at=self.now, step=step, **fields),
         )
 
     def complete(self, name: str, result: AnyResult | None) -> None:
         """End the process with exit code 0. Without a result, the pod was deleted before its result was read."""
         message = TerminationMessage(result=result) if result else None
         if isinstance(result, DeployResult) and result.long_running:
-            self.servers[name] = ObservedServer(self.jobs[name].template.stage, current=False)
-        self._end(name, JobState.COMPLETE, exit_code=0 if result else None, message=message)
+            self.servers[name] = ObservedServer(
+                self.jobs[name].template.stage, current=False
+            )
+        self._end(
+            name, JobState.COMPLETE, exit_code=0 if result else None, message=message
+        )
 
-    def fail(self, name: str, exit_code: int | None, message: str = "", **evidence: Any) -> None:
+    def fail(
+        self, name: str, exit_code: int | None, message: str = "", **evidence: Any
+    ) -> None:
         """Fail the Job, optionally with evidence such as `disruption` or `out_of_memory`."""
-        failure = TerminationMessage(failure=Failure(message=message)) if message else None
-        self._end(name, JobState.FAILED, exit_code=exit_code, message=failure, **evidence)
+        failure = (
+            TerminationMessage(failure=Failure(message=message)) if message else None
+        )
+        self._end(
+            name, JobState.FAILED, exit_code=exit_code, message=failure, **evidence
+        )
 
     def evict(
         self,
@@ -324,9 +351,15 @@ class MemoryCluster:
 
         `why` is the evidence of the disruption. With None, only the exit code shows the interruption.
         """
-        message = TerminationMessage(interruption=Interruption(step=step, saved_step=saved))
+        message = TerminationMessage(
+            interruption=Interruption(step=step, saved_step=saved)
+        )
         self._end(
-            name, JobState.FAILED, exit_code=ExitCode.INTERRUPTED, message=message, disruption=why
+            name,
+            JobState.FAILED,
+            exit_code=ExitCode.INTERRUPTED,
+            message=message,
+            disruption=why,
         )
 
     def delete_job(self, name: str) -> None:
@@ -358,7 +391,9 @@ def _pipeline(key: Key, stored: StoredPipeline) -> Pipeline:
 
 def claim_of(key: Key, spec: PipelineSpec) -> str:
     """Return the name of a pipeline's claim."""
-    return f"{key.namespace}/{spec.workspace.existing_claim or workspace_name(key.name)}"
+    return (
+        f"{key.namespace}/{spec.workspace.existing_claim or workspace_name(key.name)}"
+    )
 
 
 def _claim_user(key: Key, stored: StoredPipeline) -> ClaimUser:

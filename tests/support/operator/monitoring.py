@@ -83,7 +83,9 @@ def rules_of(objects: list[Object]) -> list[Object]:
 def dashboard_expressions() -> dict[str, str]:
     """Return the expressions of all panels by dashboard, panel and letter, and of variables by dashboard and name."""
     maps = of_kind(render(ALL_ENABLED), "ConfigMap")
-    boards = [json.loads(text) for config_map in maps for text in config_map["data"].values()]
+    boards = [
+        json.loads(text) for config_map in maps for text in config_map["data"].values()
+    ]
     variables = {
         f"{board['title']}: ${variable['name']}": without_variables(
             values_of_label(variable["query"]["query"])
@@ -93,7 +95,9 @@ def dashboard_expressions() -> dict[str, str]:
         if variable["type"] == "query"
     }
     return variables | {
-        f"{board['title']}: {panel['title']} {target['refId']}": without_variables(target["expr"])
+        f"{board['title']}: {panel['title']} {target['refId']}": without_variables(
+            target["expr"]
+        )
         for board in boards
         for panel in board["panels"]
         for target in panel["targets"]
@@ -135,7 +139,10 @@ def _query(parsed: Object) -> Query:
         for selector in parsed["selectors"]
     )
     return Query(
-        parsed["error"], selectors, frozenset(parsed["labels"]), frozenset(parsed["created"])
+        parsed["error"],
+        selectors,
+        frozenset(parsed["labels"]),
+        frozenset(parsed["created"]),
     )
 
 
@@ -158,7 +165,9 @@ def problems(query: Query, labels: Mapping[str, AbstractSet[str]]) -> list[str]:
     return texts + [f"no label {label}" for label in sorted(query.labels - known)]
 
 
-def _labels_of(metric: str, labels: Mapping[str, AbstractSet[str]]) -> AbstractSet[str] | None:
+def _labels_of(
+    metric: str, labels: Mapping[str, AbstractSet[str]]
+) -> AbstractSet[str] | None:
     if metric in DCGM:
         return DCGM[metric]
     own = labels.get(metric)
@@ -170,7 +179,9 @@ def _labels_of(metric: str, labels: Mapping[str, AbstractSet[str]]) -> AbstractS
 def scrape(port: int) -> str:
     """Return the text of /metrics of a process on this machine; empty while it does not answer."""
     try:
-        with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(
+            f"http://{LOOPBACK}:{port}/metrics", timeout=10
+        ) as response:
             return str(response.read().decode())
     except OSError:
         return ""
@@ -189,4 +200,7 @@ def labels_by_metric(*scrapes: str) -> dict[str, set[str]]:
 def anchors(page: str) -> set[str]:
     """Return the anchors of the headings of a Markdown page, as its readers' programs make them."""
     headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    }

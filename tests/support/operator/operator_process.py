@@ -31,7 +31,9 @@ def credentials(own: KubeNamespace, folder: Path) -> Path:
     """Write a kubeconfig with a token of the operator's service account; return its path."""
     config = yaml.safe_load(own.kube.kubeconfig.read_text())
     token = own.run("create", "token", "finetune-operator").strip()
-    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
+    config["users"] = [
+        {"name": user["name"], "user": {"token": token}} for user in config["users"]
+    ]
     file = folder / "kubeconfig"
     file.write_text(yaml.safe_dump(config))
     return file
@@ -78,7 +80,9 @@ def running_operator(
         ]
         paths = os.pathsep.join(str(ROOT / name) for name in ("operator", "trainer"))
         environment = {**os.environ, **variables, "PYTHONPATH": paths}
-        with subprocess.Popen(command, env=environment, stdout=output, stderr=output) as process:
+        with subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output
+        ) as process:
             try:
                 yield log
             finally:

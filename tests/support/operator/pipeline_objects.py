@@ -12,7 +12,12 @@ Object = dict[str, Any]
 
 def pipeline_manifest(name: str, spec: Object) -> Object:
     """Return a pipeline as its user sends it."""
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 def stored_object(scenario: Scenario) -> Object:

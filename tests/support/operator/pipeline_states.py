@@ -78,7 +78,9 @@ def _between_attempts() -> Scenario:
 
 def _failed() -> Scenario:
     scenario = Scenario()
-    scenario.cluster.fail(scenario.start("prepare"), 65, "line 3 of train.jsonl is not JSON")
+    scenario.cluster.fail(
+        scenario.start("prepare"), 65, "line 3 of train.jsonl is not JSON"
+    )
     return scenario.reconcile_until_stable()
 
 
@@ -121,7 +123,11 @@ def _server_down() -> Scenario:
 def _unreadable(message: str, *, stalled: bool) -> Object:
     pipeline = stored_object(_running())
     status = unreadable_status(
-        message, pipeline["metadata"]["generation"], START, TROUBLESHOOTING_URL, stalled=stalled
+        message,
+        pipeline["metadata"]["generation"],
+        START,
+        TROUBLESHOOTING_URL,
+        stalled=stalled,
     )
     return merged(pipeline, {"status": status})
 
@@ -139,7 +145,8 @@ STATES: dict[str, PipelineState] = {
     ),
     "waiting for capacity": PipelineState(
         _waiting(
-            Reason.WAITING_FOR_CAPACITY, "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
+            Reason.WAITING_FOR_CAPACITY,
+            "0/3 nodes are available: 3 Insufficient nvidia.com/gpu",
         ),
         IN_PROGRESS,
         PROGRESSING,
@@ -169,9 +176,14 @@ STATES: dict[str, PipelineState] = {
     ),
     "edited": PipelineState(_edited, IN_PROGRESS, PROGRESSING, RUNNING, UNREAD),
     "being suspended": PipelineState(
-        lambda: _running().edit(suspend=True), IN_PROGRESS, PROGRESSING, ("cancel", "resume")
+        lambda: _running().edit(suspend=True),
+        IN_PROGRESS,
+        PROGRESSING,
+        ("cancel", "resume"),
     ),
-    "suspended": PipelineState(_suspended, IN_PROGRESS, SUSPENDED, ("cancel", "resume")),
+    "suspended": PipelineState(
+        _suspended, IN_PROGRESS, SUSPENDED, ("cancel", "resume")
+    ),
     "asked to cancel": PipelineState(
         lambda: _asked(_running(), CANCEL_ANNOTATION),
         IN_PROGRESS,
@@ -179,7 +191,9 @@ STATES: dict[str, PipelineState] = {
         (),
         "cancel was requested",
     ),
-    "being cancelled": PipelineState(lambda: _running().cancel("now"), IN_PROGRESS, PROGRESSING),
+    "being cancelled": PipelineState(
+        lambda: _running().cancel("now"), IN_PROGRESS, PROGRESSING
+    ),
     "suspended while being cancelled": PipelineState(
         lambda: _running().cancel("now").edit(suspend=True), IN_PROGRESS, PROGRESSING
     ),
@@ -198,14 +212,20 @@ STATES: dict[str, PipelineState] = {
     ),
     "failed": PipelineState(_failed, FAILED, DEGRADED, ("retry",)),
     "asked to retry": PipelineState(
-        lambda: _asked(_failed(), RETRY_ANNOTATION), FAILED, PROGRESSING, (), "retry was requested"
+        lambda: _asked(_failed(), RETRY_ANNOTATION),
+        FAILED,
+        PROGRESSING,
+        (),
+        "retry was requested",
     ),
     "with a gate that was not measured": PipelineState(_unmeasured, FAILED, DEGRADED),
     "below its gate": PipelineState(
         lambda: Scenario().finish(evaluate=scores(0.1)), FAILED, DEGRADED
     ),
     "below a gate that no stage needs": PipelineState(
-        lambda: Scenario(a_pipeline(deploy={"when": "Always"})).finish(evaluate=scores(0.1)),
+        lambda: Scenario(a_pipeline(deploy={"when": "Always"})).finish(
+            evaluate=scores(0.1)
+        ),
         FAILED,
         DEGRADED,
     ),
@@ -216,7 +236,9 @@ STATES: dict[str, PipelineState] = {
     "serving": PipelineState(_serving, CURRENT, HEALTHY),
     "with a server that is down": PipelineState(_server_down, IN_PROGRESS, DEGRADED),
     "of a newer CRD": PipelineState(
-        lambda: _unreadable("train.compileMode: Extra inputs are not permitted", stalled=False),
+        lambda: _unreadable(
+            "train.compileMode: Extra inputs are not permitted", stalled=False
+        ),
         IN_PROGRESS,
         PROGRESSING,
     ),

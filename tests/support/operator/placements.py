@@ -30,7 +30,9 @@ def settings(*classes: tuple[str, str, str | None], **more: Any) -> Settings:
         for name, capacity, price in classes
     ]
     return Settings(
-        placement_defaults=PlacementDefaults.model_validate({"nodeClasses": entries, **more})
+        placement_defaults=PlacementDefaults.model_validate(
+            {"nodeClasses": entries, **more}
+        )
     )
 
 
@@ -43,7 +45,9 @@ def training(
     """Return a scenario whose train stage has one GPU and is about to start."""
     more = {"deadline": deadline} if deadline else {}
     spec = a_pipeline(train={"pod": GPU, **train}, **more)
-    return Scenario(spec, settings=settings(*classes, **(defaults or {}))).run_before("train")
+    return Scenario(spec, settings=settings(*classes, **(defaults or {}))).run_before(
+        "train"
+    )
 
 
 def placed(scenario: Scenario) -> tuple[str | None, str | None]:
@@ -60,7 +64,9 @@ def choice(scenario: Scenario) -> PlacementStatus:
 def find_no_node(scenario: Scenario) -> None:
     """Make the pod of the newest attempt wait for a node from now on."""
     job = scenario.attempt("train").job
-    scenario.cluster.update_job(job, blocker=FULL, unschedulable_since=scenario.cluster.now)
+    scenario.cluster.update_job(
+        job, blocker=FULL, unschedulable_since=scenario.cluster.now
+    )
     scenario.reconcile_until_stable()
 
 
@@ -72,7 +78,9 @@ def end_stopped(scenario: Scenario) -> None:
     scenario.reconcile_until_stable()
 
 
-def interrupt(scenario: Scenario, minutes: float, *, start: int, last: int, saved: int) -> None:
+def interrupt(
+    scenario: Scenario, minutes: float, *, start: int, last: int, saved: int
+) -> None:
     """Run the newest attempt for some minutes, at ten steps a minute, and evict it."""
     job = scenario.attempt("train").job
     scenario.cluster.start(job)
@@ -95,7 +103,9 @@ def running_on_demand(*, step: int) -> tuple[Scenario, str]:
     end_stopped(scenario)
     job = scenario.attempt("train").job
     scenario.cluster.start(job)
-    scenario.cluster.progress(job, step, start_step=0, saved_step=0, step_seconds=6.0, total=10_000)
+    scenario.cluster.progress(
+        job, step, start_step=0, saved_step=0, step_seconds=6.0, total=10_000
+    )
     return scenario, job
 
 

@@ -50,7 +50,13 @@ CONTAINER_FIELDS = {
         "resources",
         "securityContext",
     ),
-    *("terminationMessagePath", "terminationMessagePolicy", "volumeMounts", "ports", "lifecycle"),
+    *(
+        "terminationMessagePath",
+        "terminationMessagePolicy",
+        "volumeMounts",
+        "ports",
+        "lifecycle",
+    ),
     *("readinessProbe", "livenessProbe", "startupProbe"),
 }
 LOCAL_SOURCES = {"secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef"}
@@ -72,7 +78,8 @@ def pod_violations(spec: Object) -> Iterator[str]:
         yield from _volume_violations(volume)
     for container in (*spec.get("initContainers", []), *spec["containers"]):
         yield from (
-            f"{container['name']}: {problem}" for problem in _container_violations(container)
+            f"{container['name']}: {problem}"
+            for problem in _container_violations(container)
         )
 
 
@@ -98,7 +105,9 @@ def _volume_violations(volume: Object) -> Iterator[str]:
 
 
 def _container_violations(container: Object) -> Iterator[str]:
-    yield from (f"unexpected field {name}" for name in container.keys() - CONTAINER_FIELDS)
+    yield from (
+        f"unexpected field {name}" for name in container.keys() - CONTAINER_FIELDS
+    )
     context = container.get("securityContext", {})
     if context != {
         "allowPrivilegeEscalation": False,
@@ -106,12 +115,17 @@ def _container_violations(container: Object) -> Iterator[str]:
         "capabilities": {"drop": ["ALL"]},
     }:
         yield f"security context {context}"
-    if container.get("terminationMessagePath", "/dev/termination-log") != "/dev/termination-log":
+    if (
+        container.get("terminationMessagePath", "/dev/termination-log")
+        != "/dev/termination-log"
+    ):
         yield f"termination message at {container['terminationMessagePath']}"
     for mount in container.get("volumeMounts", []):
         yield from _mount_violations(mount)
     yield from _environment_violations(container)
-    if any("hostPort" in port or "hostIP" in port for port in container.get("ports", [])):
+    if any(
+        "hostPort" in port or "hostIP" in port for port in container.get("ports", [])
+    ):
         yield "port of the node"
     for name in ("readinessProbe", "livenessProbe", "startupProbe"):
         if "host" in container.get(name, {}).get("httpGet", {}):
@@ -140,7 +154,9 @@ def _environment_violations(container: Object) -> Iterator[str]:
             for name in expanded(variable.get("value", ""))
         )
     for text in (*container.get("command", []), *container.get("args", [])):
-        yield from (f"command expands {name}" for name in expanded(text) if name in known)
+        yield from (
+            f"command expands {name}" for name in expanded(text) if name in known
+        )
     for source in container.get("envFrom", []):
         kind = source.keys() & {"secretRef", "configMapRef"}
         others = source.keys() - kind - {"prefix"}
@@ -159,7 +175,9 @@ def expanded(text: str) -> list[str]:
 
 def received(text: str) -> str:
     """Return the text that a container receives, with each variable as <NAME>."""
-    return "".join(f"<{part[1:]}>" if part.startswith("\0") else part for part in _parts(text))
+    return "".join(
+        f"<{part[1:]}>" if part.startswith("\0") else part for part in _parts(text)
+    )
 
 
 def _parts(text: str) -> Iterator[str]:

@@ -12,7 +12,13 @@ NAMES = {"namespace": "team", "annotations": {"finetune.dev/pipeline-name": "dem
 def a_job(*conditions: Object, name: str = "demo-train-a1", **meta: Any) -> Object:
     """Return a Job with these conditions; see job_condition."""
     return {
-        "metadata": {"name": name, "uid": "job-uid", "creationTimestamp": CREATED, **NAMES, **meta},
+        "metadata": {
+            "name": name,
+            "uid": "job-uid",
+            "creationTimestamp": CREATED,
+            **NAMES,
+            **meta,
+        },
         "status": {"conditions": list(conditions)},
     }
 
@@ -29,10 +35,18 @@ def job_condition(kind: str, reason: str = "", message: str = "") -> Object:
 
 
 def a_pod(
-    state: Object | None = None, *conditions: Object, phase: str = "Running", **more: Any
+    state: Object | None = None,
+    *conditions: Object,
+    phase: str = "Running",
+    **more: Any,
 ) -> Object:
     """Return a pod of a_job(); `state` is its container's, `more` is added to its metadata."""
-    meta = {"name": "demo-train-a1-xyz", "uid": "pod-uid", "creationTimestamp": CREATED, **NAMES}
+    meta = {
+        "name": "demo-train-a1-xyz",
+        "uid": "pod-uid",
+        "creationTimestamp": CREATED,
+        **NAMES,
+    }
     meta["labels"] = {"batch.kubernetes.io/job-name": "demo-train-a1"}
     meta["ownerReferences"] = [controller_reference("Job", "demo-train-a1")]
     status = {"phase": phase, "conditions": list(conditions), **more.pop("status", {})}
@@ -70,7 +84,12 @@ def terminated(code: int, message: str = "", reason: str = "Error") -> Object:
 
 def disrupted(reason: str, message: str = "") -> Object:
     """Return the condition DisruptionTarget, which names what evicted a pod."""
-    return {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+    return {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": reason,
+        "message": message,
+    }
 
 
 def unschedulable(message: str) -> Object:

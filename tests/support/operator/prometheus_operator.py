@@ -44,8 +44,16 @@ def prometheus_operator(kube: Kube) -> Iterator[None]:
         wait_until_established(kube, *names)
         api = free_port()
         own = free_port()
-        proxy = [str(kube.kubectl), f"--kubeconfig={kube.kubeconfig}", "proxy", f"--port={api}"]
-        options = [f"--apiserver=http://{LOOPBACK}:{api}", f"--web.listen-address={LOOPBACK}:{own}"]
+        proxy = [
+            str(kube.kubectl),
+            f"--kubeconfig={kube.kubeconfig}",
+            "proxy",
+            f"--port={api}",
+        ]
+        options = [
+            f"--apiserver=http://{LOOPBACK}:{api}",
+            f"--web.listen-address={LOOPBACK}:{own}",
+        ]
         with (
             running(proxy, api, {}),
             running([program(NAME), "--log-level=warn", *options], own, {}),
@@ -69,7 +77,9 @@ def configuration(own: KubeNamespace, selected: list[Object]) -> Configuration:
     Raises TimedOut if a field is unknown or has a wrong type, and if the configuration lacks a monitor.
     """
     own.create(*selected, SERVER)
-    monitors = [manifest for manifest in selected if manifest["kind"].endswith("Monitor")]
+    monitors = [
+        manifest for manifest in selected if manifest["kind"].endswith("Monitor")
+    ]
 
     def made() -> Configuration | None:
         configuration = _configuration(own)
@@ -86,14 +96,21 @@ def configuration(own: KubeNamespace, selected: list[Object]) -> Configuration:
 
 
 def _configuration(own: KubeNamespace) -> Configuration:
-    written = own.get("secret", "prometheus-platform").get("data", {}).get("prometheus.yaml.gz", "")
+    written = (
+        own.get("secret", "prometheus-platform")
+        .get("data", {})
+        .get("prometheus.yaml.gz", "")
+    )
     text = gzip.decompress(base64.b64decode(written)).decode() if written else "{}"
     # The reloader in the server's pod writes the number of its shard.
     server = yaml.safe_load(text.replace("$(SHARD)", "0"))
     files = own.get("configmap", "prometheus-platform-rulefiles-0").get("data", {})
-    groups = [group for text in files.values() for group in yaml.safe_load(text)["groups"]]
+    groups = [
+        group for text in files.values() for group in yaml.safe_load(text)["groups"]
+    ]
     return Configuration(
-        server.get("scrape_configs") or [], [rule for group in groups for rule in group["rules"]]
+        server.get("scrape_configs") or [],
+        [rule for group in groups for rule in group["rules"]],
     )
 
 
@@ -103,6 +120,7 @@ def from_here(scrape: Object, kubeconfig: Path) -> Object:
     It scrapes once an hour, so not in a test: the addresses of KWOK's pods may belong to other machines.
     """
     discoveries = [
-        {**config, "kubeconfig_file": str(kubeconfig)} for config in scrape["kubernetes_sd_configs"]
+        {**config, "kubeconfig_file": str(kubeconfig)}
+        for config in scrape["kubernetes_sd_configs"]
     ]
     return {**scrape, "kubernetes_sd_configs": discoveries, "scrape_interval": "1h"}

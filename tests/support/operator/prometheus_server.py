@@ -25,7 +25,9 @@ class Prometheus:
     def is_ready(self) -> bool:
         """Return whether it answers queries."""
         try:
-            with urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}/-/ready", timeout=30):
+            with urllib.request.urlopen(
+                f"http://{LOOPBACK}:{self.port}/-/ready", timeout=30
+            ):
                 return True
         except OSError:
             return False
@@ -69,13 +71,19 @@ def static(job: str, port: int, **labels: str) -> Object:
 
 
 @contextmanager
-def prometheus(folder: Path, rules: list[Object], *scrape_configs: Object) -> Iterator[Prometheus]:
+def prometheus(
+    folder: Path, rules: list[Object], *scrape_configs: Object
+) -> Iterator[Prometheus]:
     """Run a server that scrapes every 5 s and waits 2 s, not minutes, until an alert fires."""
     hasty = [{**rule, "for": "2s"} for rule in rules]
     (folder / "rules.yaml").write_text(
         yaml.safe_dump({"groups": [{"name": "finetune", "rules": hasty}]})
     )
-    seconds = {"scrape_interval": "5s", "scrape_timeout": "5s", "evaluation_interval": "1s"}
+    seconds = {
+        "scrape_interval": "5s",
+        "scrape_timeout": "5s",
+        "evaluation_interval": "1s",
+    }
     config = {
         "global": seconds,
         "rule_files": ["rules.yaml"],

@@ -10,7 +10,12 @@ from support.operator.memory_cluster import MemoryCluster
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES, PipelineSpec
-from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus, StageStatus
+from finetune_operator.api.status import (
+    AttemptStatus,
+    Outcome,
+    PipelineStatus,
+    StageStatus,
+)
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
@@ -24,7 +29,10 @@ ORDER = tuple(kind.name for kind in STAGES)
 ALL_STAGES: dict[str, Any] = {
     "model": {"uri": "hf://org/base"},
     "datasets": [{"uri": "hf://org/data/train.jsonl"}],
-    "evaluate": {"tasks": [{"name": "exam"}], "gates": [{"task": "exam", "value": 0.6}]},
+    "evaluate": {
+        "tasks": [{"name": "exam"}],
+        "gates": [{"task": "exam", "value": 0.6}],
+    },
     "push": {"targets": [{"uri": "pvc://models/demo"}]},
     "deploy": {},
 }
@@ -48,7 +56,9 @@ RESULTS: dict[str, dict[str, Any]] = {
         "tokens": 1_000_000,
     },
     "evaluate": {
-        "scores": {"exam": {"acc": {"value": 0.7, "stderr": 0.02}, "acc_norm": {"value": 0.4}}}
+        "scores": {
+            "exam": {"acc": {"value": 0.7, "stderr": 0.02}, "acc_norm": {"value": 0.4}}
+        }
     },
     "push": {
         "published": [
@@ -83,7 +93,9 @@ def a_pipeline(**changes: Any) -> PipelineSpec:
     return PipelineSpec.model_validate(merged(ALL_STAGES, changes))
 
 
-def scores(value: float, stderr: float | None = None, metric: str = "acc") -> dict[str, Any]:
+def scores(
+    value: float, stderr: float | None = None, metric: str = "acc"
+) -> dict[str, Any]:
     """Return the scores of the only task, for a result of evaluate."""
     score = {"value": value} if stderr is None else {"value": value, "stderr": stderr}
     return {"scores": {"exam": {metric: score}}}
@@ -184,7 +196,9 @@ class Scenario:
     def created_jobs(self) -> list[str]:
         """Stage and attempt of all created Jobs in order, for example train-a1."""
         names = [
-            change.split()[1] for change in self.cluster.applied if change.startswith("create")
+            change.split()[1]
+            for change in self.cluster.applied
+            if change.startswith("create")
         ]
         return ["-".join(name.split("-")[-2:]) for name in names]
 
@@ -224,7 +238,9 @@ class Scenario:
 
     def hold(self, job: str, message: str) -> None:
         """Leave the Job's pod unschedulable."""
-        self.cluster.update_job(job, blocker=Blocker(Reason.WAITING_FOR_CAPACITY, message))
+        self.cluster.update_job(
+            job, blocker=Blocker(Reason.WAITING_FOR_CAPACITY, message)
+        )
 
     def lose_node(self, job: str, reason: str = "its node is gone") -> None:
         """Lose the Job's node, so that its exit code is never observed."""
@@ -250,7 +266,9 @@ class Scenario:
     def pass_interruption_backoff(self) -> "Scenario":
         """Reconcile, and let the time pass for which the next attempt waits after an interruption."""
         stages = self.reconcile_until_stable().status.stages.values()
-        ended = [stage.last_attempt for stage in stages if stage.reason is Reason.RETRYING]
+        ended = [
+            stage.last_attempt for stage in stages if stage.reason is Reason.RETRYING
+        ]
         if self.requeue_after and any(
             last and last.outcome is Outcome.INTERRUPTED for last in ended
         ):

@@ -63,7 +63,9 @@ class SimulatedKubelet:
 
     def running(self, stage: str, index: int = 0) -> list[Object]:
         """Return the running pods of a stage with this index; pods of a stage without indexes have the index 0."""
-        running = (pod for pod in self.pods(stage) if pod["status"]["phase"] == "Running")
+        running = (
+            pod for pod in self.pods(stage) if pod["status"]["phase"] == "Running"
+        )
         return [
             pod
             for pod in running
@@ -73,7 +75,9 @@ class SimulatedKubelet:
     def succeed(self, stage: str, index: int = 0) -> None:
         """End a running pod of a stage with a result."""
         [pod] = until(lambda: self.running(stage, index), 60)
-        self._write(pod["metadata"]["name"], _ended(pod, 0, _termination_message(pod, stage)))
+        self._write(
+            pod["metadata"]["name"], _ended(pod, 0, _termination_message(pod, stage))
+        )
 
     def evict(self, stage: str, index: int = 0) -> None:
         """End a running pod of a held stage as an eviction does."""
@@ -114,7 +118,10 @@ def simulated_kubelet(namespace: KubeNamespace) -> Iterator[SimulatedKubelet]:
                 return
 
     with ThreadingHTTPServer((SERVER_ADDRESS, SERVER_PORT), _Server) as server:
-        threads = [threading.Thread(target=run), threading.Thread(target=server.serve_forever)]
+        threads = [
+            threading.Thread(target=run),
+            threading.Thread(target=server.serve_forever),
+        ]
         for thread in threads:
             thread.start()
         try:
@@ -156,8 +163,14 @@ def _started(*, is_server: bool) -> Object:
         "phase": "Running",
         "startTime": _now(),
         "conditions": conditions,
-        "containerStatuses": [_container({"running": {"startedAt": _now()}}, ready=is_server)],
-        **({"podIP": SERVER_ADDRESS, "podIPs": [{"ip": SERVER_ADDRESS}]} if is_server else {}),
+        "containerStatuses": [
+            _container({"running": {"startedAt": _now()}}, ready=is_server)
+        ],
+        **(
+            {"podIP": SERVER_ADDRESS, "podIPs": [{"ip": SERVER_ADDRESS}]}
+            if is_server
+            else {}
+        ),
     }
 
 
@@ -174,7 +187,9 @@ def _ended(pod: Object, code: int, message: str, phase: str = "Succeeded") -> Ob
     }
     return {
         "phase": phase,
-        "containerStatuses": [_container({"running": None, "terminated": terminated}, ready=False)],
+        "containerStatuses": [
+            _container({"running": None, "terminated": terminated}, ready=False)
+        ],
     }
 
 
@@ -192,10 +207,14 @@ def _container(state: Object, *, ready: bool) -> Object:
 def _termination_message(pod: Object, stage: str) -> str:
     [container] = pod["spec"]["containers"]
     config = next(
-        variable["value"] for variable in container["env"] if variable["name"] == "FINETUNE_CONFIG"
+        variable["value"]
+        for variable in container["env"]
+        if variable["name"] == "FINETUNE_CONFIG"
     )
     result = a_result(stage, parse_config(config.replace("$$(", "$(")).identity)
-    return TerminationMessage(result=result).model_dump_json(by_alias=True, exclude_none=True)
+    return TerminationMessage(result=result).model_dump_json(
+        by_alias=True, exclude_none=True
+    )
 
 
 def _now() -> str:

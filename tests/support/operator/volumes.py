@@ -13,9 +13,19 @@ GROWING = "growing"
 def create_growing_class(kube: Kube) -> None:
     """Create the StorageClass GROWING."""
     meta = {"name": GROWING}
-    fields = {"provisioner": "kubernetes.io/no-provisioner", "allowVolumeExpansion": True}
+    fields = {
+        "provisioner": "kubernetes.io/no-provisioner",
+        "allowVolumeExpansion": True,
+    }
     kube.apply(
-        [{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": meta, **fields}]
+        [
+            {
+                "apiVersion": "storage.k8s.io/v1",
+                "kind": "StorageClass",
+                "metadata": meta,
+                **fields,
+            }
+        ]
     )
 
 
@@ -38,10 +48,20 @@ def create_volume(namespace: KubeNamespace, claim: str) -> None:
     }
     meta = {"name": f"{namespace.name}-{claim}"}
     namespace.kube.apply(
-        [{"apiVersion": "v1", "kind": "PersistentVolume", "metadata": meta, "spec": spec}]
+        [
+            {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": meta,
+                "spec": spec,
+            }
+        ]
     )
 
 
 def wait_bound(namespace: KubeNamespace, claim: str) -> None:
     """Wait until the claim is bound to its volume."""
-    until(lambda: namespace.get("pvc", claim).get("status", {}).get("phase") == "Bound", 30)
+    until(
+        lambda: namespace.get("pvc", claim).get("status", {}).get("phase") == "Bound",
+        30,
+    )

@@ -10,7 +10,15 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 import yaml
-from support.stores.hub_state import Access, Entry, Hub, Refused, Repository, git_oid, is_large
+from support.stores.hub_state import (
+    Access,
+    Entry,
+    Hub,
+    Refused,
+    Repository,
+    git_oid,
+    is_large,
+)
 from support.stores.hub_xet import TOKEN_SECONDS, Permission
 
 PAGE = 5
@@ -40,7 +48,9 @@ def visible(hub: Hub, name: str, kind: Any, access: Access | None) -> Repository
         and not (access and access.owns(name))
     )
     if repository is None or hidden:
-        raise Refused(401 if access is None else 404, "RepoNotFound", "Repository not found")
+        raise Refused(
+            401 if access is None else 404, "RepoNotFound", "Repository not found"
+        )
     return repository
 
 
@@ -50,7 +60,9 @@ def check_readable(repository: Repository, access: Access | None) -> None:
         return
     if access is None:
         raise Refused(
-            401, "GatedRepo", f"Access to {repository.kind[:-1]} {repository.name} is restricted."
+            401,
+            "GatedRepo",
+            f"Access to {repository.kind[:-1]} {repository.name} is restricted.",
         )
     if repository.name not in access.accepted:
         raise Refused(
@@ -75,11 +87,16 @@ def whoami(access: Access | None) -> dict[str, Any]:
         "type": "user",
         "name": access.user,
         "orgs": [{"name": name} for name in access.organizations],
-        "auth": {"type": "access_token", "accessToken": {"displayName": "test", "role": role}},
+        "auth": {
+            "type": "access_token",
+            "accessToken": {"displayName": "test", "role": role},
+        },
     }
 
 
-def create(hub: Hub, access: Access | None, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def create(
+    hub: Hub, access: Access | None, body: dict[str, Any]
+) -> tuple[int, dict[str, Any]]:
     """Create a repository; 409 with its URL if it exists."""
     owner = body.get("organization") or getattr(access, "user", "")
     name = f"{owner}/{body['name']}"
@@ -158,7 +175,12 @@ def tree_page(
 def all_entries(repository: Repository, revision: str) -> list[dict[str, Any]]:
     """Return the files and folders of a revision as the hub describes them."""
     tree = repository.tree(repository.resolve(revision))
-    folders = {name[:index] for name in tree for index, letter in enumerate(name) if letter == "/"}
+    folders = {
+        name[:index]
+        for name in tree
+        for index, letter in enumerate(name)
+        if letter == "/"
+    }
     described: list[dict[str, Any]] = [
         {"type": "directory", "path": name, "size": 0, "oid": git_oid(name.encode())}
         for name in folders
@@ -174,12 +196,18 @@ def all_entries(repository: Repository, revision: str) -> list[dict[str, Any]]:
     return sorted(described, key=lambda item: item["path"])
 
 
-def paths_info(repository: Repository, revision: str, body: bytes) -> list[dict[str, Any]]:
+def paths_info(
+    repository: Repository, revision: str, body: bytes
+) -> list[dict[str, Any]]:
     names = set(parse_qs(body.decode())["paths"])
-    return [entry for entry in all_entries(repository, revision) if entry["path"] in names]
+    return [
+        entry for entry in all_entries(repository, revision) if entry["path"] in names
+    ]
 
 
-def preupload(repository: Repository, revision: str, body: dict[str, Any]) -> dict[str, Any]:
+def preupload(
+    repository: Repository, revision: str, body: dict[str, Any]
+) -> dict[str, Any]:
     """Return for each file how it is uploaded, and which object the revision has under its name."""
     tree = repository.tree(repository.resolve(revision))
     ignored = [line for line in body.get("gitIgnore", "").splitlines() if line]
@@ -203,7 +231,8 @@ def batch(repository: Repository, body: dict[str, Any], storage: str) -> dict[st
         raise Refused(422, "", "only uploads by sha256")
     multipart = "multipart" in body["transfers"]
     objects = [
-        batch_object(repository, item, storage, multipart=multipart) for item in body["objects"]
+        batch_object(repository, item, storage, multipart=multipart)
+        for item in body["objects"]
     ]
     return {"transfer": "multipart" if multipart else "basic", "objects": objects}
 
@@ -237,7 +266,9 @@ def signature(oid: str) -> str:
     return hashlib.sha256(f"storage of {oid}".encode()).hexdigest()[:16]
 
 
-def commit(repository: Repository, branch: str, body: bytes) -> tuple[dict[str, Any], int]:
+def commit(
+    repository: Repository, branch: str, body: bytes
+) -> tuple[dict[str, Any], int]:
     """Make one commit of NDJSON, or refuse all of it. Return the answer and the bytes of files in the body."""
     lines = [json.loads(line) for line in body.splitlines()]
     if branch not in repository.refs["branches"]:
@@ -247,11 +278,15 @@ def commit(repository: Repository, branch: str, body: bytes) -> tuple[dict[str, 
     head = repository.refs["branches"][branch]
     header = lines[0]["value"]
     if header.get("parentCommit", head) != head:
-        raise Refused(412, "", "A commit has happened since. Please refresh and try again.")
+        raise Refused(
+            412, "", "A commit has happened since. Please refresh and try again."
+        )
     additions, deleted = changes(repository, repository.tree(head), lines[1:])
     oid = repository.commit(branch, additions, delete=deleted, title=header["summary"])
     received = sum(
-        len(base64.b64decode(line["value"]["content"])) for line in lines if line["key"] == "file"
+        len(base64.b64decode(line["value"]["content"]))
+        for line in lines
+        if line["key"] == "file"
     )
     return {
         "success": True,
@@ -315,7 +350,9 @@ def xet_token(
     return {"accessToken": token, "exp": expires, "casUrl": hub.cas_url}
 
 
-def xet_link(hub: Hub, repository: Repository, sha256: str, commit: str) -> dict[str, str]:
+def xet_link(
+    hub: Hub, repository: Repository, sha256: str, commit: str
+) -> dict[str, str]:
     """Return the headers by which a client finds a file in xet; none if it is not there."""
     xet_hash = repository.xet_hash(sha256)
     if not xet_hash:
@@ -329,7 +366,9 @@ def removed(tree: dict[str, Entry], key: str, name: str) -> Iterator[str]:
     if key == "deletedFolder":
         matching += [entry for entry in tree if entry.startswith(f"{name}/")]
     if key not in {"deletedFile", "deletedFolder"} or not matching:
-        raise Refused(404, "EntryNotFound", f"A file with this name doesn't exist: {name}")
+        raise Refused(
+            404, "EntryNotFound", f"A file with this name doesn't exist: {name}"
+        )
     yield from matching
 
 
@@ -342,4 +381,6 @@ def tag(repository: Repository, revision: str, body: dict[str, Any]) -> None:
 def branch(repository: Repository, name: str, body: dict[str, Any]) -> None:
     if name in repository.refs["branches"]:
         raise Refused(409, "", f"Reference already exists: {name}")
-    repository.set_ref("branches", name, repository.resolve(body.get("startingPoint", "main")))
+    repository.set_ref(
+        "branches", name, repository.resolve(body.get("startingPoint", "main"))
+    )

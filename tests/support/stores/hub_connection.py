@@ -75,11 +75,15 @@ class HubConnection(BaseHTTPRequestHandler):
         if start >= size > 0:
             self.send_empty(416, {"Content-Range": f"bytes */{size}"})
             return
-        headers |= {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
+        headers |= {
+            "Accept-Ranges": "bytes",
+            "Content-Type": "application/octet-stream",
+        }
         if self.headers["Range"]:
             headers["Content-Range"] = f"bytes {start}-{size - 1}/{size}"
         self.start(
-            206 if self.headers["Range"] else 200, headers | {"Content-Length": str(size - start)}
+            206 if self.headers["Range"] else 200,
+            headers | {"Content-Length": str(size - start)},
         )
         if self.command == "HEAD":
             return
@@ -152,7 +156,9 @@ class HubConnection(BaseHTTPRequestHandler):
         if refused.code:
             headers["X-Error-Code"] = refused.code
         self.send_json(
-            {"error": refused.message or HTTPStatus(refused.status).phrase}, refused.status, headers
+            {"error": refused.message or HTTPStatus(refused.status).phrase},
+            refused.status,
+            headers,
         )
 
     def write_log(self) -> None:

@@ -16,7 +16,9 @@ from finetune_trainer.runtime.artifacts import files_in, seal
 TOKEN = "hf_writer"
 
 
-def use_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = TOKEN) -> None:
+def use_hub(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = TOKEN
+) -> None:
     """Set what the library reads from the environment; a part of it was read when it was imported."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -26,7 +28,9 @@ def use_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = TOKEN
 
 
 @contextmanager
-def hub_in(folder: Path, monkeypatch: pytest.MonkeyPatch, *organisations: str) -> Iterator[Hub]:
+def hub_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *organisations: str
+) -> Iterator[Hub]:
     """Serve a double in which ann may write to these organisations, and let the hub's library use it."""
     hub = Hub(folder)
     hub.add_token(TOKEN, "ann", organisations)
@@ -51,7 +55,13 @@ def process_environment(hub: Hub) -> dict[str, str]:
         "HF_HUB_OFFLINE": "0",
     }
     path = os.pathsep.join(
-        [*os.environ.get("PYTHONPATH", "").split(os.pathsep), "operator", "trainer", "tests", "."]
+        [
+            *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+            "operator",
+            "trainer",
+            "tests",
+            ".",
+        ]
     )
     return os.environ | hub_variables | {"PYTHONPATH": path}
 

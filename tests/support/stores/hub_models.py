@@ -29,7 +29,10 @@ class HubModel:
         return HubTarget(URI, **options).publish(self.folder, self.digest, self.names)
 
     def contents(self) -> dict[str, bytes]:
-        return {name: (self.folder / name).read_bytes() for name in [*self.names, "manifest.json"]}
+        return {
+            name: (self.folder / name).read_bytes()
+            for name in [*self.names, "manifest.json"]
+        }
 
     @property
     def size(self) -> int:

@@ -38,4 +38,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     stop.install()
-    os._exit(main())  # as a stage does: threads of the hub's library would hold up the end
+    os._exit(
+        main()
+    )  # as a stage does: threads of the hub's library would hold up the end

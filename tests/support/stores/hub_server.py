@@ -56,13 +56,24 @@ class HubHandler(HubConnection):
                 self.send_json(answer, status)
             case "POST", ["validate-yaml"]:
                 errors = api.yaml_errors(self.read_json()["content"])
-                self.send_json({"errors": errors, "warnings": []}, 400 if errors else 200)
+                self.send_json(
+                    {"errors": errors, "warnings": []}, 400 if errors else 200
+                )
             case "GET", [("models" | "datasets") as kind, organization, name, *rest]:
                 self.answer_reading(
-                    api.visible(self.hub, f"{organization}/{name}", kind, self.access), rest
+                    api.visible(self.hub, f"{organization}/{name}", kind, self.access),
+                    rest,
                 )
-            case "POST", [("models" | "datasets") as kind, organization, name, action, revision]:
-                repository = api.visible(self.hub, f"{organization}/{name}", kind, self.access)
+            case "POST", [
+                ("models" | "datasets") as kind,
+                organization,
+                name,
+                action,
+                revision,
+            ]:
+                repository = api.visible(
+                    self.hub, f"{organization}/{name}", kind, self.access
+                )
                 self.answer_writing(repository, action, revision)
             case _:
                 raise Refused(501, "", f"{self.command} {self.path} is not of this hub")
@@ -78,20 +89,28 @@ class HubHandler(HubConnection):
                 permission = "write" if route == "xet-write-token" else "read"
                 token = api.xet_token(self.hub, repository, self.access, permission)
                 self.send_json(
-                    token, headers=dict(zip(XET_HEADERS, map(str, token.values()), strict=True))
+                    token,
+                    headers=dict(
+                        zip(XET_HEADERS, map(str, token.values()), strict=True)
+                    ),
                 )
             case ["refs"]:
                 self.send_json(api.refs(repository))
             case ["tree", revision, *below]:
-                page, more = api.tree_page(repository, revision, "/".join(below), self.query)
+                page, more = api.tree_page(
+                    repository, revision, "/".join(below), self.query
+                )
                 address = f"{self.hub.url}{urlsplit(self.path).path}"
                 self.send_json(
-                    page, headers={"Link": f'<{address}?{more}>; rel="next"'} if more else {}
+                    page,
+                    headers={"Link": f'<{address}?{more}>; rel="next"'} if more else {},
                 )
             case _:
                 raise Refused(501, "", f"GET {self.path} is not of this hub")
 
-    def answer_writing(self, repository: Repository, action: str, revision: str) -> None:
+    def answer_writing(
+        self, repository: Repository, action: str, revision: str
+    ) -> None:
         if action == "paths-info":
             self.send_json(api.paths_info(repository, revision, self.read_body()))
             return
@@ -124,20 +143,27 @@ class HubHandler(HubConnection):
         """Answer what lies beside the API: LFS batches, and files by revision."""
         kind = parts.pop(0) if parts[0] == "datasets" else "models"
         match self.command, parts:
-            case "POST", [organization, name, "info", "lfs", "objects", action] if name.endswith(
-                ".git"
+            case "POST", [organization, name, "info", "lfs", "objects", action] if (
+                name.endswith(".git")
             ):
                 repository = api.visible(
-                    self.hub, f"{organization}/{name.removesuffix('.git')}", kind, self.access
+                    self.hub,
+                    f"{organization}/{name.removesuffix('.git')}",
+                    kind,
+                    self.access,
                 )
                 self.answer_lfs(repository, action, self.read_json())
             case (("GET" | "HEAD"), [organization, name, "resolve", revision, *below]):
-                repository = api.visible(self.hub, f"{organization}/{name}", kind, self.access)
+                repository = api.visible(
+                    self.hub, f"{organization}/{name}", kind, self.access
+                )
                 self.answer_file(repository, revision, "/".join(below))
             case _:
                 raise Refused(501, "", f"{self.command} {self.path} is not of this hub")
 
-    def answer_lfs(self, repository: Repository, action: str, body: dict[str, Any]) -> None:
+    def answer_lfs(
+        self, repository: Repository, action: str, body: dict[str, Any]
+    ) -> None:
         api.check_writable(repository.name, self.access)
         if action == "batch":
             if self.headers["Content-Type"] != api.LFS_TYPE:
@@ -168,7 +194,8 @@ class HubHandler(HubConnection):
             "Location": location,
         }
         self.send_empty(
-            302, headers | linked | api.xet_link(self.hub, repository, entry.sha256, commit)
+            302,
+            headers | linked | api.xet_link(self.hub, repository, entry.sha256, commit),
         )
 
     def answer_storage(self, host: str, parts: list[str]) -> None:
@@ -182,7 +209,9 @@ class HubHandler(HubConnection):
             or options.get("signature") != api.signature(oid)
         ):
             raise Refused(
-                400, "", "Only one auth mechanism allowed: the URL's signature, on the storage host"
+                400,
+                "",
+                "Only one auth mechanism allowed: the URL's signature, on the storage host",
             )
         repository = self.hub.repository(f"{organization}/{name}", kind)  # type: ignore[arg-type]
         assert repository
@@ -192,9 +221,13 @@ class HubHandler(HubConnection):
         elif self.command == "PUT":
             self.receive_object(repository, oid, options)
         else:
-            self.complete_object(repository, oid, self.read_json(), int(options["size"]))
+            self.complete_object(
+                repository, oid, self.read_json(), int(options["size"])
+            )
 
-    def receive_object(self, repository: Repository, oid: str, options: dict[str, str]) -> None:
+    def receive_object(
+        self, repository: Repository, oid: str, options: dict[str, str]
+    ) -> None:
         part = options.get("part")
         partial = repository.folder / "parts" / f"{oid}.{part or 'whole'}"
         incomplete = partial.with_name(f"{partial.name}.{threading.get_ident()}")
@@ -220,7 +253,11 @@ class HubHandler(HubConnection):
             if part["etag"].strip('"') != hashlib.md5(data).hexdigest():
                 raise Refused(400, "", f"InvalidPart {part['partNumber']}")
             content += data
-        if body["oid"] != oid or len(content) != size or hashlib.sha256(content).hexdigest() != oid:
+        if (
+            body["oid"] != oid
+            or len(content) != size
+            or hashlib.sha256(content).hexdigest() != oid
+        ):
             raise Refused(400, "", "BadDigest")
         joined = folder / f"{oid}.joined.{threading.get_ident()}"
         joined.write_bytes(content)
@@ -236,7 +273,9 @@ class HubServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def start_server(hub: Hub, port: int = 0, address: str = LOOPBACK) -> ThreadingHTTPServer:
+def start_server(
+    hub: Hub, port: int = 0, address: str = LOOPBACK
+) -> ThreadingHTTPServer:
     """Return a server of the hub that is bound to an address and a port, and set the hub's URLs."""
     members = {"hub": hub, "lock": threading.Lock()}
     server = HubServer((address, port), type("Handler", (HubHandler,), members))

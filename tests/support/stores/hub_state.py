@@ -101,7 +101,9 @@ def write_json(path: Path, value: object) -> None:
 class Repository:
     """One repository; every method reads the folder, so that another process sees the same."""
 
-    def __init__(self, folder: Path, name: str, kind: Kind, xet: XetStorage | None = None) -> None:
+    def __init__(
+        self, folder: Path, name: str, kind: Kind, xet: XetStorage | None = None
+    ) -> None:
         self.folder = folder
         self.name = name
         self.kind = kind
@@ -122,10 +124,16 @@ class Repository:
         return self.refs["branches"]["main"]
 
     def create(self, *, private: bool, gated: bool, xet: bool) -> None:
-        write_json(self.folder / "settings.json", {"private": private, "gated": gated, "xet": xet})
-        write_json(self.folder / "refs.json", {"branches": {"main": ZERO_COMMIT}, "tags": {}})
+        write_json(
+            self.folder / "settings.json",
+            {"private": private, "gated": gated, "xet": xet},
+        )
+        write_json(
+            self.folder / "refs.json", {"branches": {"main": ZERO_COMMIT}, "tags": {}}
+        )
         attributes = "".join(
-            f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES
+            f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n"
+            for suffix in LFS_SUFFIXES
         )
         self.push({".gitattributes": attributes.encode()}, title="initial commit")
 
@@ -145,7 +153,10 @@ class Repository:
     def tree(self, commit: str) -> dict[str, Entry]:
         if commit == ZERO_COMMIT:
             return {}
-        return {name: Entry(**entry) for name, entry in self.commit_data(commit)["tree"].items()}
+        return {
+            name: Entry(**entry)
+            for name, entry in self.commit_data(commit)["tree"].items()
+        }
 
     def history(self) -> list[str]:
         """Return the commits of main, the newest first."""
@@ -192,7 +203,11 @@ class Repository:
         }
 
     def push(
-        self, files: dict[str, bytes], *, delete: tuple[str, ...] = (), title: str = "push"
+        self,
+        files: dict[str, bytes],
+        *,
+        delete: tuple[str, ...] = (),
+        title: str = "push",
     ) -> str:
         """Commit files to main, as a git client would; return the commit."""
         return self.commit(
@@ -220,11 +235,18 @@ class Repository:
         return Entry(git_oid(text.encode()), size, sha256)
 
     def commit(
-        self, branch: str, additions: dict[str, Entry], *, delete: tuple[str, ...], title: str
+        self,
+        branch: str,
+        additions: dict[str, Entry],
+        *,
+        delete: tuple[str, ...],
+        title: str,
     ) -> str:
         parent = self.refs["branches"][branch]
         tree = {
-            name: entry for name, entry in self.tree(parent).items() if name not in delete
+            name: entry
+            for name, entry in self.tree(parent).items()
+            if name not in delete
         } | additions
         data = {
             "parent": parent,
@@ -236,7 +258,9 @@ class Repository:
         self.set_ref("branches", branch, commit)
         return commit
 
-    def set_ref(self, kind: Literal["branches", "tags"], name: str, commit: str) -> None:
+    def set_ref(
+        self, kind: Literal["branches", "tags"], name: str, commit: str
+    ) -> None:
         refs = self.refs
         refs[kind][name] = commit
         write_json(self.folder / "refs.json", refs)
@@ -245,7 +269,9 @@ class Repository:
 class Hub:
     """All repositories, tokens and faults of a hub, in one folder."""
 
-    def __init__(self, folder: Path, cas_url: str = "", xet: XetStorage | None = None) -> None:
+    def __init__(
+        self, folder: Path, cas_url: str = "", xet: XetStorage | None = None
+    ) -> None:
         """Create a hub. With `xet`, its new repositories have their large files there."""
         self.folder = folder
         self.xet = xet
@@ -284,7 +310,8 @@ class Hub:
     ) -> None:
         tokens = json.loads(self._tokens_path.read_text())
         write_json(
-            self._tokens_path, tokens | {token: asdict(Access(user, list(organizations), **access))}
+            self._tokens_path,
+            tokens | {token: asdict(Access(user, list(organizations), **access))},
         )
 
     def access(self, token: str) -> Access | None:
@@ -338,7 +365,9 @@ class Hub:
     def downloads(self) -> Counter[str]:
         """Return how often each file was sent, by its name; a part of a file counts, too."""
         return Counter(
-            entry["file"] for entry in self.requests() if entry["file"] and entry["sent"]
+            entry["file"]
+            for entry in self.requests()
+            if entry["file"] and entry["sent"]
         )
 
     def received_bytes(self) -> int:

@@ -22,8 +22,19 @@ WITH_SHA256 = 1 << 30
 LAST_ENTRY = b"\xff" * 32
 SIGNED = ("/simulation/xorb-uploads/", "/v1/fetch_term")
 """Paths of signed URLs, which take no token, like the signed URLs of an object store."""
-READING = ("/v1/reconstructions/", "/v2/reconstructions/", "/v1/chunks/", "/v1/telemetry")
-WRITING = ("/v1/xorb-grants/", "/v1/xorb-commits/", "/v1/xorbs/", "/v1/shards", "/v2/shards")
+READING = (
+    "/v1/reconstructions/",
+    "/v2/reconstructions/",
+    "/v1/chunks/",
+    "/v1/telemetry",
+)
+WRITING = (
+    "/v1/xorb-grants/",
+    "/v1/xorb-commits/",
+    "/v1/xorbs/",
+    "/v1/shards",
+    "/v2/shards",
+)
 
 
 @dataclass
@@ -65,7 +76,9 @@ class XetStorage:
         xet_hash = self.hashes().get(sha256)
         if xet_hash is None:
             return None
-        with urllib.request.urlopen(f"{self.server}/simulation/files/{xet_hash}/data") as answer:
+        with urllib.request.urlopen(
+            f"{self.server}/simulation/files/{xet_hash}/data"
+        ) as answer:
             content = answer.read()
         if hashlib.sha256(content).hexdigest() != sha256:
             return None

@@ -16,7 +16,9 @@ MIB = 1024**2
 
 def make_model(folder: Path, sizes: dict[str, int] | None = None) -> str:
     """Write random files and seal them; return the digest. Without sizes they are a small and a large file."""
-    for name, size in (sizes or {"config.json": 100, "model-1.safetensors": 3 * MIB}).items():
+    for name, size in (
+        sizes or {"config.json": 100, "model-1.safetensors": 3 * MIB}
+    ).items():
         write_durably(folder / name, os.urandom(size))
     return seal(folder, {"stage": "push"})
 
@@ -58,7 +60,10 @@ class MemorySource:
     def _described(self) -> Iterator[RemoteFile]:
         for name, data in sorted(self.files.items()):
             yield RemoteFile(
-                name, len(data), _digest(data), _digest(data) if self.has_digests else None
+                name,
+                len(data),
+                _digest(data),
+                _digest(data) if self.has_digests else None,
             )
 
     def download(self, file: RemoteFile, path: Path) -> None:

@@ -65,7 +65,9 @@ class Tokens:
         if token.isdigit() and token not in self.expired:
             scope = self.scopes[int(token)]
         _, _, permitted = scope.rpartition(":")
-        if scope.startswith(f"repository:{repository}:") and action in permitted.split(","):
+        if scope.startswith(f"repository:{repository}:") and action in permitted.split(
+            ","
+        ):
             return None
         actions = "pull" if action == "pull" else "pull,push"
         realm = f"http://{self.proxy.host}{TOKEN_PATH}"
@@ -77,7 +79,9 @@ class Tokens:
         if header != basic() or query["service"] != [SERVICE]:
             return Fault(401)
         self.scopes += query["scope"]
-        return Fault(200, body=json.dumps({"token": str(len(self.scopes) - 1)}).encode())
+        return Fault(
+            200, body=json.dumps({"token": str(len(self.scopes) - 1)}).encode()
+        )
 
 
 def require_tokens(proxy: RegistryProxy) -> Tokens:

@@ -40,7 +40,9 @@ class RegistryProxy:
     """The parts of blobs that were asked for, in order."""
     fault: Callable[[str, str], Fault | None] = lambda _method, _path: None
     """Returns the fault for a method and a path."""
-    gate: Callable[[str, str, str | None], Fault | None] = lambda _method, _path, _header: None
+    gate: Callable[[str, str, str | None], Fault | None] = (
+        lambda _method, _path, _header: None
+    )
     """Returns the refusal for a method, a path and the header Authorization."""
     hanging: threading.Event = field(default_factory=threading.Event)
     """Set when a request hangs."""
@@ -62,7 +64,9 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         self.proxy.requests.append((self.command, self.path))
         self.proxy.ranges += self.headers.get_all("Range", [])
-        refusal = self.proxy.gate(self.command, self.path, self.headers["Authorization"])
+        refusal = self.proxy.gate(
+            self.command, self.path, self.headers["Authorization"]
+        )
         fault = refusal or self.proxy.fault(self.command, self.path) or Fault()
         if fault.ignores_range:
             del self.headers["Range"]
@@ -71,7 +75,9 @@ class Handler(BaseHTTPRequestHandler):
         elif fault.status:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             self.send_response(fault.status)
-            for name, value in ({"Content-Length": str(len(fault.body))} | fault.headers).items():
+            for name, value in (
+                {"Content-Length": str(len(fault.body))} | fault.headers
+            ).items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(fault.body)
@@ -88,9 +94,13 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815  named by http.server
 
     def forward(self, cut_after: int | None) -> None:
-        with closing(HTTPConnection(self.proxy.upstream, timeout=HANG_SECONDS)) as connection:
+        with closing(
+            HTTPConnection(self.proxy.upstream, timeout=HANG_SECONDS)
+        ) as connection:
             length = int(self.headers.get("Content-Length", 0))
-            connection.request(self.command, self.path, self.body(length), dict(self.headers))
+            connection.request(
+                self.command, self.path, self.body(length), dict(self.headers)
+            )
             answer = connection.getresponse()
             self.send_response_only(answer.status)
             for name, value in answer.getheaders():
@@ -130,7 +140,9 @@ class Server(ThreadingHTTPServer):
 def serve_proxy(upstream: str) -> Iterator[RegistryProxy]:
     """Run a proxy before host:port while the context is open."""
     proxy = RegistryProxy(upstream)
-    server = Server(("127.0.0.1", 0), type("ProxyHandler", (Handler,), {"proxy": proxy}))
+    server = Server(
+        ("127.0.0.1", 0), type("ProxyHandler", (Handler,), {"proxy": proxy})
+    )
     proxy.port = server.server_port
     with serving(server, proxy.over):
         yield proxy

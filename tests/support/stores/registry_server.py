@@ -80,7 +80,12 @@ class RegistryServer:
     def manifests(self, repository: str) -> list[str]:
         """Return the digests of all manifests that were ever put, also of those without a tag."""
         revisions = (
-            self._storage / "repositories" / repository / "_manifests" / "revisions" / "sha256"
+            self._storage
+            / "repositories"
+            / repository
+            / "_manifests"
+            / "revisions"
+            / "sha256"
         )
         return [f"sha256:{path.name}" for path in sorted(revisions.glob("*"))]
 
@@ -91,7 +96,11 @@ class RegistryServer:
 
     def stored_bytes(self) -> int:
         """Return the size of all blobs and of all uploads that have not ended."""
-        return sum(path.stat().st_size for path in self._storage.rglob("data") if path.is_file())
+        return sum(
+            path.stat().st_size
+            for path in self._storage.rglob("data")
+            if path.is_file()
+        )
 
     @property
     def _storage(self) -> Path:
@@ -99,7 +108,9 @@ class RegistryServer:
 
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and self.process and self.process.poll() is None:
+        while (
+            time.monotonic() < deadline and self.process and self.process.poll() is None
+        ):
             try:
                 return self._connect()
             except OSError:

@@ -38,12 +38,16 @@ class SealedModel:
 
     @property
     def names(self) -> list[str]:
-        return [path.relative_to(self.folder).as_posix() for path in files_in(self.folder)]
+        return [
+            path.relative_to(self.folder).as_posix() for path in files_in(self.folder)
+        ]
 
     @property
     def contents(self) -> dict[str, bytes]:
         """All files with the manifest, by name."""
-        return {name: (self.folder / name).read_bytes() for name in [*self.names, MANIFEST]}
+        return {
+            name: (self.folder / name).read_bytes() for name in [*self.names, MANIFEST]
+        }
 
     @property
     def size(self) -> int:

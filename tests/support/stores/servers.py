@@ -48,7 +48,14 @@ def s3(folder: Path, address: str = LOOPBACK) -> Iterator[ObjectServer]:
     port = free_port()
     (folder / BUCKET).mkdir()
     keys = {"ROOT_ACCESS_KEY": "test-key", "ROOT_SECRET_KEY": "test-secret"}
-    command = [program("versitygw"), "--quiet", "--port", f"{address}:{port}", "posix", str(folder)]
+    command = [
+        program("versitygw"),
+        "--quiet",
+        "--port",
+        f"{address}:{port}",
+        "posix",
+        str(folder),
+    ]
     environment = {
         "AWS_ACCESS_KEY_ID": keys["ROOT_ACCESS_KEY"],
         "AWS_SECRET_ACCESS_KEY": keys["ROOT_SECRET_KEY"],
@@ -122,8 +129,12 @@ def running(
         try:
             deadline = time.monotonic() + START_SECONDS
             while not accepts(port, address):
-                assert process.poll() is None, f"{command[0]} has ended with {process.returncode}"
-                assert time.monotonic() < deadline, f"{command[0]} does not accept connections"
+                assert process.poll() is None, (
+                    f"{command[0]} has ended with {process.returncode}"
+                )
+                assert time.monotonic() < deadline, (
+                    f"{command[0]} does not accept connections"
+                )
                 time.sleep(0.05)
             yield
         finally:
@@ -145,14 +156,27 @@ def free_port() -> int:
 
 def azurite() -> str:
     """Return the path of Azurite; install it with npm if it is missing."""
-    return str(installed(AZURITE, _install_azurite) / "node_modules" / ".bin" / "azurite-blob")
+    return str(
+        installed(AZURITE, _install_azurite) / "node_modules" / ".bin" / "azurite-blob"
+    )
 
 
 def _install_azurite(folder: Path) -> None:
     if not shutil.which("npm"):
-        missing(f"{AZURITE} needs npm: install it, on Debian with `apt-get install npm`")
+        missing(
+            f"{AZURITE} needs npm: install it, on Debian with `apt-get install npm`"
+        )
     subprocess.run(
-        ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, AZURITE],
+        [
+            "npm",
+            "install",
+            "--silent",
+            "--no-audit",
+            "--no-fund",
+            "--prefix",
+            folder,
+            AZURITE,
+        ],
         check=True,
     )
 
@@ -161,7 +185,9 @@ def create_container(endpoint: str, secret: str) -> None:
     """Create the bucket of an Azure account, with a request that is signed by hand: obstore creates none."""
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
     lines = [f"{name}:{value}" for name, value in sorted(headers.items())]
-    text = "\n".join(["PUT", *[""] * 11, *lines, f"/test/test/{BUCKET}", "restype:container"])
+    text = "\n".join(
+        ["PUT", *[""] * 11, *lines, f"/test/test/{BUCKET}", "restype:container"]
+    )
     signature = base64.b64encode(
         hmac.new(base64.b64decode(secret), text.encode(), hashlib.sha256).digest()
     ).decode()

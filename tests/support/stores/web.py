@@ -69,7 +69,12 @@ class Handler(BaseHTTPRequestHandler):
         return self.reply(206, content, body=body, headers=headers)
 
     def reply(
-        self, status: int, data: bytes, *, body: bool, headers: dict[str, str] | None = None
+        self,
+        status: int,
+        data: bytes,
+        *,
+        body: bool,
+        headers: dict[str, str] | None = None,
     ) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
@@ -89,7 +94,9 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serve(site: Site) -> Iterator[Site]:
     """Serve the site on 127.0.0.1 while the context is open; `site.url` is its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("SiteHandler", (Handler,), {"site": site}))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), type("SiteHandler", (Handler,), {"site": site})
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     site.url = f"http://127.0.0.1:{server.server_port}"
     try:

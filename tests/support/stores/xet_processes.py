@@ -33,7 +33,9 @@ class XetModel:
     folder: Path
     digest: str
 
-    def start_push(self, hub: Hub, uri: str = URI, **variables: str) -> subprocess.Popen[str]:
+    def start_push(
+        self, hub: Hub, uri: str = URI, **variables: str
+    ) -> subprocess.Popen[str]:
         return start(hub, "push", uri, str(self.folder), self.digest, **variables)
 
     def push(self, hub: Hub, uri: str = URI, **variables: str) -> tuple[str, int]:
@@ -55,7 +57,10 @@ def make_model(folder: Path, **more: bytes) -> XetModel:
 
 def start(hub: Hub, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     home = tempfile.mkdtemp(dir=hub.folder)
-    impatient = {"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "2", "HF_XET_CLIENT_RETRY_BASE_DELAY": "20ms"}
+    impatient = {
+        "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "2",
+        "HF_XET_CLIENT_RETRY_BASE_DELAY": "20ms",
+    }
     chosen = (
         {"HF_HOME": home, "HF_XET_CACHE": f"{home}/xet", "HF_HUB_DISABLE_XET": "0"}
         | impatient

@@ -70,12 +70,24 @@ class XetHandler(Handler):
 def serve_xet(folder: Path) -> Iterator[XetProxy]:
     """Run a CAS server with its data in a folder, and the proxy before it, while the context is open."""
     port = free_port()
-    command = [program(), "--data-directory", str(folder), "--host", LOOPBACK, "--port", str(port)]
+    command = [
+        program(),
+        "--data-directory",
+        str(folder),
+        "--host",
+        LOOPBACK,
+        "--port",
+        str(port),
+    ]
     with running(command, port, {}):
         proxy = XetProxy(f"{LOOPBACK}:{port}")
-        server = Server((LOOPBACK, 0), type("CasHandler", (XetHandler,), {"proxy": proxy}))
+        server = Server(
+            (LOOPBACK, 0), type("CasHandler", (XetHandler,), {"proxy": proxy})
+        )
         proxy.port = server.server_port
-        proxy.storage = XetStorage(f"http://{proxy.host}", f"http://{proxy.upstream}", folder)
+        proxy.storage = XetStorage(
+            f"http://{proxy.host}", f"http://{proxy.upstream}", folder
+        )
         proxy.gate = lambda _method, path, header: (
             None if proxy.storage.allows(path, header) else Fault(401)
         )
@@ -100,7 +112,9 @@ def program() -> str:
 def _install(folder: Path) -> None:
     installed = version("hf-xet")
     if not shutil.which("cargo"):
-        missing(f"{PROGRAM} of xet-client {installed} needs cargo: install Rust 1.85 or newer")
+        missing(
+            f"{PROGRAM} of xet-client {installed} needs cargo: install Rust 1.85 or newer"
+        )
     options = [
         "--version",
         installed,
@@ -111,4 +125,6 @@ def _install(folder: Path) -> None:
         "--root",
         str(folder),
     ]
-    subprocess.run(["cargo", "install", "--quiet", "--locked", "xet-client", *options], check=True)
+    subprocess.run(
+        ["cargo", "install", "--quiet", "--locked", "xet-client", *options], check=True
+    )

@@ -24,8 +24,12 @@ def attention_of_each_document(
     assert query.dtype == key.dtype == value.dtype, "the kernel refuses other types"
     found = []
     for start, end in itertools.pairwise(starts):
-        q, k, v = (tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value))
-        distance = torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]
+        q, k, v = (
+            tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value)
+        )
+        distance = (
+            torch.arange(end - start)[:, None] - torch.arange(end - start)[None, :]
+        )
         mask = (distance >= 0) & ((distance <= window_size[0]) | (window_size[0] < 0))
         attended = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
@@ -42,7 +46,11 @@ def _attended(  # noqa: PLR0917  an operation takes no keywords
     longest: int,
     scale: float,
 ) -> torch.Tensor:
-    options = {"scale": scale, "window_size": (-1, 0), "enable_gqa": query.shape[1] != key.shape[1]}
+    options = {
+        "scale": scale,
+        "window_size": (-1, 0),
+        "enable_gqa": query.shape[1] != key.shape[1],
+    }
     return attention_of_each_document(
         query, key, value, starts, starts, longest, longest, **options
     )

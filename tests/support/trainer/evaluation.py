@@ -45,13 +45,17 @@ def evaluate_config(base: Path, **recipe: Any) -> EvaluateConfig:
         prepare="p1",
         train="first",
         model=ModelSource(uri=f"file://{base}"),
-        recipe=EvaluateRecipe(**{"tasks": VERBS, "weights": "Adapter", "batch_size": 4, **recipe}),
+        recipe=EvaluateRecipe(
+            **{"tasks": VERBS, "weights": "Adapter", "batch_size": 4, **recipe}
+        ),
     )
 
 
 def with_recipe(config: EvaluateConfig, **changes: object) -> EvaluateConfig:
     recipe = config.recipe.model_copy(update=changes)
-    return config.model_copy(update={"recipe": recipe, "identity": f"e{abs(hash(str(changes)))}"})
+    return config.model_copy(
+        update={"recipe": recipe, "identity": f"e{abs(hash(str(changes)))}"}
+    )
 
 
 def run_evaluate(config: EvaluateConfig, environment: Environment) -> EvaluateResult:
@@ -59,11 +63,16 @@ def run_evaluate(config: EvaluateConfig, environment: Environment) -> EvaluateRe
 
 
 def read_samples(
-    config: EvaluateConfig, environment: Environment, task: str = "verbs", prefix: str = ""
+    config: EvaluateConfig,
+    environment: Environment,
+    task: str = "verbs",
+    prefix: str = "",
 ) -> list[dict[str, Any]]:
     """Return what lm-eval recorded for each question of a task."""
     output = environment.stage_dir("evaluate", config.identity) / "output"
-    return [json.loads(line) for line in (output / f"{prefix}samples-{task}.jsonl").open()]
+    return [
+        json.loads(line) for line in (output / f"{prefix}samples-{task}.jsonl").open()
+    ]
 
 
 def write_prepare_result(environment: Environment, *, conversations: bool) -> None:
@@ -92,13 +101,17 @@ def write_prepare_result(environment: Environment, *, conversations: bool) -> No
     write_result(folder, result)
 
 
-def make_chat_model(folder: Path, tiny_model: Path, template: str | None = CHATML) -> Path:
+def make_chat_model(
+    folder: Path, tiny_model: Path, template: str | None = CHATML
+) -> Path:
     """Write the tiny model with a chat template, the two tokens of its turns, and weights of varied answers."""
     import torch  # noqa: PLC0415  tests without a model must not wait for torch
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.add_special_tokens(
+        {"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]}
+    )
     tokenizer.chat_template = template
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
@@ -107,9 +120,9 @@ def make_chat_model(folder: Path, tiny_model: Path, template: str | None = CHATM
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.copy_(torch.randn_like(parameter) * 0.4)
-        model.get_input_embeddings().weight[tokenizer.convert_tokens_to_ids("<|im_end|>")] *= (
-            2  # a frequent answer
-        )
+        model.get_input_embeddings().weight[
+            tokenizer.convert_tokens_to_ids("<|im_end|>")
+        ] *= 2  # a frequent answer
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

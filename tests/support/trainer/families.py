@@ -44,17 +44,26 @@ class Family:
 
 FAMILIES = {
     "llama-tied": Family(
-        "LlamaConfig", {"tie_word_embeddings": True}, (*ATTENTION, "lm_head", "embed_tokens")
+        "LlamaConfig",
+        {"tie_word_embeddings": True},
+        (*ATTENTION, "lm_head", "embed_tokens"),
     ),
     "llama-untied": Family("LlamaConfig", {"tie_word_embeddings": False}),
     "qwen2.5": Family("Qwen2Config", {"tie_word_embeddings": True}),
     "gemma3": Family(
-        "Gemma3TextConfig", {"head_dim": 8, "tie_word_embeddings": True}, (*ATTENTION, "lm_head")
+        "Gemma3TextConfig",
+        {"head_dim": 8, "tie_word_embeddings": True},
+        (*ATTENTION, "lm_head"),
     ),
     "mistral": Family("MistralConfig", {"sliding_window": None}),
     "qwen3-moe": Family(
         "Qwen3MoeConfig",
-        {"head_dim": 8, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2},
+        {
+            "head_dim": 8,
+            "moe_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+        },
     ),
     "granite-hybrid": Family(
         "GraniteMoeHybridConfig",
@@ -84,7 +93,10 @@ def make_family_model(family: Family, folder: Path, *, seed: int = 3) -> Path:
         SENTENCES, vocab_size=320, show_progress=False, special_tokens=SPECIAL_TOKENS
     )
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+        tokenizer_object=bpe._tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
     )
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL_TOKENS[3:]})
     tokenizer.chat_template = CHAT_TEMPLATE

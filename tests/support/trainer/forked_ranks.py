@@ -18,7 +18,9 @@ def fork_ranks(count: int) -> None:
     """Fork the processes that the stage will start to train with it. Each waits for its variables."""
     forked = {number: ForkedRank() for number in range(1, count)}
 
-    def start_module(_module: str, _stage: str, *, variables: Mapping[str, str]) -> ForkedRank:
+    def start_module(
+        _module: str, _stage: str, *, variables: Mapping[str, str]
+    ) -> ForkedRank:
         return forked[int(variables[LOCAL_RANK])].start(variables)
 
     processes.start_module = start_module  # type: ignore[assignment]

@@ -28,7 +28,9 @@ class ForkServer:
         } | {
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
-            "PYTHONPATH": os.pathsep.join(str(REPOSITORY / part) for part in ("trainer", "tests")),
+            "PYTHONPATH": os.pathsep.join(
+                str(REPOSITORY / part) for part in ("trainer", "tests")
+            ),
         }
         self._process = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("prefork.py"), *modules],
@@ -38,7 +40,9 @@ class ForkServer:
             text=True,
         )
 
-    def start(self, config: Any, environment: Any, log: Path, **options: object) -> "ForkedStage":
+    def start(
+        self, config: Any, environment: Any, log: Path, **options: object
+    ) -> "ForkedStage":
         """Start the config's stage, which appends its output to `log`.
 
         `options` may limit its file system: `slow_disk`, seconds that an fsync takes, `slow_names`, seconds that a
@@ -50,7 +54,12 @@ class ForkServer:
         variables = environment.variables() | {
             "FINETUNE_CONFIG": config.model_dump_json(by_alias=True)
         }
-        request = {"stage": config.stage, "variables": variables, "log": str(log), **options}
+        request = {
+            "stage": config.stage,
+            "variables": variables,
+            "log": str(log),
+            **options,
+        }
         return ForkedStage(int(self.request(request)), self, log)
 
     def request(self, request: dict[str, object]) -> str:
@@ -85,7 +94,9 @@ class ForkedStage:
         try:
             return [
                 int(pid)
-                for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+                for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children")
+                .read_text()
+                .split()
             ]
         except OSError:
             return []
@@ -97,7 +108,9 @@ class ForkedStage:
     def is_running(self) -> bool:
         """Return whether the process has not ended; a zombie has."""
         try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            state = (
+                Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            )
         except OSError:
             return False
         return state != "Z"
@@ -105,7 +118,10 @@ class ForkedStage:
     def is_frozen(self) -> bool:
         """Return whether SIGSTOP has stopped the process."""
         try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+            return (
+                Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+                == "T"
+            )
         except OSError:
             return False
 

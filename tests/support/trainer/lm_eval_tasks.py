@@ -25,13 +25,17 @@ metric_list:
 def write_verbs_task(folder: Path, *, name: str = "verbs", questions: int = 40) -> Path:
     """Write the task file, and its questions at a path relative to it; return the path of the task file."""
     (folder / "questions").mkdir(parents=True, exist_ok=True)
-    sentences = [SENTENCES[(7 * number) % len(SENTENCES)] for number in range(questions)]
+    sentences = [
+        SENTENCES[(7 * number) % len(SENTENCES)] for number in range(questions)
+    ]
     write_jsonl(
         folder / "questions" / "verbs.jsonl",
         [
             {
                 "sentence": text,
-                "label": next(index for index, verb in enumerate(VERBS) if verb in text),
+                "label": next(
+                    index for index, verb in enumerate(VERBS) if verb in text
+                ),
             }
             for text in sentences
         ],

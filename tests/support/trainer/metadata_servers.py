@@ -55,7 +55,9 @@ class _Handler(BaseHTTPRequestHandler):
         if value is None:
             self.answer(404, "<html>Not Found</html>", **headers)
         else:
-            self.answer(200, value if isinstance(value, str) else json.dumps(value), **headers)
+            self.answer(
+                200, value if isinstance(value, str) else json.dumps(value), **headers
+            )
 
     def handle_one(self) -> None:
         self.served.requests.append(f"{self.command} {self.path}")
@@ -77,7 +79,9 @@ class Ec2Handler(_Handler):
         if path == "/latest/api/token":
             if (
                 self.command != "PUT"
-                or not self.headers.get("X-aws-ec2-metadata-token-ttl-seconds", "").isdigit()
+                or not self.headers.get(
+                    "X-aws-ec2-metadata-token-ttl-seconds", ""
+                ).isdigit()
             ):
                 self.answer(400)
                 return
@@ -101,8 +105,12 @@ class GceHandler(_Handler):
             if query.get("wait_for_change") == ["true"]:
                 [last] = query["last_etag"]
                 seconds = float(query["timeout_sec"][0])
-                self.served.changed.wait_for(lambda: self.served.etag(path) != last, seconds)
-        self.found(path, Metadata_Flavor=self.served.flavor, ETag=self.served.etag(path))
+                self.served.changed.wait_for(
+                    lambda: self.served.etag(path) != last, seconds
+                )
+        self.found(
+            path, Metadata_Flavor=self.served.flavor, ETag=self.served.etag(path)
+        )
 
 
 class AzureHandler(_Handler):
@@ -110,7 +118,9 @@ class AzureHandler(_Handler):
 
     def respond(self, path: str, query: dict[str, list[str]]) -> None:
         if self.headers.get("Metadata") != "true" or "api-version" not in query:
-            self.answer(400, '{"error": "Bad request. Required metadata header not specified"}')
+            self.answer(
+                400, '{"error": "Bad request. Required metadata header not specified"}'
+            )
         else:
             self.found(path)
 

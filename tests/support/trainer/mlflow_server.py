@@ -58,7 +58,9 @@ class MlflowServer:
         """Return the answer to one request."""
         name = "do_" + re.sub(r"\W", "_", path.removeprefix("/api/2.0/mlflow/"))
         if not path.startswith("/api/2.0/mlflow/") or not hasattr(self, name):
-            raise Refused(404, "ENDPOINT_NOT_FOUND", f"this double does not know {path}")
+            raise Refused(
+                404, "ENDPOINT_NOT_FOUND", f"this double does not know {path}"
+            )
         with self.lock:
             answer: Body = getattr(self, name)(body)
         return answer
@@ -76,7 +78,9 @@ class MlflowServer:
 
     def do_experiments_create(self, body: Body) -> Body:
         if body["name"] in self.experiments:
-            raise Refused(400, "RESOURCE_ALREADY_EXISTS", f"experiment {body['name']} exists")
+            raise Refused(
+                400, "RESOURCE_ALREADY_EXISTS", f"experiment {body['name']} exists"
+            )
         self.experiments[body["name"]] = str(len(self.experiments) + 1)
         return {"experiment_id": self.experiments[body["name"]]}
 
@@ -88,12 +92,22 @@ class MlflowServer:
                 "INVALID_PARAMETER_VALUE",
                 f"this double does not know the filter {body['filter']}",
             )
-        runs = [run for run in self.runs.values() if run["experiment"] in body["experiment_ids"]]
-        return {"runs": [self._run(run) for run in runs if run["tags"].get(match[1]) == match[2]]}
+        runs = [
+            run
+            for run in self.runs.values()
+            if run["experiment"] in body["experiment_ids"]
+        ]
+        return {
+            "runs": [
+                self._run(run) for run in runs if run["tags"].get(match[1]) == match[2]
+            ]
+        }
 
     def do_runs_create(self, body: Body) -> Body:
         if body["experiment_id"] not in self.experiments.values():
-            raise Refused(404, "RESOURCE_DOES_NOT_EXIST", f"no experiment {body['experiment_id']}")
+            raise Refused(
+                404, "RESOURCE_DOES_NOT_EXIST", f"no experiment {body['experiment_id']}"
+            )
         run = {
             "id": uuid.uuid4().hex,
             "name": body["run_name"],
@@ -115,7 +129,9 @@ class MlflowServer:
         params = body.get("params", [])
         if len(metrics) > 1000 or len(params) > 100:
             raise Refused(
-                400, "INVALID_PARAMETER_VALUE", f"{len(metrics)} metrics and {len(params)} params"
+                400,
+                "INVALID_PARAMETER_VALUE",
+                f"{len(metrics)} metrics and {len(params)} params",
             )
         for param in params:
             if (
@@ -123,7 +139,9 @@ class MlflowServer:
                 or len(param["value"]) > 6000
             ):
                 raise Refused(
-                    400, "INVALID_PARAMETER_VALUE", f"changing param {param['key']} is not allowed"
+                    400,
+                    "INVALID_PARAMETER_VALUE",
+                    f"changing param {param['key']} is not allowed",
                 )
         run["params"].update({param["key"]: param["value"] for param in params})
         for metric in metrics:
@@ -144,19 +162,29 @@ class MlflowServer:
         return {"run_info": self._run(run)["info"]}
 
     def do_metrics_get_history(self, body: Body) -> Body:
-        points = [point for point in self._get(body)["points"] if point[0] == body["metric_key"]]
+        points = [
+            point
+            for point in self._get(body)["points"]
+            if point[0] == body["metric_key"]
+        ]
         keys = ("key", "value", "timestamp", "step")
         return {"metrics": [dict(zip(keys, point, strict=True)) for point in points]}
 
     def do_registered_models_create(self, body: Body) -> Body:
         if body["name"] in self.versions:
-            raise Refused(400, "RESOURCE_ALREADY_EXISTS", f"registered model {body['name']} exists")
+            raise Refused(
+                400,
+                "RESOURCE_ALREADY_EXISTS",
+                f"registered model {body['name']} exists",
+            )
         self.versions[body["name"]] = []
         return {"registered_model": {"name": body["name"]}}
 
     def do_registered_models_get(self, body: Body) -> Body:
         if body["name"] not in self.versions:
-            raise Refused(404, "RESOURCE_DOES_NOT_EXIST", f"no registered model {body['name']}")
+            raise Refused(
+                404, "RESOURCE_DOES_NOT_EXIST", f"no registered model {body['name']}"
+            )
         return {"registered_model": {"name": body["name"]}}
 
     def do_model_versions_search(self, body: Body) -> Body:
@@ -171,7 +199,9 @@ class MlflowServer:
 
     def do_model_versions_create(self, body: Body) -> Body:
         if body["name"] not in self.versions:
-            raise Refused(404, "RESOURCE_DOES_NOT_EXIST", f"no registered model {body['name']}")
+            raise Refused(
+                404, "RESOURCE_DOES_NOT_EXIST", f"no registered model {body['name']}"
+            )
         versions = self.versions[body["name"]]
         keys = ("name", "source", "run_id", "tags")
         versions.append(
@@ -185,22 +215,34 @@ class MlflowServer:
 
     def do_registered_models_alias(self, body: Body) -> Body:
         if re.fullmatch(r"latest|v\d+", body["alias"], re.IGNORECASE):
-            raise Refused(400, "INVALID_PARAMETER_VALUE", f"alias {body['alias']} is reserved")
+            raise Refused(
+                400, "INVALID_PARAMETER_VALUE", f"alias {body['alias']} is reserved"
+            )
         if not any(
-            version["version"] == body["version"] for version in self.versions[body["name"]]
+            version["version"] == body["version"]
+            for version in self.versions[body["name"]]
         ):
-            raise Refused(404, "RESOURCE_DOES_NOT_EXIST", f"no version {body['version']}")
+            raise Refused(
+                404, "RESOURCE_DOES_NOT_EXIST", f"no version {body['version']}"
+            )
         self.aliases[body["name"], body["alias"]] = body["version"]
         return {}
 
     def _get(self, body: Body) -> Body:
         if body.get("run_id") not in self.runs:
-            raise Refused(404, "RESOURCE_DOES_NOT_EXIST", f"no run {body.get('run_id')}")
+            raise Refused(
+                404, "RESOURCE_DOES_NOT_EXIST", f"no run {body.get('run_id')}"
+            )
         return self.runs[body["run_id"]]
 
     def _add(self, run: Body, metric: Body) -> None:
         run["points"].add(
-            (metric["key"], metric["value"], int(metric["timestamp"]), int(metric.get("step", 0)))
+            (
+                metric["key"],
+                metric["value"],
+                int(metric["timestamp"]),
+                int(metric.get("step", 0)),
+            )
         )
 
     def _run(self, run: Body) -> Body:
@@ -209,7 +251,11 @@ class MlflowServer:
             for point in sorted(run["points"], key=lambda point: (point[3], point[2]))
         }
         keys = ("key", "value", "timestamp", "step")
-        ids = {"run_id": run["id"], "run_uuid": run["id"], "experiment_id": run["experiment"]}
+        ids = {
+            "run_id": run["id"],
+            "run_uuid": run["id"],
+            "experiment_id": run["experiment"],
+        }
         return {
             "info": {
                 **ids,
@@ -218,9 +264,15 @@ class MlflowServer:
                 "lifecycle_stage": "active",
             },
             "data": {
-                "metrics": [dict(zip(keys, point, strict=True)) for point in latest.values()],
-                "params": [{"key": key, "value": value} for key, value in run["params"].items()],
-                "tags": [{"key": key, "value": value} for key, value in run["tags"].items()],
+                "metrics": [
+                    dict(zip(keys, point, strict=True)) for point in latest.values()
+                ],
+                "params": [
+                    {"key": key, "value": value} for key, value in run["params"].items()
+                ],
+                "tags": [
+                    {"key": key, "value": value} for key, value in run["tags"].items()
+                ],
             },
         }
 
@@ -237,7 +289,9 @@ def serve_mlflow() -> Iterator[MlflowServer]:
             self._answer(dict(parse_qsl(urlsplit(self.path).query)))
 
         def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self._answer(
+                json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            )
 
         def _answer(self, body: Body) -> None:
             time.sleep(server.delay)
@@ -245,14 +299,19 @@ def serve_mlflow() -> Iterator[MlflowServer]:
                 server.check(self.headers["Authorization"])
                 self._send(200, server.answer(urlsplit(self.path).path, body))
             except Refused as refused:
-                self._send(refused.status, {"error_code": refused.code, "message": str(refused)})
+                self._send(
+                    refused.status,
+                    {"error_code": refused.code, "message": str(refused)},
+                )
 
         def _send(self, status: int, body: Body) -> None:
             data = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
-            with contextlib.suppress(ConnectionError):  # the client was killed, or did not wait
+            with contextlib.suppress(
+                ConnectionError
+            ):  # the client was killed, or did not wait
                 self.end_headers()
                 self.wfile.write(data)
 

@@ -17,7 +17,12 @@ SENTENCES = [
 
 
 def make_tiny_model(
-    folder: Path, *, hidden: int = 32, layers: int = 2, vocabulary: int = 320, seed: int = 7
+    folder: Path,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    vocabulary: int = 320,
+    seed: int = 7,
 ) -> Path:
     """Write a random Llama with about 60,000 weights and a byte-level BPE tokenizer, in Hugging Face format."""
     import torch  # noqa: PLC0415  tests without a model must not wait for torch
@@ -29,7 +34,10 @@ def make_tiny_model(
         SENTENCES, vocab_size=vocabulary, special_tokens=["<pad>", "<bos>", "<eos>"]
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+        tokenizer_object=bpe._tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
     )
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -61,7 +69,9 @@ def prompt_records(count: int) -> list[dict[str, object]]:
         {
             "prompt": f"{sentence}\nVerb:",
             "completion": " "
-            + next(v for v in ("opens", "closes", "returns", "ignores") if v in sentence),
+            + next(
+                v for v in ("opens", "closes", "returns", "ignores") if v in sentence
+            ),
         }
         for sentence in (SENTENCES * (count // len(SENTENCES) + 1))[:count]
     ]

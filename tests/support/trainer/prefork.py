@@ -136,7 +136,9 @@ def slow_fsync(seconds: float) -> None:
 
 OPTIONS: dict[str, Callable[[Any], None]] = {
     "slow_disk": slow_fsync,
-    "largest_file": lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    "largest_file": lambda size: resource.setrlimit(
+        resource.RLIMIT_FSIZE, (size, size)
+    ),
     "tokenized": lambda path: log_tokenized_texts(Path(path)),
     "constants": set_constants,
     "processes": tokenize_in,

@@ -32,7 +32,8 @@ SEVERAL = [
 def records(count: int = RECORDS) -> list[dict[str, object]]:
     """Return numbered records; every tenth is invalid."""
     return [
-        {"text": f"{number} opens the file" if number % 10 else None} for number in range(count)
+        {"text": f"{number} opens the file" if number % 10 else None}
+        for number in range(count)
     ]
 
 
@@ -41,10 +42,19 @@ def write_several(folder: Path) -> None:
     rows = records()
     write_jsonl(folder / "rows-1.jsonl", rows[:500])
     write_jsonl(folder / "rows-2.jsonl", rows[500:1000])
-    (folder / "rows.jsonl.gz").write_bytes(gzip.compress(lines(rows[1000:2000]), mtime=0))
-    write_parquet(folder / "rows.parquet", [{"body": row["text"]} for row in rows[2000:2600]])
-    chat = [{"messages": [{"role": "assistant", "content": row["text"]}]} for row in rows[2600:]]
-    (folder / "chat.jsonl.zst").write_bytes(pa.compress(lines(chat), "zstd", asbytes=True))
+    (folder / "rows.jsonl.gz").write_bytes(
+        gzip.compress(lines(rows[1000:2000]), mtime=0)
+    )
+    write_parquet(
+        folder / "rows.parquet", [{"body": row["text"]} for row in rows[2000:2600]]
+    )
+    chat = [
+        {"messages": [{"role": "assistant", "content": row["text"]}]}
+        for row in rows[2600:]
+    ]
+    (folder / "chat.jsonl.zst").write_bytes(
+        pa.compress(lines(chat), "zstd", asbytes=True)
+    )
 
 
 def lines(rows: list[dict[str, Any]]) -> bytes:
@@ -70,4 +80,7 @@ def complete_records(environment: Environment) -> int:
 
 
 def output_bytes(environment: Environment) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(output_folder(environment).iterdir())}
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(output_folder(environment).iterdir())
+    }

@@ -29,16 +29,26 @@ def make_tokenizer(
 
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(
-        SENTENCES, vocab_size=320, show_progress=False, special_tokens=["<pad>", "<bos>", "<eos>"]
+        SENTENCES,
+        vocab_size=320,
+        show_progress=False,
+        special_tokens=["<pad>", "<bos>", "<eos>"],
     )
-    steps: list[Any] = [processors.ByteLevel(add_prefix_space=False, trim_offsets=trims_offsets)]
+    steps: list[Any] = [
+        processors.ByteLevel(add_prefix_space=False, trim_offsets=trims_offsets)
+    ]
     if writes_bos:
         steps.append(
-            processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+            processors.TemplateProcessing(
+                single="<bos> $A", special_tokens=[("<bos>", 1)]
+            )
         )
     bpe._tokenizer.post_processor = processors.Sequence(steps)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+        tokenizer_object=bpe._tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
     )
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(folder)
@@ -60,7 +70,9 @@ def prepare_config(
     recipe = {name: changes.pop(name) for name in RECIPE if name in changes}
     objective = changes.pop("objective", "SFT")
     seed = changes.pop("seed", 5)
-    validation = changes.pop("validation", {"fraction": changes.pop("validation_fraction", 0)})
+    validation = changes.pop(
+        "validation", {"fraction": changes.pop("validation_fraction", 0)}
+    )
     return PrepareConfig.model_validate(
         {
             "identity": IDENTITY,
@@ -98,9 +110,13 @@ def packed_documents(
     for tokens, positions, loss_mask, length in zip(
         read.tokens, read.positions, read.loss_mask, read.lengths, strict=True
     ):
-        starts = [index for index, position in enumerate(positions[:length]) if position == 0]
+        starts = [
+            index for index, position in enumerate(positions[:length]) if position == 0
+        ]
         for start, end in zip(starts, [*starts[1:], length], strict=True):
-            documents.append((tokens[start:end].tolist(), loss_mask[start:end].tolist()))
+            documents.append(
+                (tokens[start:end].tolist(), loss_mask[start:end].tolist())
+            )
     return documents
 
 

@@ -42,18 +42,25 @@ def push_config(base: Path, **changes: object) -> PushConfig:
         datasets=(
             DatasetSource(uri="hf://people/names/train.jsonl"),
             DatasetSource(uri="hf://people/names/more.jsonl", revision="4711abc"),
-            DatasetSource(uri="hf://people/verbs", config="en", split="test", weight=0.3),
+            DatasetSource(
+                uri="hf://people/verbs", config="en", split="test", weight=0.3
+            ),
         ),
         recipe=PushRecipe(targets=(TARGET,)),
-        lineage=Lineage(pipeline="default/names", interruptions=2, lost_steps=7, lost_seconds=3.5),
+        lineage=Lineage(
+            pipeline="default/names", interruptions=2, lost_steps=7, lost_seconds=3.5
+        ),
     )
     return config.model_copy(update=changes)
 
 
-def with_targets(config: PushConfig, *targets: PushTarget | str, **changes: object) -> PushConfig:
+def with_targets(
+    config: PushConfig, *targets: PushTarget | str, **changes: object
+) -> PushConfig:
     """Return the config with other targets and another identity; `changes` are fields of the recipe."""
     chosen = tuple(
-        PushTarget(uri=target) if isinstance(target, str) else target for target in targets
+        PushTarget(uri=target) if isinstance(target, str) else target
+        for target in targets
     )
     recipe = config.recipe.model_copy(update={"targets": chosen, **changes})
     identity = "-".join(target.uri.replace("/", "-") for target in chosen)

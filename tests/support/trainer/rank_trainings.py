@@ -19,7 +19,12 @@ from support.trainer.training import (
     write_rows,
 )
 
-from finetune_trainer.contract import Environment, ExitCode, TerminationMessage, TrainConfig
+from finetune_trainer.contract import (
+    Environment,
+    ExitCode,
+    TerminationMessage,
+    TrainConfig,
+)
 
 STEPS = 24
 LOG = "log"
@@ -31,7 +36,11 @@ PLAIN = {"lora": {"rank": 4, "alpha": 8}}
 DPO = {"objective": "DPO", "optimizer": {"learning_rate": 1e-3}}
 METHODS: dict[str, dict[str, Any]] = {
     "LoRA": {"lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
-    "QLoRA": {"method": "QLoRA", "dtype": "BF16", "lora": {"rank": 4, "alpha": 8, "dropout": 0.1}},
+    "QLoRA": {
+        "method": "QLoRA",
+        "dtype": "BF16",
+        "lora": {"rank": 4, "alpha": 8, "dropout": 0.1},
+    },
     "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
 }
 METHODS["LoRA, sharded"] = METHODS["LoRA"] | {"parallelism": "FSDP", "dtype": "BF16"}
@@ -51,10 +60,16 @@ def write_all_rows(workspace: Path) -> Path:
 
 def config_of(model: Path, **changes: Any) -> TrainConfig:
     """Return the config of a short training."""
-    recipe = {"max_steps": STEPS, "eval_steps": 7, "checkpoint": {"every_steps": 3}} | changes
+    recipe = {
+        "max_steps": STEPS,
+        "eval_steps": 7,
+        "checkpoint": {"every_steps": 3},
+    } | changes
     config = train_config(model, **recipe)
     return (
-        config.model_copy(update={"prepare": PAIRS}) if config.recipe.objective == "DPO" else config
+        config.model_copy(update={"prepare": PAIRS})
+        if config.recipe.objective == "DPO"
+        else config
     )
 
 
@@ -84,15 +99,22 @@ class Training:
         """Start one of its pods, with what its environment has besides; the first one listens on the port."""
         options = {"constants": {f"{PROCESSES}.RENDEZVOUS_PORT": port} | constants}
         pod = _Pod(replace(self.environment_of(rank), **more))
-        return self.server.start(self.config, pod, self.workspace / f"{LOG}-{rank}", **options)
+        return self.server.start(
+            self.config, pod, self.workspace / f"{LOG}-{rank}", **options
+        )
 
     def start_pods(
-        self, first: Mapping[str, Any] | None = None, second: Mapping[str, Any] | None = None
+        self,
+        first: Mapping[str, Any] | None = None,
+        second: Mapping[str, Any] | None = None,
     ) -> list[ForkedStage]:
         """Start two pods, with what their environments have besides."""
         (self.workspace / "progress.json").unlink(missing_ok=True)
         port = free_port()
-        return [self.start_pod(rank, port, more or {}) for rank, more in enumerate((first, second))]
+        return [
+            self.start_pod(rank, port, more or {})
+            for rank, more in enumerate((first, second))
+        ]
 
     def environment_of(self, rank: int) -> Environment:
         """Return the environment of a pod of several; all are on this machine."""
@@ -107,7 +129,9 @@ class Training:
     def step(self) -> int:
         """Return the last step that it has reported, or 0."""
         with suppress(OSError, ValueError):
-            return int(json.loads((self.workspace / "progress.json").read_text())["step"])
+            return int(
+                json.loads((self.workspace / "progress.json").read_text())["step"]
+            )
         return 0
 
     def run(self) -> "Training":
@@ -133,7 +157,9 @@ class Training:
     @property
     def losses(self) -> list[float]:
         """The losses of all steps in its metrics."""
-        lines = (stage_folder(self.workspace) / "metrics.jsonl").read_text().splitlines()
+        lines = (
+            (stage_folder(self.workspace) / "metrics.jsonl").read_text().splitlines()
+        )
         return [row["loss"] for line in lines if "loss" in (row := json.loads(line))]
 
     @property
@@ -146,7 +172,9 @@ class Training:
         return self._message(f"termination-{rank}.json")
 
     def _message(self, name: str) -> TerminationMessage:
-        return TerminationMessage.model_validate_json((self.workspace / name).read_text())
+        return TerminationMessage.model_validate_json(
+            (self.workspace / name).read_text()
+        )
 
 
 @dataclass(frozen=True)

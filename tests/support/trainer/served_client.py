@@ -38,7 +38,9 @@ def call(handler, request: Callable[[KubernetesClient], object], **options):
     return asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def rejecting(status: int, reason: str = "", message: str = "no", **headers: str) -> Handler:
+def rejecting(
+    status: int, reason: str = "", message: str = "no", **headers: str
+) -> Handler:
     return lambda _: web.json_response(
         {"reason": reason, "message": message}, status=status, headers=headers
     )

@@ -67,7 +67,9 @@ def start_stage(
 
 
 def read_termination_message(environment: Environment) -> TerminationMessage:
-    return TerminationMessage.model_validate_json(environment.termination_log.read_text())
+    return TerminationMessage.model_validate_json(
+        environment.termination_log.read_text()
+    )
 
 
 def read_progress(environment: Environment) -> dict[str, object]:

@@ -52,8 +52,12 @@ def wandb_runs(folder: Path) -> list[dict[str, Any]]:
                         (record.history.step.num, json.loads(item.value_json))
                     )
             for item in record.summary.update:
-                run["summary"][".".join(item.nested_key) or item.key] = json.loads(item.value_json)
-            run["finished"] = run["finished"] or record.WhichOneof("record_type") == "exit"
+                run["summary"][".".join(item.nested_key) or item.key] = json.loads(
+                    item.value_json
+                )
+            run["finished"] = (
+                run["finished"] or record.WhichOneof("record_type") == "exit"
+            )
         runs.append(run)
     return runs
 
@@ -79,10 +83,14 @@ def event_points(folder: Path) -> Points:
         for event in _events(file):
             if event.HasField("session_log"):
                 for name in points:
-                    points[name] = [point for point in points[name] if point[0] < event.step]
+                    points[name] = [
+                        point for point in points[name] if point[0] < event.step
+                    ]
             for value in event.summary.value:
                 if value.HasField("simple_value"):
-                    points.setdefault(value.tag, []).append((event.step, value.simple_value))
+                    points.setdefault(value.tag, []).append(
+                        (event.step, value.simple_value)
+                    )
     return points
 
 

@@ -34,20 +34,26 @@ def stop_code(number: Signals) -> int:
     return ExitCode.INTERRUPTED if number == SIGTERM else -number
 
 
-def random_kills(targets: Sequence[T], longest_delay: float) -> Iterator[tuple[T, float, Signals]]:
+def random_kills(
+    targets: Sequence[T], longest_delay: float
+) -> Iterator[tuple[T, float, Signals]]:
     """Yield KILLS targets, delays in seconds and signals, the same ones in every run.
 
     Each target gets each signal before one gets the same signal again.
     """
     generator = np.random.Generator(np.random.Philox(KILLS))
     kinds = [*product(targets, (SIGTERM, SIGKILL))]
-    rounds = chain.from_iterable(generator.permutation(len(kinds)) for _ in range(KILLS))
+    rounds = chain.from_iterable(
+        generator.permutation(len(kinds)) for _ in range(KILLS)
+    )
     for kind in islice(rounds, KILLS):
         target, number = kinds[kind]
         yield target, generator.uniform(0, longest_delay), number
 
 
-def document(start: int, length: int, *, prompt: int = 3, vocabulary: int = 320) -> Document:
+def document(
+    start: int, length: int, *, prompt: int = 3, vocabulary: int = 320
+) -> Document:
     """Return a document with a learnable pattern: each token is 7 more than the one before, modulo the vocabulary.
 
     The first `prompt` tokens are not in the loss.
@@ -75,8 +81,12 @@ def pairs(count: int, *, seed: int = 0, longest: int = 20) -> list[Document]:
     generator = np.random.Generator(np.random.Philox(seed))
     found = []
     for _ in range(count):
-        chosen = document(int(generator.integers(300)), int(generator.integers(6, longest)))
-        rejected = document(int(chosen.tokens[2]) + 40, int(generator.integers(6, longest)))
+        chosen = document(
+            int(generator.integers(300)), int(generator.integers(6, longest))
+        )
+        rejected = document(
+            int(chosen.tokens[2]) + 40, int(generator.integers(6, longest))
+        )
         rejected.tokens[:3] = chosen.tokens[:3]
         found += [chosen, rejected]
     return found
@@ -98,7 +108,9 @@ def write_rows(
     """
     output = workspace / "prepare" / prepared / "output"
     with artifacts.atomic_folder(output) as folder:
-        with PackedWriter(folder, context_length, 0, packing=packing, pairs=pairs) as writer:
+        with PackedWriter(
+            folder, context_length, 0, packing=packing, pairs=pairs
+        ) as writer:
             for each in train:
                 writer.add("train", each)
             for each in validation:
@@ -162,10 +174,19 @@ class StoppingProgress(ProgressReporter):
     """
 
     def __init__(
-        self, environment: Environment, stop: StopSignal, at: int | None, *, validating: bool
+        self,
+        environment: Environment,
+        stop: StopSignal,
+        at: int | None,
+        *,
+        validating: bool,
     ) -> None:
         super().__init__("train", environment)
-        self._stop, self._at, self._note = stop, at, "validating" if validating else None
+        self._stop, self._at, self._note = (
+            stop,
+            at,
+            "validating" if validating else None,
+        )
         self.history: list[dict[str, Any]] = []
 
     def update(self, **fields: Any) -> None:
@@ -176,7 +197,11 @@ class StoppingProgress(ProgressReporter):
 
 
 def run_train(
-    config: TrainConfig, workspace: Path, *, stop_at: int | None = None, validating: bool = False
+    config: TrainConfig,
+    workspace: Path,
+    *,
+    stop_at: int | None = None,
+    validating: bool = False,
 ) -> TrainResult:
     """Run the stage in this process; an exception of the stage is raised."""
     from finetune_trainer.stages import train  # noqa: PLC0415  only tests that train import torch

@@ -40,7 +40,10 @@ def audit_log(tmp_path):
 def job(pipeline, stage, *conditions):
     labels = {"finetune.dev/pipeline": pipeline, "finetune.dev/stage": stage}
     status = {"conditions": [{"type": kind, "status": "True"} for kind in conditions]}
-    return {"metadata": {"name": f"{pipeline}-{stage}", "labels": labels}, "status": status}
+    return {
+        "metadata": {"name": f"{pipeline}-{stage}", "labels": labels},
+        "status": status,
+    }
 
 
 def test_requests_are_counted_once_by_agent_and_resource(audit_log):
@@ -51,7 +54,9 @@ def test_requests_are_counted_once_by_agent_and_resource(audit_log):
         request(2, OPERATOR, "update", "finetunepipelines/status", status=409),
         request(3, OPERATOR, "update", "leases"),
         request(4, "finetune-e2e", "patch", "pods/status"),
-        request(5, "system:serviceaccount:kube-system:job-controller", "create", "pods"),
+        request(
+            5, "system:serviceaccount:kube-system:job-controller", "create", "pods"
+        ),
     )
     counts = count_requests(log, "operator", 0)
     assert counts.of_account == {"watch jobs": 1, "update finetunepipelines/status": 1}
@@ -66,7 +71,8 @@ def test_requests_are_counted_once_by_agent_and_resource(audit_log):
 
 def test_requests_before_the_start_are_not_counted(audit_log):
     log = audit_log(
-        request(1, OPERATOR, "get", "jobs", second=1), request(2, OPERATOR, "get", "jobs", second=3)
+        request(1, OPERATOR, "get", "jobs", second=1),
+        request(2, OPERATOR, "get", "jobs", second=3),
     )
     assert count_requests(log, "operator", 1893456002.0).of_account == {"get jobs": 1}
 
@@ -77,7 +83,12 @@ def test_bodies_of_refused_requests_are_not_captured(audit_log):
         request(1, OPERATOR, "create", "jobs", status=409, requestObject=body),
         request(2, OPERATOR, "create", "jobs", status=201, requestObject=body),
         request(
-            3, "system:serviceaccount:bench:user", "create", "jobs", status=201, requestObject=body
+            3,
+            "system:serviceaccount:bench:user",
+            "create",
+            "jobs",
+            status=201,
+            requestObject=body,
         ),
     )
     assert created_objects(log, "operator") == [body]
@@ -89,7 +100,11 @@ def test_observer_waits_for_pipelines_and_for_their_jobs():
     assert not observer.done.is_set()
     observer.pipeline(job("p", "") | {"metadata": {"name": "p"}})
     assert not observer.done.is_set()
-    finished = {"conditions": [{"type": kind, "status": "True"} for kind in ("Finished", "Ready")]}
+    finished = {
+        "conditions": [
+            {"type": kind, "status": "True"} for kind in ("Finished", "Ready")
+        ]
+    }
     observer.pipeline({"metadata": {"name": "p"}, "status": finished})
     assert observer.done.is_set()
     assert observer.result()["succeeded"] == 1

@@ -19,9 +19,19 @@ ROOT = Path(__file__).parents[3]
 )
 def test_plan_measures_every_variant_and_resumes_equal_bytes(tmp_path: Path):
     output = tmp_path / "gpu.json"
-    command = ["bash", ROOT / "bench" / "gpu.sh", output, "--device=cpu", "--shape=tiny"]
+    command = [
+        "bash",
+        ROOT / "bench" / "gpu.sh",
+        output,
+        "--device=cpu",
+        "--shape=tiny",
+    ]
     subprocess.run(
-        command, env=os.environ | {"PYTHON": sys.executable}, cwd=tmp_path, check=True, timeout=900
+        command,
+        env=os.environ | {"PYTHON": sys.executable},
+        cwd=tmp_path,
+        check=True,
+        timeout=900,
     )
     figures = json.loads(output.read_text())
     assert [name for name, figure in figures.items() if "error" in figure] == []
@@ -36,5 +46,11 @@ def test_plan_measures_every_variant_and_resumes_equal_bytes(tmp_path: Path):
     assert {"LoRA", "QLoRA", "Full", "DPO", "compiled layers"} <= resumed.keys()
     assert set(resumed.values()) == {True}, resumed
     assert 0 < figures.pop("attention")["mask"]["gradients"] < 0.05  # in bf16
-    assert {"all on", "HF Trainer", "compiled layers", "all logits", "mask"} <= figures.keys()
+    assert {
+        "all on",
+        "HF Trainer",
+        "compiled layers",
+        "all logits",
+        "mask",
+    } <= figures.keys()
     assert all(figure["tokens/s"] > 0 for figure in figures.values())

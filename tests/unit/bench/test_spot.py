@@ -35,7 +35,10 @@ def a_trace(*zones, graceful=False) -> Trace:
     """Return a trace with zones of a node class, each a list of intervals."""
     return Trace(
         "mine",
-        [Zone("spot", 1.0, intervals, [graceful] * len(intervals)) for intervals in zones],
+        [
+            Zone("spot", 1.0, intervals, [graceful] * len(intervals))
+            for intervals in zones
+        ],
         FOREVER,
     )
 
@@ -69,7 +72,9 @@ def plan_cost(job, availability, plan) -> float:
         age = age + 1 if action == before else 1
         before = action
         if action is not None:
-            cost += (job.on_demand_price if action == "on-demand" else job.spot_price) / 60
+            cost += (
+                job.on_demand_price if action == "on-demand" else job.spot_price
+            ) / 60
             done += age > job.restart
     return cost if done == job.work else float("inf")
 
@@ -92,7 +97,9 @@ def test_optimum_equals_cheapest_of_all_plans(seed):
         deadline=deadline,
         on_demand_price=float(rng.choice([0.5, 1.0, 3.0])),
     )
-    assert optimum(job, a_trace(*joined)) == pytest.approx(cheapest_plan(job, availability))
+    assert optimum(job, a_trace(*joined)) == pytest.approx(
+        cheapest_plan(job, availability)
+    )
 
 
 def spot_intervals(minutes):
@@ -142,7 +149,9 @@ def test_auto_runs_on_demand_at_once_if_there_is_no_slack():
 
 def test_auto_returns_to_spot_when_capacity_is_back():
     simulation = run(
-        auto, a_job(work=600, estimate=600, deadline=900), a_trace([(0, 60), (400, FOREVER)])
+        auto,
+        a_job(work=600, estimate=600, deadline=900),
+        a_trace([(0, 60), (400, FOREVER)]),
     )
     assert simulation.history[0][0] == "spot"
     assert simulation.history[-1][0] == "spot"
@@ -156,7 +165,9 @@ def test_auto_without_deadline_leaves_spot_after_ten_minutes():
 
 
 def test_auto_goes_on_demand_where_spot_costs_more():
-    simulation = run(auto, a_job(spot_price=1.14, on_demand_price=1.04), a_trace([(0, FOREVER)]))
+    simulation = run(
+        auto, a_job(spot_price=1.14, on_demand_price=1.04), a_trace([(0, FOREVER)])
+    )
     assert simulation.history == [("on-demand", 0, 123)]
 
 
@@ -176,7 +187,9 @@ def test_uniform_progress_runs_on_demand_only_when_behind():
 
 def test_policies_end_without_any_interval_of_capacity():
     job = a_job()
-    late = {name: run(policy, job, a_trace([])).is_late for name, policy in POLICIES.items()}
+    late = {
+        name: run(policy, job, a_trace([])).is_late for name, policy in POLICIES.items()
+    }
     assert [name for name, is_late in late.items() if is_late] == ["always spot"]
     assert optimum(job, a_trace([])) == pytest.approx(job.on_demand_cost())
 
@@ -223,7 +236,9 @@ def test_trace_repeats_after_its_length_from_any_minute():
 
 
 def test_csv_and_json_of_one_trace_are_the_same(tmp_path):
-    (tmp_path / "mine.csv").write_text("start,end,available\n0,1,1\n1,1.5,0\n1.5,2,1\n2,3,1\n")
+    (tmp_path / "mine.csv").write_text(
+        "start,end,available\n0,1,1\n1,1.5,0\n1.5,2,1\n2,3,1\n"
+    )
     (tmp_path / "mine.json").write_text(
         json.dumps({"metadata": {"gap_seconds": 1800}, "data": [1, 2, 0, 1, 1, 1]}),
     )
@@ -233,7 +248,9 @@ def test_csv_and_json_of_one_trace_are_the_same(tmp_path):
     ] * 2
 
 
-@pytest.mark.parametrize("content", ["", "from,to\n0,1\n", "start,end,available\n0,1,0\n"])
+@pytest.mark.parametrize(
+    "content", ["", "from,to\n0,1\n", "start,end,available\n0,1,0\n"]
+)
 def test_file_without_capacity_is_refused(tmp_path, content):
     (tmp_path / "mine.csv").write_text(content)
     with pytest.raises(ValueError, match=r"mine\.csv: .* (name them|is needed)"):
@@ -244,7 +261,16 @@ def test_bench_prints_the_same_twice_and_draws(tmp_path, capsys, monkeypatch):
     printed = []
     for number in range(2):
         picture = tmp_path / f"{number}.svg"
-        options = ["--traces", "1", "--family", "bursts", "--seed", "4", "--picture", str(picture)]
+        options = [
+            "--traces",
+            "1",
+            "--family",
+            "bursts",
+            "--seed",
+            "4",
+            "--picture",
+            str(picture),
+        ]
         monkeypatch.setattr(sys, "argv", ["spot.py", *options])
         assert spot.main() == 0
         printed.append((capsys.readouterr().out, picture.read_text()))

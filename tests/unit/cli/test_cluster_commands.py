@@ -45,7 +45,10 @@ def test_logs_of_a_waiting_pod_report_the_reason(cli, scenario):
     scenario.reconcile_until_stable()
     result = cli.run("logs", "demo", "prepare")
     assert result.code == 1
-    assert result.err == "attempt 1 has not started: WaitingForCapacity: 0/3 nodes are available\n"
+    assert (
+        result.err
+        == "attempt 1 has not started: WaitingForCapacity: 0/3 nodes are available\n"
+    )
 
 
 def test_follow_continues_with_the_next_attempt_until_stage_ends(cli, scenario):
@@ -89,7 +92,9 @@ def test_follow_after_lost_connection_repeats_no_line(cli, scenario):
 def test_words_of_the_kubelet_are_no_part_of_a_log(cli, scenario):
     job = scenario.run("prepare").start("train")
     cli.api.logs = {job: ["one"]}
-    cli.api.kubelet_messages = {job: "unable to retrieve container logs for containerd://c356"}
+    cli.api.kubelet_messages = {
+        job: "unable to retrieve container logs for containerd://c356"
+    }
     run_when(
         lambda: sum("/log?" in path for path in cli.api.requests) > 1,
         lambda: scenario.complete("train"),
@@ -157,9 +162,14 @@ def test_retry_of_a_succeeded_pipeline_changes_nothing(cli, scenario):
 @pytest.mark.parametrize("condition", ["Finished", "Ready"])
 def test_wait_exit_code_tells_success_gate_and_failure(cli, scenario, condition):
     scenario.start("prepare")
-    run_when(lambda: len(cli.api.requests) > 1, lambda: scenario.finish(evaluate=scores(0.7)))
+    run_when(
+        lambda: len(cli.api.requests) > 1, lambda: scenario.finish(evaluate=scores(0.7))
+    )
     result = cli.run("wait", "demo", "--for", condition, "--timeout", "1m")
-    assert (result.code, result.out) == (0, "team/demo: Succeeded: all requested stages are done\n")
+    assert (result.code, result.out) == (
+        0,
+        "team/demo: Succeeded: all requested stages are done\n",
+    )
     scenario.edit(evaluate={"gates": [{"task": "exam", "value": 0.8}]})
     assert cli.run("wait", "demo", "--for", condition).code == 3
     bad = cli.api.add(Scenario(name="bad").reconcile_until_stable())
@@ -201,7 +211,10 @@ def test_wait_retries_when_the_api_server_is_unavailable(cli, scenario):
 def test_wait_ends_when_the_pipeline_is_deleted(cli, scenario):
     run_when(lambda: len(cli.api.requests) > 0, scenario.cluster.pipelines.clear)
     result = cli.run("wait", "demo")
-    assert (result.code, result.err.startswith("finetune: demo no longer exists")) == (1, True)
+    assert (result.code, result.err.startswith("finetune: demo no longer exists")) == (
+        1,
+        True,
+    )
 
 
 def test_wait_fails_when_the_operator_rejects_the_spec(cli, scenario):
@@ -214,8 +227,14 @@ def test_wait_fails_when_the_operator_rejects_the_spec(cli, scenario):
     }
     refused["lastTransitionTime"] = "2030-01-01T00:00:00Z"
     kinds = {"Ready": "False", "Stalled": "True", "Finished": "False"}
-    conditions = [{**refused, "type": kind, "status": status} for kind, status in kinds.items()]
-    marked = {"conditions": conditions, "observedGeneration": stored.generation, "phase": "Failed"}
+    conditions = [
+        {**refused, "type": kind, "status": status} for kind, status in kinds.items()
+    ]
+    marked = {
+        "conditions": conditions,
+        "observedGeneration": stored.generation,
+        "phase": "Failed",
+    }
     stored.status = json.dumps({**json.loads(stored.status), **marked})
     result = cli.run("wait", "demo", "--timeout", "5s")
     assert (result.code, result.out) == (1, "team/demo: Failed: train: nonsense\n")

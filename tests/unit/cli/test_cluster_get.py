@@ -37,7 +37,9 @@ def test_get_prints_stages_attempts_and_pods(cli, scenario):
     ):
         assert text in result.out, result.out
     order = ("prepare", "train", "evaluate", "push", "deploy")
-    assert sorted(order, key=lambda stage: result.out.index(f" {stage} ")) == list(order)
+    assert sorted(order, key=lambda stage: result.out.index(f" {stage} ")) == list(
+        order
+    )
 
 
 def test_pod_of_an_attempt_is_the_first_of_several():
@@ -56,7 +58,9 @@ def test_pod_of_an_attempt_is_the_first_of_several():
 
 def test_get_prints_a_long_waiting_reason_in_full(cli, scenario):
     reason = (
-        "0/3 nodes are available: " + "3 node(s) had untolerated taint(s), " * 9 + "and the end"
+        "0/3 nodes are available: "
+        + "3 node(s) had untolerated taint(s), " * 9
+        + "and the end"
     )
     scenario.hold(scenario.attempt("prepare").job, reason)
     scenario.reconcile_until_stable()
@@ -89,15 +93,32 @@ def test_get_without_a_name_lists_one_or_all_namespaces(cli, scenario):
     scenario.run("prepare").start("train")
     cli.api.add(Scenario(name="other"), "elsewhere").reconcile_until_stable()
     listed = [line.split() for line in cli.run("get").out.splitlines()]
-    assert listed[0] == ["NAME", "PHASE", "STAGE", "PROGRESS", "SCORE", "DURATION", "AGE", "REASON"]
-    assert (listed[1][:3], listed[1][-1]) == (["demo", "Running", "train"], "Progressing")
-    assert cli.run("list", "-n", "team").out.splitlines()[0] == cli.run("get").out.splitlines()[0]
+    assert listed[0] == [
+        "NAME",
+        "PHASE",
+        "STAGE",
+        "PROGRESS",
+        "SCORE",
+        "DURATION",
+        "AGE",
+        "REASON",
+    ]
+    assert (listed[1][:3], listed[1][-1]) == (
+        ["demo", "Running", "train"],
+        "Progressing",
+    )
+    assert (
+        cli.run("list", "-n", "team").out.splitlines()[0]
+        == cli.run("get").out.splitlines()[0]
+    )
     all_namespaces = cli.run("get", "-A").out.splitlines()
     assert [line.split()[:2] for line in all_namespaces[1:]] == [
         ["elsewhere", "other"],
         ["team", "demo"],
     ]
-    assert cli.run("get", "-n", "nowhere").out == "no pipelines in the namespace nowhere\n"
+    assert (
+        cli.run("get", "-n", "nowhere").out == "no pipelines in the namespace nowhere\n"
+    )
     items = json.loads(cli.run("get", "-A", "--json").out)["items"]
     assert [item["metadata"]["name"] for item in items] == ["other", "demo"]
 
@@ -113,11 +134,17 @@ def test_get_json_prints_the_object(cli, scenario):
 
 def test_get_watch_ends_with_the_pipelines_exit_code(cli, scenario):
     scenario.start("prepare")
-    run_when(lambda: len(cli.api.requests) > 3, lambda: scenario.finish(evaluate=scores(0.5)))
+    run_when(
+        lambda: len(cli.api.requests) > 3, lambda: scenario.finish(evaluate=scores(0.5))
+    )
     result = cli.run("get", "-w", "demo")
     assert result.code == 3
-    assert result.out.index("prepare   starting") < result.out.index("team/demo  BelowThreshold")
-    assert result.out.count("starting") == 1  # without a terminal, time that passes is no change
+    assert result.out.index("prepare   starting") < result.out.index(
+        "team/demo  BelowThreshold"
+    )
+    assert (
+        result.out.count("starting") == 1
+    )  # without a terminal, time that passes is no change
 
 
 # Selection of the pipeline.
@@ -134,7 +161,9 @@ def test_name_targets_cluster_and_file_targets_this_machine(cli, scenario):
 
 
 def test_get_without_a_name_shows_the_only_local_run(cli, scenario):
-    PipelineFile(cli.folder / ".finetune" / "mine").apply(Key("default", "mine"), scenario.spec, {})
+    PipelineFile(cli.folder / ".finetune" / "mine").apply(
+        Key("default", "mine"), scenario.spec, {}
+    )
     assert cli.run("get").out.startswith("mine  Pending")
     assert cli.run("get", "mine").out.startswith("mine  Pending")
     assert "team/demo" in cli.run("get", "demo").out
@@ -143,10 +172,14 @@ def test_get_without_a_name_shows_the_only_local_run(cli, scenario):
 
 def test_run_on_this_machine_comes_before_one_on_a_cluster(cli, scenario):
     """With -n or --context, the same name means the pipeline on the cluster."""
-    PipelineFile(cli.folder / ".finetune" / "demo").apply(Key("default", "demo"), scenario.spec, {})
+    PipelineFile(cli.folder / ".finetune" / "demo").apply(
+        Key("default", "demo"), scenario.spec, {}
+    )
     assert cli.run("get", "demo").out.startswith("demo  Pending")
     assert cli.run("get", "demo", "-n", "team").out.startswith("team/demo")
-    assert cli.run("cancel", "demo").out.startswith("team/demo")  # works on clusters only
+    assert cli.run("cancel", "demo").out.startswith(
+        "team/demo"
+    )  # works on clusters only
 
 
 def test_namespace_comes_from_flag_manifest_or_context(cli, scenario):
@@ -176,7 +209,8 @@ def test_cluster_only_commands_recommend_a_local_equivalent(cli):
         result = cli.run(verb, file)
         assert result.code == 2
         assert (
-            f"add -n or --context for the pipeline of {file} there; on this machine, " in result.err
+            f"add -n or --context for the pipeline of {file} there; on this machine, "
+            in result.err
         )
         assert equivalent in result.err
 
@@ -185,7 +219,10 @@ def test_command_modules_do_not_import_the_kubernetes_client():
     modules = ", ".join(f"finetune_cli.commands.{name}" for name in COMMANDS.values())
     code = f"import sys, {modules}; print([m for m in ('kubernetes', 'aiohttp', 'kopf') if m in sys.modules])"
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        == "[]\n"
+    )
 
 
 # Errors.
@@ -194,7 +231,11 @@ def test_command_modules_do_not_import_the_kubernetes_client():
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["get", "dmo"], 2, "there is no pipeline dmo in the namespace team; did you mean demo?"),
+        (
+            ["get", "dmo"],
+            2,
+            "there is no pipeline dmo in the namespace team; did you mean demo?",
+        ),
         (
             ["get", "xyz"],
             2,
@@ -245,7 +286,11 @@ def test_command_modules_do_not_import_the_kubernetes_client():
         ),
         (["plan", "p.yaml", "-n", "team"], 2, "p.yaml: no such file"),
         (["logs", "train", "-n", "team"], 2, "name the pipeline before the stage"),
-        (["wait", "demo", "--timeout", "soon"], 2, "must be a duration such as 90s, 30m or 1h30m"),
+        (
+            ["wait", "demo", "--timeout", "soon"],
+            2,
+            "must be a duration such as 90s, 30m or 1h30m",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -273,7 +318,10 @@ def test_forbidden_requests_name_verb_resource_and_role(cli, scenario):
         in cli.run("suspend", "demo").err
     )
     assert "ClusterRole edit" in cli.run("suspend", "demo").err
-    assert "bob may not list finetunepipelines in all namespaces" in cli.run("get", "-A").err
+    assert (
+        "bob may not list finetunepipelines in all namespaces"
+        in cli.run("get", "-A").err
+    )
 
 
 def test_cluster_without_the_operator_prints_the_helm_command(cli):
@@ -320,7 +368,9 @@ def test_unusable_kubeconfig_is_reported(cli, monkeypatch, text, message):
     file = cli.folder / "other"
     if text is not None:
         file.write_text(text)
-    monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    monkeypatch.setattr(
+        "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file)
+    )
     result = cli.run("get", "demo")
     assert result.code in {1, 2}
     assert message in result.err

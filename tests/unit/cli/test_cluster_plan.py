@@ -35,7 +35,9 @@ def test_plan_predicts_the_effect_of_applying(cli, scenario, edit, until):
         {running} if running else set()
     )
     stopped = {running} if edit.get("suspend") and running else set()
-    wanted = {name for name, stage in planned.items() if stage["action"] in {"run", "resume"}}
+    wanted = {
+        name for name, stage in planned.items() if stage["action"] in {"run", "resume"}
+    }
     skipped = {name for name, state in scenario.states.items() if state == "Skipped"}
     assert ran - skipped - stopped == wanted - skipped
     assert {name: scenario.stage(name).identity for name in wanted - skipped} == {
@@ -55,14 +57,23 @@ def test_plan_reports_the_reason_of_each_action(cli, scenario):
     train = cli.plan(cli.write(train={"lora": {"rank": 8}}), "-n", "team")["train"]
     assert (train["action"], train["why"]) == ("run", "spec.train.lora.rank: 16 → 8")
     stages = cli.plan("demo")
-    assert [stages[name]["action"] for name in STAGES] == ["reuse", "run", "run", "run", "run"]
+    assert [stages[name]["action"] for name in STAGES] == [
+        "reuse",
+        "run",
+        "run",
+        "run",
+        "run",
+    ]
     assert stages["train"]["why"] == "attempt 2 is running"
 
 
 def test_plan_names_the_edit_that_causes_a_rerun(cli, scenario):
     """A threshold changes no score, so it is no reason to evaluate again; neither are a CPU request and a budget."""
     scenario.finish()
-    changes = {"evaluate": {"gates": [{"task": "exam", "value": 0.65}]}, "push": {"maxFailures": 1}}
+    changes = {
+        "evaluate": {"gates": [{"task": "exam", "value": 0.65}]},
+        "push": {"maxFailures": 1},
+    }
     train = {"lora": {"rank": 8}, "pod": {"resources": {"requests": {"cpu": "2"}}}}
     stages = cli.plan(cli.write(train=train, **changes), "-n", "team")
     assert {name: stages[name]["why"] for name in STAGES} == {
@@ -74,13 +85,19 @@ def test_plan_names_the_edit_that_causes_a_rerun(cli, scenario):
     }
     datasets = [{**ALL_STAGES["datasets"][0], "revision": "b"}]
     stages = cli.plan(cli.write(seed=1, datasets=datasets), "-n", "team")
-    assert stages["prepare"]["why"] == "spec.datasets[0].revision: absent → b, spec.seed: 0 → 1"
+    assert (
+        stages["prepare"]["why"]
+        == "spec.datasets[0].revision: absent → b, spec.seed: 0 → 1"
+    )
 
 
 def test_plan_tells_that_an_edited_gate_closes(cli, scenario):
     scenario.finish(evaluate=scores(0.7))
     result = cli.run(
-        "plan", cli.write(evaluate={"gates": [{"task": "exam", "value": 0.9}]}), "-n", "team"
+        "plan",
+        cli.write(evaluate={"gates": [{"task": "exam", "value": 0.9}]}),
+        "-n",
+        "team",
     )
     assert (
         "a gate is closed, so the exit code is 3: exam acc = 0.7 is not above 0.9; done under an earlier gate: deploy"
@@ -95,7 +112,9 @@ def test_plan_counts_rows_tokens_and_steps(cli, scenario):
         in cli.run("plan", "demo").out
     )
     scenario.run("prepare")
-    result = cli.run("plan", cli.write(train={"epochs": 3, "microBatchSize": 8}), "-n", "team")
+    result = cli.run(
+        "plan", cli.write(train={"epochs": 3, "microBatchSize": 8}), "-n", "team"
+    )
     assert (
         "data: 100 records, 40 rows of 1,024 tokens and 2 for validation, 40,000 tokens to train on"
         in result.out
@@ -103,7 +122,10 @@ def test_plan_counts_rows_tokens_and_steps(cli, scenario):
     assert "train: 15 steps of 8 rows, 3 epochs" in result.out
     shared = {"accessMode": "ReadWriteMany"}
     wide = cli.run(
-        "plan", cli.write(train={"microBatchSize": 4, "nodes": 2}, workspace=shared), "-n", "team"
+        "plan",
+        cli.write(train={"microBatchSize": 4, "nodes": 2}, workspace=shared),
+        "-n",
+        "team",
     )
     assert "train: 2 processes on 2 nodes, a step has 8 rows" in wide.out
 

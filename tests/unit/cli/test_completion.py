@@ -26,7 +26,12 @@ def complete(tmp_path):
         script = COMPLETE.format(words=shlex.join(words), index=len(words))
         command = ["bash", "--norc", "-c", script]
         done = subprocess.run(
-            command, cwd=here, env=environment, capture_output=True, text=True, check=True
+            command,
+            cwd=here,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         assert done.stderr == ""
         return done.stdout.split()

@@ -58,7 +58,9 @@ def failing(output, status=None):
     """Report three failed attempts, the last of which fails stage and pipeline."""
     with output:
         for attempt in (1, 2, 3):
-            output.event(Event("Warning", "AttemptFailed", f"train attempt {attempt}: {ERROR}"))
+            output.event(
+                Event("Warning", "AttemptFailed", f"train attempt {attempt}: {ERROR}")
+            )
             if attempt < 3:
                 output.update(status)
         output.event(Event("Warning", "StageFailed", f"train: {ERROR}"))
@@ -68,7 +70,9 @@ def failing(output, status=None):
 def test_events_repeat_no_error():
     output = LineOutput(Console(file=io.StringIO(), width=200))
     failing(output, Scenario().status)
-    lines = [line.partition("] ")[2] for line in output.console.file.getvalue().splitlines()]
+    lines = [
+        line.partition("] ")[2] for line in output.console.file.getvalue().splitlines()
+    ]
     assert lines == [
         f"AttemptFailed: train attempt 1: {ERROR}",
         "AttemptFailed: train attempt 2: the same error, 2 times now",
@@ -101,7 +105,9 @@ def test_stage_that_loads_has_its_elapsed_time():
     scenario = Scenario()
     job = scenario.start("prepare")
     now = scenario.cluster.now + timedelta(seconds=25)
-    assert "prepare   starting  25s" in shown(live_table("demo", scenario.status, now=now))
+    assert "prepare   starting  25s" in shown(
+        live_table("demo", scenario.status, now=now)
+    )
     scenario.cluster.progress(job, 3, total=10, eta_seconds=47133.0)
     scenario.reconcile_until_stable()
     assert "3/10  13h5m left" in shown(live_table("demo", scenario.status, now=now))
@@ -111,13 +117,20 @@ def test_running_training_fits_a_terminal_of_80_columns():
     scenario = Scenario().run("prepare")
     job = scenario.start("train")
     scenario.cluster.progress(
-        job, 12345, total=34200, loss=0.259, tokens_per_second=12653.0, eta_seconds=3900.0
+        job,
+        12345,
+        total=34200,
+        loss=0.259,
+        tokens_per_second=12653.0,
+        eta_seconds=3900.0,
     )
     lines = shown(
         live_table("demo", scenario.reconcile_until_stable().status), width=80
     ).splitlines()
     assert [
-        line.rstrip() for line in lines if line.rstrip().endswith(" 12,653 tok/s  1h5m left")
+        line.rstrip()
+        for line in lines
+        if line.rstrip().endswith(" 12,653 tok/s  1h5m left")
     ], lines
 
 
@@ -125,7 +138,9 @@ def test_line_output_reports_now_and_then_what_loads(monkeypatch):
     scenario = Scenario()
     scenario.start("prepare")
     monkeypatch.setattr(display, "LOADING_SECONDS", 0.0)
-    monkeypatch.setattr(display, "_now", lambda: scenario.cluster.now + timedelta(seconds=25))
+    monkeypatch.setattr(
+        display, "_now", lambda: scenario.cluster.now + timedelta(seconds=25)
+    )
     output = LineOutput(Console(file=io.StringIO(), width=200))
     output.update(scenario.status)
     assert "prepare  starting, 25s" in output.console.file.getvalue()
@@ -133,7 +148,9 @@ def test_line_output_reports_now_and_then_what_loads(monkeypatch):
 
 def test_title_has_the_duration_of_the_whole_run():
     status = Scenario().finish().status
-    status = status.model_copy(update={"started_at": status.finished_at - timedelta(minutes=83)})
+    status = status.model_copy(
+        update={"started_at": status.finished_at - timedelta(minutes=83)}
+    )
     assert shown(live_table("demo", status, now=datetime.now(UTC))).startswith(
         "demo  Succeeded  1h23m"
     )

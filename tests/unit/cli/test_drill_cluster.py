@@ -15,7 +15,9 @@ POD = f"/api/v1/namespaces/team/pods/{TRAIN}1-xyz"
 def training(scenario):
     """The pipeline, with the first attempt of train at step 50 and a checkpoint of step 40."""
     job = scenario.run("prepare").start("train")
-    scenario.cluster.progress(job, 50, total=100, start_step=0, saved_step=40, step_seconds=2.0)
+    scenario.cluster.progress(
+        job, 50, total=100, start_step=0, saved_step=40, step_seconds=2.0
+    )
     return scenario.after(100).reconcile_until_stable()
 
 
@@ -49,7 +51,10 @@ def survive(cli, scenario):
 
 def changes(cli) -> list[str]:
     """Return the requests that would change something."""
-    requests = [path.partition("&timeout")[0].partition("?timeout")[0] for path in cli.api.requests]
+    requests = [
+        path.partition("&timeout")[0].partition("?timeout")[0]
+        for path in cli.api.requests
+    ]
     return [path for path in requests if not path.startswith("GET")]
 
 
@@ -78,7 +83,9 @@ def test_eviction_is_rehearsed_sent_and_reported(cli, training):
     assert 0 <= seconds["durable"] <= seconds["nextJob"] <= seconds["nextStep"] < 15
     eviction = f"POST {POD}/eviction?fieldValidation=Strict"
     assert changes(cli) == [f"{eviction}&dryRun=All", eviction]
-    assert "It counts as interruption 1 of 20 (spec.train.maxInterruptions)" in result.err
+    assert (
+        "It counts as interruption 1 of 20 (spec.train.maxInterruptions)" in result.err
+    )
 
 
 def test_kill_deletes_without_grace_and_counts_lost_steps(cli, training):
@@ -86,9 +93,16 @@ def test_kill_deletes_without_grace_and_counts_lost_steps(cli, training):
     result = cli.run("drill", "demo", "train", "--kill", "--yes")
     assert result.code == 0, result.err
     assert "money" not in result.out
-    assert "Steps after step 40, the last one known to be saved, may be lost." in result.err
-    assert result.out.startswith("team/demo: attempt 1 of train was killed at step 50\n")
-    assert [line.split()[-1] for line in result.out.splitlines() if "steps lost" in line] == ["10"]
+    assert (
+        "Steps after step 40, the last one known to be saved, may be lost."
+        in result.err
+    )
+    assert result.out.startswith(
+        "team/demo: attempt 1 of train was killed at step 50\n"
+    )
+    assert [
+        line.split()[-1] for line in result.out.splitlines() if "steps lost" in line
+    ] == ["10"]
     assert training.stage("train").lost_steps == 10
     assert [path.split()[0] for path in changes(cli)] == ["DELETE", "DELETE"]
 
@@ -115,7 +129,10 @@ def test_missing_right_prints_the_rule_that_grants_it(cli, training):
         "bob may not create pods/eviction in the namespace team; a binding to the ClusterRole edit"
         in evict.err
     )
-    assert '- apiGroups: [""]\n  resources: [pods/eviction]\n  verbs: [create]\n' in evict.err
+    assert (
+        '- apiGroups: [""]\n  resources: [pods/eviction]\n  verbs: [create]\n'
+        in evict.err
+    )
     assert '- apiGroups: [""]\n  resources: [pods]\n  verbs: [delete]\n' in kill.err
     assert training.attempt("train").outcome == "Running"
 
@@ -157,12 +174,17 @@ def test_stage_that_does_not_run_is_refused_with_its_state(cli, scenario):
     later = cli.run("drill", "demo", "train", "--yes")
     assert (queued.code, later.code) == (1, 1)
     assert (
-        "prepare is Queued: WaitingForCapacity: 0/3 nodes are available; only a stage" in queued.err
+        "prepare is Queued: WaitingForCapacity: 0/3 nodes are available; only a stage"
+        in queued.err
     )
     assert "train is Pending" in later.err
     scenario.finish()
     done = cli.run("drill", "demo", "--yes")
-    assert (done.code, "nothing of team/demo runs" in done.err, "Succeeded" in done.err) == (
+    assert (
+        done.code,
+        "nothing of team/demo runs" in done.err,
+        "Succeeded" in done.err,
+    ) == (
         1,
         True,
         True,
@@ -179,13 +201,19 @@ def test_server_is_refused(cli, scenario):
 def test_stopping_stage_is_refused(cli, training):
     training.edit(suspend=True)
     refused = cli.run("drill", "demo", "--yes")
-    assert (refused.code, "train is being stopped already (Suspended)" in refused.err) == (1, True)
+    assert (
+        refused.code,
+        "train is being stopped already (Suspended)" in refused.err,
+    ) == (1, True)
 
 
 def test_pod_that_is_gone_is_refused(cli, training):
     cli.api.deleted_pods.add(f"{TRAIN}1")
     refused = cli.run("drill", "demo", "--yes")
-    assert (refused.code, "the pod of attempt 1 does not exist" in refused.err) == (1, True)
+    assert (refused.code, "the pod of attempt 1 does not exist" in refused.err) == (
+        1,
+        True,
+    )
 
 
 def test_without_terminal_and_yes_nothing_is_evicted(cli, training):
@@ -200,7 +228,9 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)])
+@pytest.mark.parametrize(
+    ("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1), ("", 1)]
+)
 def test_only_a_yes_on_the_terminal_evicts(cli, training, monkeypatch, answer, code):
     survive(cli, training)
     monkeypatch.setattr("sys.stdin", Terminal(answer))
@@ -219,7 +249,10 @@ def test_attempt_that_changed_while_asking_is_not_evicted(cli, training, monkeyp
 
     monkeypatch.setattr("sys.stdin", Slow())
     result = cli.run("drill", "demo")
-    assert (result.code, "another attempt runs by now; nothing was evicted" in result.err) == (
+    assert (
+        result.code,
+        "another attempt runs by now; nothing was evicted" in result.err,
+    ) == (
         1,
         True,
     )
@@ -301,13 +334,19 @@ def test_price_in_the_status_is_reported(cli, training):
     cli.api.pipeline = priced
     cli.api.on_eviction = end
     result = cli.run("drill", "demo", "--yes")
-    assert "money: 0.01 USD lost, 0.13 USD for the attempt, 0.80 USD an hour\n" in result.out
+    assert (
+        "money: 0.01 USD lost, 0.13 USD for the attempt, 0.80 USD an hour\n"
+        in result.out
+    )
 
 
 def test_running_job_without_process_is_refused(cli, training):
     training.cluster.update_job(f"{TRAIN}1", state=JobState.WAITING)
     refused = cli.run("drill", "demo", "--yes")
-    assert (refused.code, "is Pending, so there is nothing to evict" in refused.err) == (1, True)
+    assert (
+        refused.code,
+        "is Pending, so there is nothing to evict" in refused.err,
+    ) == (1, True)
 
 
 def test_wrong_timeout_and_unknown_pipeline_are_usage_errors(cli, training):

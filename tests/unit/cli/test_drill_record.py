@@ -20,19 +20,31 @@ from finetune_operator.api.status import (
 from finetune_trainer.contract import Progress
 
 
-def attempt(number: int, outcome: Outcome = Outcome.RUNNING, **fields: object) -> AttemptStatus:
+def attempt(
+    number: int, outcome: Outcome = Outcome.RUNNING, **fields: object
+) -> AttemptStatus:
     return AttemptStatus(
-        number=number, job=f"job-{number}", identity="i", execution="e", outcome=outcome, **fields
+        number=number,
+        job=f"job-{number}",
+        identity="i",
+        execution="e",
+        outcome=outcome,
+        **fields,
     )
 
 
-def status(*attempts: AttemptStatus, state: StageState = StageState.RUNNING) -> PipelineStatus:
+def status(
+    *attempts: AttemptStatus, state: StageState = StageState.RUNNING
+) -> PipelineStatus:
     return PipelineStatus(stages={"train": StageStatus(state=state, attempts=attempts)})
 
 
 def progress(step: int, start: int) -> Progress:
     return Progress(
-        stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=step, start_step=start
+        stage="train",
+        updated_at=datetime(2030, 1, 1, tzinfo=UTC),
+        step=step,
+        start_step=start,
     )
 
 
@@ -41,7 +53,9 @@ INTERRUPTED = attempt(1, Outcome.INTERRUPTED, last_step=52, saved_step=52)
 
 @pytest.fixture
 def drill() -> Drill:
-    return Drill(DrillTarget("team/demo", "train", attempt(1), 0, 20, kill=False), step=50)
+    return Drill(
+        DrillTarget("team/demo", "train", attempt(1), 0, 20, kill=False), step=50
+    )
 
 
 def test_drill_waits_for_the_lost_steps_of_the_status(drill):
@@ -52,14 +66,21 @@ def test_drill_waits_for_the_lost_steps_of_the_status(drill):
     assert drill.record(
         Look(9, status(settled, attempt(2)), next_job=True, progress=progress(70, 52))
     )
-    assert (drill.seconds, drill.problem) == ({"durable": 1, "nextJob": 1, "nextStep": 5}, "")
+    assert (drill.seconds, drill.problem) == (
+        {"durable": 1, "nextJob": 1, "nextStep": 5},
+        "",
+    )
 
 
 def test_drill_is_over_without_them_after_a_while(drill):
     now = status(INTERRUPTED, attempt(2))
     drill.record(Look(5, now, next_job=True, progress=progress(53, 52)))
-    assert not drill.record(Look(5 + SETTLE_SECONDS, now, next_job=True, progress=progress(54, 52)))
-    assert drill.record(Look(5.1 + SETTLE_SECONDS, now, next_job=True, progress=progress(54, 52)))
+    assert not drill.record(
+        Look(5 + SETTLE_SECONDS, now, next_job=True, progress=progress(54, 52))
+    )
+    assert drill.record(
+        Look(5.1 + SETTLE_SECONDS, now, next_job=True, progress=progress(54, 52))
+    )
     assert drill.lost_steps == 0
 
 
@@ -73,14 +94,19 @@ def test_step_read_before_the_kill_counts_as_lost(drill):
     killed = attempt(
         1, Outcome.INTERRUPTED, last_step=30, lost_steps=0
     )  # the operator had read step 30 last
-    drill.record(Look(5, status(killed, attempt(2)), next_job=True, progress=progress(41, 40)))
+    drill.record(
+        Look(5, status(killed, attempt(2)), next_job=True, progress=progress(41, 40))
+    )
     assert drill.lost_steps == 10
 
 
 def test_next_attempt_that_ends_before_a_step_is_a_problem(drill):
     again = attempt(2, Outcome.INTERRUPTED, message="the node is gone")
     assert drill.record(Look(5, status(INTERRUPTED, again), next_job=True))
-    assert drill.problem == "attempt 2 ended before its first step, interrupted: the node is gone"
+    assert (
+        drill.problem
+        == "attempt 2 ended before its first step, interrupted: the node is gone"
+    )
     assert report(drill)[-1] == drill.problem
 
 
@@ -88,13 +114,17 @@ def test_end_of_the_run_is_a_problem_only_while_not_over(drill):
     gone = "the `finetune run` that worked on it has ended"
     assert drill.record(Look(1, status(INTERRUPTED), ended=True, problem=gone))
     assert drill.problem == gone
-    done = status(INTERRUPTED, attempt(2, Outcome.SUCCEEDED), state=StageState.SUCCEEDED)
+    done = status(
+        INTERRUPTED, attempt(2, Outcome.SUCCEEDED), state=StageState.SUCCEEDED
+    )
     assert drill.record(Look(2, done, ended=True, problem=gone))
     assert drill.problem == ""
 
 
 def test_failed_stage_is_a_problem(drill):
-    assert drill.record(Look(1, status(INTERRUPTED, state=StageState.FAILED), ended=True))
+    assert drill.record(
+        Look(1, status(INTERRUPTED, state=StageState.FAILED), ended=True)
+    )
     assert drill.problem.startswith("train failed: ")
 
 

@@ -19,7 +19,14 @@ def show(tmp_path):
     file.write_status(file.apply(Key("default", "demo"), Scenario().spec, {}), status)
 
     def show(encoding):
-        command = [sys.executable, "-m", "finetune_cli", "get", "--workdir", str(tmp_path)]
+        command = [
+            sys.executable,
+            "-m",
+            "finetune_cli",
+            "get",
+            "--workdir",
+            str(tmp_path),
+        ]
         environment = os.environ | {
             "PYTHONIOENCODING": encoding,
             "PYTHONPATH": os.pathsep.join(sys.path),

@@ -13,7 +13,9 @@ def test_template_is_valid_and_has_every_stage(tmp_path, capsys):
     assert main(["init", str(file)]) == 0
     assert f"finetune validate --check {file}" in capsys.readouterr().out
     spec = read(file).spec
-    assert all(spec.stage(name) for name in ("prepare", "train", "evaluate", "push", "deploy"))
+    assert all(
+        spec.stage(name) for name in ("prepare", "train", "evaluate", "push", "deploy")
+    )
     assert spec.evaluate.gates
 
 
@@ -27,7 +29,9 @@ def test_template_comments_show_the_true_defaults(tmp_path):
                 "targetModules", "scheduler", "warmupFraction", "operator", "against", "format",
                 "when: Always", "when: GatePassed")  # fmt: skip
     uncommented = [
-        line.replace("# ", "", 1) if any(f"# {default}" in line for default in defaults) else line
+        line.replace("# ", "", 1)
+        if any(f"# {default}" in line for default in defaults)
+        else line
         for line in lines
     ]
     assert uncommented != lines
@@ -58,7 +62,18 @@ def test_given_sources_are_written_relative_to_the_manifest(tmp_path, monkeypatc
     (tmp_path / "data.jsonl").write_text("{}\n")
     (tmp_path / "runs").mkdir()
     assert (
-        main(["init", "runs/p.yaml", "--model", "base", "--data", "data.jsonl", "--name", "mine"])
+        main(
+            [
+                "init",
+                "runs/p.yaml",
+                "--model",
+                "base",
+                "--data",
+                "data.jsonl",
+                "--name",
+                "mine",
+            ]
+        )
         == 0
     )
     spec = read(tmp_path / "runs/p.yaml").spec
@@ -68,24 +83,54 @@ def test_given_sources_are_written_relative_to_the_manifest(tmp_path, monkeypatc
 
 def test_repository_of_the_hub_gets_its_scheme(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "--model", "Qwen/Qwen3-0.6B", "--data", str(tmp_path / "data.jsonl")]) == 0
+    assert (
+        main(
+            [
+                "init",
+                "--model",
+                "Qwen/Qwen3-0.6B",
+                "--data",
+                str(tmp_path / "data.jsonl"),
+            ]
+        )
+        == 0
+    )
     spec = read(tmp_path / "pipeline.yaml").spec
     assert spec.model.uri == "hf://Qwen/Qwen3-0.6B"
     assert (
-        next(uri for uri in spec.source_uris() if "data" in uri) == f"file://{tmp_path}/data.jsonl"
+        next(uri for uri in spec.source_uris() if "data" in uri)
+        == f"file://{tmp_path}/data.jsonl"
     )
 
 
-def test_cluster_manifest_has_only_uris_that_pods_can_read(tmp_path, monkeypatch, capsys):
+def test_cluster_manifest_has_only_uris_that_pods_can_read(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert (
-        main(["init", "--cluster", "--model", "hf://org/base", "--data", "pvc://team/data.jsonl"])
+        main(
+            [
+                "init",
+                "--cluster",
+                "--model",
+                "hf://org/base",
+                "--data",
+                "pvc://team/data.jsonl",
+            ]
+        )
         == 0
     )
     assert "kubectl apply -f pipeline.yaml" in capsys.readouterr().out
     manifest = read(tmp_path / "pipeline.yaml")
-    uris = (*manifest.spec.source_uris(), *(target.uri for target in manifest.spec.push.targets))
-    assert uris == ("hf://org/base", "pvc://team/data.jsonl", "pvc://team/published/my-pipeline")
+    uris = (
+        *manifest.spec.source_uris(),
+        *(target.uri for target in manifest.spec.push.targets),
+    )
+    assert uris == (
+        "hf://org/base",
+        "pvc://team/data.jsonl",
+        "pvc://team/published/my-pipeline",
+    )
     assert "once every path" not in (tmp_path / "pipeline.yaml").read_text()
 
 
@@ -102,14 +147,24 @@ def test_cluster_manifest_has_only_uris_that_pods_can_read(tmp_path, monkeypatch
             "--cluster needs --target pvc://CLAIM/PATH",
         ),
         (
-            ["--cluster", "--model", "hf://o/b", "--data", "pvc://c/d", "--target", "out"],
+            [
+                "--cluster",
+                "--model",
+                "hf://o/b",
+                "--data",
+                "pvc://c/d",
+                "--target",
+                "out",
+            ],
             "--target out: a pod cannot",
         ),
         (["--model", "two words"], "must be without spaces"),
         (["--name", "My Pipeline"], "must consist of lower-case letters"),
     ],
 )
-def test_init_refuses_what_would_not_run(tmp_path, monkeypatch, capsys, arguments, message):
+def test_init_refuses_what_would_not_run(
+    tmp_path, monkeypatch, capsys, arguments, message
+):
     monkeypatch.chdir(tmp_path)
     assert main(["init", *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -124,7 +179,10 @@ def test_init_asks_on_a_terminal_for_what_is_not_given(tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda _: next(answers))
     assert main(["init"]) == 0
     spec = read(tmp_path / "pipeline.yaml").spec
-    assert (spec.model.uri, next(answers, "asked twice")) == ("hf://org/base", "asked twice")
+    assert (spec.model.uri, next(answers, "asked twice")) == (
+        "hf://org/base",
+        "asked twice",
+    )
 
 
 def test_input_that_ends_at_a_question_is_an_error(tmp_path, monkeypatch, capsys):
@@ -156,7 +214,9 @@ def test_input_that_ends_at_a_question_is_an_error(tmp_path, monkeypatch, capsys
         ("records#1.jsonl", "records#1.jsonl"),
     ],
 )
-def test_any_path_is_written_so_that_the_manifest_holds_it(tmp_path, monkeypatch, given, uri):
+def test_any_path_is_written_so_that_the_manifest_holds_it(
+    tmp_path, monkeypatch, given, uri
+):
     monkeypatch.chdir(tmp_path)
     assert main(["init", "--data", given, "--name", "12"]) == 0
     manifest = read(tmp_path / "pipeline.yaml")
@@ -199,9 +259,21 @@ def test_cluster_manifest_is_told_what_it_may_still_need(tmp_path, monkeypatch, 
         "split in spec.datasets",
         "spec.train.pod.resources",
     )
-    assert all(f"may still need {need}" in printed.partition("next: ")[0] for need in needs)
+    assert all(
+        f"may still need {need}" in printed.partition("next: ")[0] for need in needs
+    )
     assert (
-        main(["init", "--cluster", "--force", "--model", "pvc://team/b", "--data", "pvc://team/d"])
+        main(
+            [
+                "init",
+                "--cluster",
+                "--force",
+                "--model",
+                "pvc://team/b",
+                "--data",
+                "pvc://team/d",
+            ]
+        )
         == 0
     )
     printed = capsys.readouterr().out
@@ -245,7 +317,13 @@ def test_ctrl_c_exits_with_130(tmp_path, monkeypatch):
 def test_closed_stdout_exits_with_141_and_no_traceback(tmp_path):
     read_end, write_end = os.pipe()
     os.close(read_end)
-    command = [sys.executable, "-m", "finetune_cli", "init", str(tmp_path / "pipeline.yaml")]
+    command = [
+        sys.executable,
+        "-m",
+        "finetune_cli",
+        "init",
+        str(tmp_path / "pipeline.yaml"),
+    ]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         command, stdout=write_end, stderr=subprocess.PIPE, env=environment, check=False

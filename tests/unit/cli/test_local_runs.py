@@ -18,9 +18,12 @@ from finetune_operator.local.pipeline_file import PipelineFile
 def command(tmp_path, monkeypatch, capsys):
     """A function that runs a command in an empty folder without a kubeconfig, and returns exit code and output."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "lm_eval", None)  # the tasks of scenarios are none of its own
+    monkeypatch.setitem(
+        sys.modules, "lm_eval", None
+    )  # the tasks of scenarios are none of its own
     monkeypatch.setattr(
-        "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none")
+        "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION",
+        str(tmp_path / "none"),
     )
 
     def command(*arguments):
@@ -38,7 +41,9 @@ def record(folder, name, status, spec=None):
     finished = status.finished_at + shift if status.finished_at else None
     text = status.model_copy(update={"started_at": started, "finished_at": finished})
     file = PipelineFile(folder)
-    file.write_status(file.apply(Key("default", name), spec or Scenario().spec, {}), text)
+    file.write_status(
+        file.apply(Key("default", name), spec or Scenario().spec, {}), text
+    )
 
 
 def test_runs_are_listed_with_phase_score_duration_and_age(tmp_path, command):
@@ -53,7 +58,15 @@ def test_runs_are_listed_with_phase_score_duration_and_age(tmp_path, command):
         code, out = command("list")
     assert code == 0
     rows = {line.split()[0]: line.split() for line in out.splitlines()}
-    assert rows["NAME"] == ["NAME", "PHASE", "STAGE", "PROGRESS", "SCORE", "DURATION", "AGE"]
+    assert rows["NAME"] == [
+        "NAME",
+        "PHASE",
+        "STAGE",
+        "PROGRESS",
+        "SCORE",
+        "DURATION",
+        "AGE",
+    ]
     assert rows["done"][:6] == ["done", "Succeeded", "deploy", "100%", "acc", "0.71"]
     assert rows["done"][-1].startswith("1h")
     assert rows["halted"][1] == "Stopped"
@@ -80,7 +93,10 @@ def test_several_runs_are_listed_by_get_and_shown_by_name(tmp_path, command):
     code, out = command("get", "two")
     assert (code, out.splitlines()[0].split()[:2]) == (0, ["two", "Succeeded"])
     code, out = command("logs", "train")
-    assert (code, out) == (2, "finetune: there are several runs in .finetune: one, two; name one\n")
+    assert (code, out) == (
+        2,
+        "finetune: there are several runs in .finetune: one, two; name one\n",
+    )
 
 
 def test_unknown_name_is_answered_with_the_runs_there_are(tmp_path, command):
@@ -91,7 +107,11 @@ def test_unknown_name_is_answered_with_the_runs_there_are(tmp_path, command):
 
 
 def test_get_shows_gate_answer_and_what_serves_the_model(tmp_path, command):
-    status = Scenario().finish(evaluate=scores(0.7, 0.02), deploy={"answer": " asyncio"}).status
+    status = (
+        Scenario()
+        .finish(evaluate=scores(0.7, 0.02), deploy={"answer": " asyncio"})
+        .status
+    )
     record(tmp_path / ".finetune/demo", "demo", status)
     _, out = command("get", "demo")
     assert "gate open: exam acc = 0.7 ± 0.02 is above 0.6" in out
@@ -104,7 +124,10 @@ def test_claim_in_the_models_uri_is_shown_as_its_folder(tmp_path, command):
     (tmp_path / "models").mkdir()
     (tmp_path / ".finetune/demo/claims").mkdir()
     (tmp_path / ".finetune/demo/claims/models").symlink_to(tmp_path / "models")
-    assert f"model: pvc://models/demo = {tmp_path}/models/demo" in command("get", "demo")[1]
+    assert (
+        f"model: pvc://models/demo = {tmp_path}/models/demo"
+        in command("get", "demo")[1]
+    )
 
 
 def test_stopped_run_is_shown_with_the_command_to_continue(tmp_path, command):
@@ -116,7 +139,10 @@ def test_closed_gate_after_success_is_part_of_the_outcome(tmp_path, command):
     scenario = Scenario().finish(evaluate=scores(0.7))
     scenario.edit(evaluate={"gates": [{"task": "exam", "value": 0.9}]})
     record(
-        tmp_path / ".finetune/demo", "demo", scenario.reconcile_until_stable().status, scenario.spec
+        tmp_path / ".finetune/demo",
+        "demo",
+        scenario.reconcile_until_stable().status,
+        scenario.spec,
     )
     _, out = command("get", "demo")
     assert "gate closed: exam acc = 0.7 is not above 0.9" in out
@@ -146,7 +172,9 @@ def write_manifest(folder):
 def test_run_that_until_ends_prints_how_to_continue(tmp_path, command):
     record(tmp_path / ".finetune/demo", "demo", Scenario().run("prepare").status)
     write_manifest(tmp_path)
-    code, out = command("run", "p.yaml", "--until", "prepare", "--claim", "models=models")
+    code, out = command(
+        "run", "p.yaml", "--until", "prepare", "--claim", "models=models"
+    )
     assert (code, out.splitlines()[-1]) == (
         0,
         "Stopped as --until asks. To continue: finetune run demo",
@@ -160,5 +188,7 @@ def test_retry_of_a_succeeded_run_keeps_its_record(tmp_path, command):
     code, out = command("retry", "p.yaml", "--claim", "models=models")
     assert code == 0, out
     assert "NothingToRetry: the run has finished (Succeeded) without a failure" in out
-    assert PipelineFile(tmp_path / ".finetune/demo").read().status.stages == before.stages
+    assert (
+        PipelineFile(tmp_path / ".finetune/demo").read().status.stages == before.stages
+    )
     assert command("plan", "demo")[0] == 0  # the run has recorded its manifest

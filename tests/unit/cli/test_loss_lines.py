@@ -15,7 +15,9 @@ VALIDATIONS = (ValidationPoint(step=40, loss=2.25), ValidationPoint(step=80, los
 
 def falling(points, every=1, **more):
     """Return a curve that falls from 6 to 2 by equal factors."""
-    losses = tuple(6 * (1 / 3) ** (point / max(1, points - 1)) for point in range(points))
+    losses = tuple(
+        6 * (1 / 3) ** (point / max(1, points - 1)) for point in range(points)
+    )
     return LossCurve(every_steps=every, step=points * every, losses=losses, **more)
 
 
@@ -27,7 +29,9 @@ def trained(curve, *evictions):
         scenario.cluster.progress(job, step=step, start_step=0)
         scenario.reconcile_until_stable().cluster.evict(job, step=step, saved=step)
         scenario.pass_interruption_backoff().reconcile_until_stable()
-    scenario.cluster.progress(scenario.start("train"), step=curve.step, loss_curve=curve)
+    scenario.cluster.progress(
+        scenario.start("train"), step=curve.step, loss_curve=curve
+    )
     return scenario.reconcile_until_stable().status
 
 
@@ -45,11 +49,17 @@ def test_falling_loss_falls_from_the_highest_block_to_the_lowest():
 
 
 def test_loss_below_zero_has_a_linear_scale():
-    assert sparkline(LossCurve(every_steps=1, step=3, losses=(6.0, 2.5, -1.0)), [], 40) == "█▅▁"
+    assert (
+        sparkline(LossCurve(every_steps=1, step=3, losses=(6.0, 2.5, -1.0)), [], 40)
+        == "█▅▁"
+    )
 
 
 def test_constant_loss_is_a_flat_line():
-    assert sparkline(LossCurve(every_steps=1, step=3, losses=(2.0, 2.0, 2.0)), [], 40) == "▁▁▁"
+    assert (
+        sparkline(LossCurve(every_steps=1, step=3, losses=(2.0, 2.0, 2.0)), [], 40)
+        == "▁▁▁"
+    )
 
 
 @pytest.mark.parametrize("points", [1, 2, 30, 64])
@@ -59,7 +69,11 @@ def test_line_has_all_points_and_marks_or_fits_the_width(points, width):
     interrupted = [1, 60, 61, 10**9]
     marks = len({min(points, -(-step // 6)) for step in interrupted})
     length = len(sparkline(curve, interrupted, width))
-    assert length == points + marks if points + marks <= width else width - marks < length <= width
+    assert (
+        length == points + marks
+        if points + marks <= width
+        else width - marks < length <= width
+    )
 
 
 def test_narrow_line_has_the_mean_of_several_points_in_a_cell():
@@ -69,7 +83,14 @@ def test_narrow_line_has_the_mean_of_several_points_in_a_cell():
 
 @pytest.mark.parametrize(
     ("step", "line"),
-    [(0, "╎█▆▃▁"), (1, "█╎▆▃▁"), (10, "█╎▆▃▁"), (11, "█▆╎▃▁"), (35, "█▆▃▁╎"), (99, "█▆▃▁╎")],
+    [
+        (0, "╎█▆▃▁"),
+        (1, "█╎▆▃▁"),
+        (10, "█╎▆▃▁"),
+        (11, "█▆╎▃▁"),
+        (35, "█▆▃▁╎"),
+        (99, "█▆▃▁╎"),
+    ],
 )
 def test_mark_follows_the_point_of_its_step(step, line):
     curve = LossCurve(every_steps=10, step=35, losses=(8.0, 4.0, 2.0, 1.0))
@@ -112,6 +133,8 @@ def test_curve_respects_the_width_of_the_terminal(width):
 
 @pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "cp1252"])
 def test_terminal_without_block_characters_gets_ascii(encoding):
-    lines = shown(trained(falling(8, every=10, validations=VALIDATIONS), 30), encoding=encoding)
+    lines = shown(
+        trained(falling(8, every=10, validations=VALIDATIONS), 30), encoding=encoding
+    )
     assert "      loss 6 @#*|+=-:. 2" in lines
     assert any("| interrupted at step 30" in line for line in lines)

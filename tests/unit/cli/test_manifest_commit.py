@@ -22,7 +22,9 @@ def repository(tmp_path, monkeypatch):
 
 def git(folder, *arguments):
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def variable_of_prepare(workspace):
@@ -34,7 +36,9 @@ def variable_of_prepare(workspace):
 
 
 def test_stages_get_the_commit_of_the_manifest(repository):
-    assert variable_of_prepare(repository) == git(repository.folder, "rev-parse", "HEAD")
+    assert variable_of_prepare(repository) == git(
+        repository.folder, "rev-parse", "HEAD"
+    )
 
 
 def test_commit_in_the_manifest_takes_precedence(repository):

@@ -16,7 +16,10 @@ CURVE = LossCurve(
     every_steps=6,
     step=14,
     losses=(2.5, 2.25, 2.0),
-    validations=(ValidationPoint(step=8, loss=2.5), ValidationPoint(step=12, loss=2.75)),
+    validations=(
+        ValidationPoint(step=8, loss=2.5),
+        ValidationPoint(step=12, loss=2.75),
+    ),
 )
 LINES = (
     '{"step": 1, "time": 10.5, "loss": 2.5, "learning_rate": 0.0001, "gradient_norm": 1.5, "tokens_per_second": 99.0}\n'
@@ -46,8 +49,14 @@ def metrics_file(cli):
     status = Scenario().run("prepare")
     status.start("train")
     file = PipelineFile(cli.folder / ".finetune" / "mine")
-    file.write_status(file.apply(Key("default", "mine"), status.spec, {}), status.status)
-    folder = cli.folder / ".finetune/mine/volumes/workspace/train" / status.stage("train").identity
+    file.write_status(
+        file.apply(Key("default", "mine"), status.spec, {}), status.status
+    )
+    folder = (
+        cli.folder
+        / ".finetune/mine/volumes/workspace/train"
+        / status.stage("train").identity
+    )
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text(LINES)
     return folder / "metrics.jsonl"
@@ -70,8 +79,17 @@ def test_local_metrics_are_json_lines_without_a_terminal(cli, metrics_file):
 
 def test_metrics_are_a_table_on_a_terminal(cli, metrics_file, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert [line.split() for line in cli.run("logs", "mine", "--metrics").out.splitlines()] == [
-        ["STEP", "LOSS", "VALIDATION_LOSS", "LEARNING_RATE", "GRADIENT_NORM", "TOKENS_PER_SECOND"],
+    assert [
+        line.split() for line in cli.run("logs", "mine", "--metrics").out.splitlines()
+    ] == [
+        [
+            "STEP",
+            "LOSS",
+            "VALIDATION_LOSS",
+            "LEARNING_RATE",
+            "GRADIENT_NORM",
+            "TOKENS_PER_SECOND",
+        ],
         ["1", "2.5", "0.0001", "1.5", "99"],
         ["2", "2.25", "3", "0.0002", "1.25"],
     ]
@@ -79,7 +97,9 @@ def test_metrics_are_a_table_on_a_terminal(cli, metrics_file, monkeypatch):
 
 
 def test_output_may_be_chosen_and_the_stage_named(cli, metrics_file):
-    assert cli.run("logs", "mine", "train", "--metrics", "-o", "table").out.startswith("STEP  LOSS")
+    assert cli.run("logs", "mine", "train", "--metrics", "-o", "table").out.startswith(
+        "STEP  LOSS"
+    )
     assert rows(cli.run("logs", "train", "--metrics").out) == rows(
         cli.run("logs", "mine", "--metrics").out
     )
@@ -148,10 +168,16 @@ def test_get_draws_the_curve_of_a_cluster(cli, training):
             ["mine", "evaluate", "--metrics"],
             "--metrics prints the metrics of train: leave out evaluate",
         ),
-        (["mine", "--metrics", "-f"], "--metrics prints what all attempts have recorded so far"),
+        (
+            ["mine", "--metrics", "-f"],
+            "--metrics prints what all attempts have recorded so far",
+        ),
         (["mine", "--metrics", "--attempt", "1"], "leave out -f and --attempt"),
         (["mine", "train", "-o", "json"], "-o is the form of metrics"),
-        (["mine"], "name the stage whose log is printed: prepare, train, evaluate, push, deploy"),
+        (
+            ["mine"],
+            "name the stage whose log is printed: prepare, train, evaluate, push, deploy",
+        ),
         ([], "name the stage whose log is printed"),
     ],
 )
@@ -162,7 +188,10 @@ def test_arguments_that_contradict_are_refused(cli, metrics_file, arguments, mes
 
 
 def test_points_end_at_the_newest_step():
-    assert [row["step"] for row in rows_of_curve(CURVE.model_copy(update={"validations": ()}))] == [
+    assert [
+        row["step"]
+        for row in rows_of_curve(CURVE.model_copy(update={"validations": ()}))
+    ] == [
         6,
         12,
         14,
@@ -178,7 +207,9 @@ SAMPLE_LINES = [
 
 
 def test_local_samples_are_read_from_their_file(cli, metrics_file):
-    metrics_file.with_name("samples.jsonl").write_text("\n".join([*SAMPLE_LINES, '{"st']))
+    metrics_file.with_name("samples.jsonl").write_text(
+        "\n".join([*SAMPLE_LINES, '{"st'])
+    )
     result = cli.run("logs", "mine", "--samples")
     assert (result.code, result.out.splitlines()) == (0, SAMPLE_LINES)
     table = cli.run("logs", "mine", "--samples", "-o", "table").out.splitlines()

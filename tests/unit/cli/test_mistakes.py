@@ -13,7 +13,9 @@ kind: FineTunePipeline
 metadata: {name: demo}
 spec:
 """
-GATE = "evaluate: {{tasks: [{{name: exam{file}}}], gates: [{{task: exam, {gate}}}]{more}}}"
+GATE = (
+    "evaluate: {{tasks: [{{name: exam{file}}}], gates: [{{task: exam, {gate}}}]{more}}}"
+)
 
 
 def a_gate(gate, file="", more=""):
@@ -27,7 +29,10 @@ def validate(tmp_path, monkeypatch, capsys):
 
     def validate(*lines, options=()):
         given = {line.partition(":")[0] for line in lines}
-        least = {"model": "model: {uri: base}", "datasets": "datasets: [{uri: data.jsonl}]"}
+        least = {
+            "model": "model: {uri: base}",
+            "datasets": "datasets: [{uri: data.jsonl}]",
+        }
         body = [*lines, *(text for name, text in least.items() if name not in given)]
         Path("p.yaml").write_text(HEAD + "".join(f"  {line}\n" for line in body))
         code = main(["validate", *options, "p.yaml"])
@@ -203,7 +208,8 @@ def test_local_path_with_its_folder_is_no_repository(validate, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "MLFLOW_PASSWORD", "apiKey"]
+    "name",
+    ["HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "MLFLOW_PASSWORD", "apiKey"],
 )
 @pytest.mark.parametrize(
     ("line", "path"),
@@ -214,8 +220,12 @@ def test_local_path_with_its_folder_is_no_repository(validate, tmp_path):
 )
 def test_secret_in_clear_text_is_a_warning(validate, name, line, path):
     code, out = validate(line.format(f"{{name: {name}, value: hf_abcdef}}"))
-    fix = f"use envFrom: [{{secretRef: …}}], or valueFrom: {{secretKeyRef: …}} for {name}"
-    expected = f"p.yaml:5: {path}: {name} seems to be a secret in clear text; {fix} (note)"
+    fix = (
+        f"use envFrom: [{{secretRef: …}}], or valueFrom: {{secretKeyRef: …}} for {name}"
+    )
+    expected = (
+        f"p.yaml:5: {path}: {name} seems to be a secret in clear text; {fix} (note)"
+    )
     assert (code, out) == (0, [expected, "p.yaml: valid"])
 
 

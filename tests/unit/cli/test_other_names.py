@@ -202,7 +202,9 @@ VALUES = [
 
 def written_at(path, value):
     """Return a valid spec but for this value, in place of what the setting replaces."""
-    spec = {key: deepcopy(part) for key, part in LEAST.items() if key != REPLACED.get(path)}
+    spec = {
+        key: deepcopy(part) for key, part in LEAST.items() if key != REPLACED.get(path)
+    }
     stage = path.partition(".")[0]
     if stage in {"push", "deploy"} and path != "push.target":
         spec["push"] = {"targets": [{"uri": "published"}]}
@@ -247,7 +249,9 @@ def diagnose(tmp_path, monkeypatch):
             "kind": "FineTunePipeline",
             "metadata": {"name": "demo"},
         }
-        Path("p.yaml").write_text(yaml.safe_dump({**kind, "spec": spec}, sort_keys=False))
+        Path("p.yaml").write_text(
+            yaml.safe_dump({**kind, "spec": spec}, sort_keys=False)
+        )
         return [
             f"{diagnostic.path}: {diagnostic.message}"
             for diagnostic in read_all(Path("p.yaml")).diagnostics
@@ -259,10 +263,14 @@ def diagnose(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("path", "name"), ANSWERED, ids=[path for path, _ in ANSWERED])
 def test_other_name_is_answered_with_the_name_here(diagnose, path, name):
     where = f"spec.{path.replace('[]', '[0]')}"
-    assert diagnose(written_at(path, 1)) == [f"{where}: unknown key; it is called {name} here"]
+    assert diagnose(written_at(path, 1)) == [
+        f"{where}: unknown key; it is called {name} here"
+    ]
 
 
-@pytest.mark.parametrize(("path", "reason"), WITHOUT_FIELD, ids=[path for path, _ in WITHOUT_FIELD])
+@pytest.mark.parametrize(
+    ("path", "reason"), WITHOUT_FIELD, ids=[path for path, _ in WITHOUT_FIELD]
+)
 def test_setting_without_a_field_is_answered_with_the_reason(diagnose, path, reason):
     (message,) = diagnose(written_at(path, 1))
     assert message.startswith(
@@ -271,16 +279,24 @@ def test_setting_without_a_field_is_answered_with_the_reason(diagnose, path, rea
     assert reason in message
 
 
-@pytest.mark.parametrize(("path", "name"), ELSEWHERE, ids=[path for path, _ in ELSEWHERE])
+@pytest.mark.parametrize(
+    ("path", "name"), ELSEWHERE, ids=[path for path, _ in ELSEWHERE]
+)
 def test_name_in_another_place_is_answered_with_its_place(diagnose, path, name):
     value = True if path == "train.gradient_checkpointing" else 1
-    assert diagnose(written_at(path, value)) == [f"spec.{path}: unknown key; did you mean {name}?"]
+    assert diagnose(written_at(path, value)) == [
+        f"spec.{path}: unknown key; did you mean {name}?"
+    ]
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "expected"), VALUES, ids=[f"{path}-{value}" for path, value, _ in VALUES]
+    ("path", "value", "expected"),
+    VALUES,
+    ids=[f"{path}-{value}" for path, value, _ in VALUES],
 )
-def test_value_of_another_version_is_answered_with_ours(diagnose, path, value, expected):
+def test_value_of_another_version_is_answered_with_ours(
+    diagnose, path, value, expected
+):
     spec = written_at(path, value)
     if path == "push.when":
         spec["evaluate"] = {**TASKS, "gates": [{"task": "exam", "value": 0.5}]}
@@ -292,15 +308,21 @@ def test_value_of_another_version_is_answered_with_ours(diagnose, path, value, e
 def test_every_other_name_is_tried_where_it_is_written():
     """Every answer of the table is then read once in its place."""
     words = {
-        path.rpartition(".")[2].replace("_", "").lower() for path, _ in [*ANSWERED, *WITHOUT_FIELD]
+        path.rpartition(".")[2].replace("_", "").lower()
+        for path, _ in [*ANSWERED, *WITHOUT_FIELD]
     }
     assert {name.rpartition(".")[2] for name in [*OTHER_NAMES, *NO_FIELD]} <= words
 
 
 @pytest.mark.parametrize(
     ("path", "value", "name"),
-    [("evaluate.tasks", {"exam": {}}, "exam"), ("train.pod.env", {"STEPS": "8"}, "STEPS")],
+    [
+        ("evaluate.tasks", {"exam": {}}, "exam"),
+        ("train.pod.env", {"STEPS": "8"}, "STEPS"),
+    ],
 )
-def test_list_written_as_a_mapping_is_answered_with_its_form(diagnose, path, value, name):
+def test_list_written_as_a_mapping_is_answered_with_its_form(
+    diagnose, path, value, name
+):
     message = f"must be a list, with - name: {name} in place of {name}: (got a mapping)"
     assert diagnose(written_at(path, value)) == [f"spec.{path}: {message}"]

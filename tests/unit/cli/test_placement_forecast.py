@@ -27,7 +27,12 @@ from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Key, Pipeline
 
 SPOT = {"name": "spot", "capacity": "Spot", "price": "0.80"}
-ON_DEMAND = {"name": "cpu", "capacity": "OnDemand", "price": "3.10", "priceDate": "2029-12-31"}
+ON_DEMAND = {
+    "name": "cpu",
+    "capacity": "OnDemand",
+    "price": "3.10",
+    "priceDate": "2029-12-31",
+}
 
 
 def expected(seconds: int) -> dict[str, Any]:
@@ -35,9 +40,13 @@ def expected(seconds: int) -> dict[str, Any]:
 
 
 def lines(
-    defaults: PlacementDefaults | None, status: PipelineStatus | None = None, **spec: Any
+    defaults: PlacementDefaults | None,
+    status: PipelineStatus | None = None,
+    **spec: Any,
 ) -> list[str]:
-    pipeline = Pipeline(Key("team", "demo"), UID, 1, a_pipeline(**spec), status or PipelineStatus())
+    pipeline = Pipeline(
+        Key("team", "demo"), UID, 1, a_pipeline(**spec), status or PipelineStatus()
+    )
     planned = forecast(None, pipeline, Observation(), START, lambda _name, _stage: None)
     return list(placement_lines(planned, pipeline.spec, defaults, START))
 
@@ -53,7 +62,10 @@ def test_placement_is_read_from_values_or_alone(tmp_path, key):
     defaults = read_placement(
         write(tmp_path / "values.yaml", {key: placement} if key else placement)
     )
-    assert (defaults.currency, defaults.node_classes[0].price) == ("EUR", Decimal("0.80"))
+    assert (defaults.currency, defaults.node_classes[0].price) == (
+        "EUR",
+        Decimal("0.80"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,15 +109,22 @@ def test_no_cost_is_expected_where_no_price_is_known():
 
 
 def test_without_the_file_the_message_of_the_operator_is_shown():
-    placement = PlacementStatus(capacity="Spot", cause="LowerCost", message="Spot (a): costs less")
-    assert lines(None, PipelineStatus(stages={"train": StageStatus(placement=placement)})) == []
+    placement = PlacementStatus(
+        capacity="Spot", cause="LowerCost", message="Spot (a): costs less"
+    )
+    assert (
+        lines(None, PipelineStatus(stages={"train": StageStatus(placement=placement)}))
+        == []
+    )
     queued = (
         Scenario(a_pipeline())
         .reconcile_until_stable()
         .stage("train")
         .model_copy(update={"placement": placement})
     )
-    assert lines(None, PipelineStatus(stages={"train": queued})) == ["train: Spot (a): costs less"]
+    assert lines(None, PipelineStatus(stages={"train": queued})) == [
+        "train: Spot (a): costs less"
+    ]
 
 
 def attempt(**fields: Any) -> AttemptStatus:
@@ -135,7 +154,10 @@ def test_place_of_an_attempt_says_what_is_known(fields, text):
         ({}, ""),
         ({"cost": Decimal("1.2"), "outcome": Outcome.RUNNING}, ""),
         ({"cost": Decimal("1.2")}, "cost 1.20"),
-        ({"cost": Decimal("1.2"), "lost_cost": Decimal("0.304")}, "cost 1.20, 0.30 of it lost"),
+        (
+            {"cost": Decimal("1.2"), "lost_cost": Decimal("0.304")},
+            "cost 1.20, 0.30 of it lost",
+        ),
     ],
 )
 def test_cost_of_an_attempt_is_that_of_an_ended_one(fields, text):
@@ -162,7 +184,9 @@ def test_costs_are_said_with_what_was_saved_and_lost():
         "saved": "9.20",
         "currency": "USD",
     }
-    costs = PipelineCosts.model_validate({"attempts": 5, "unpriced": 2, "seconds": 7200, **amounts})
+    costs = PipelineCosts.model_validate(
+        {"attempts": 5, "unpriced": 2, "seconds": 7200, **amounts}
+    )
     (line,) = cost_lines(PipelineStatus(costs=costs))
     assert line == (
         "spent 4.04 USD in 2h; 13.24 USD on OnDemand, 9.20 USD saved; 0.50 USD lost to interruptions;"

@@ -63,7 +63,9 @@ def check(tmp_path, capsys):
             "kind": "FineTunePipeline",
             "metadata": {"name": "demo"},
         }
-        (tmp_path / "p.yaml").write_text(yaml.safe_dump({**kind, "spec": spec}, sort_keys=False))
+        (tmp_path / "p.yaml").write_text(
+            yaml.safe_dump({**kind, "spec": spec}, sort_keys=False)
+        )
         code = main([*(command or ("validate", "--check")), "p.yaml"])
         captured = capsys.readouterr()
         return code, captured.out + captured.err
@@ -96,7 +98,9 @@ def test_unusable_remotes_are_reported_with_their_fields(hub, check, tmp_path, c
         "spec.push.targets[0].uri": "was not written by a push",
     }
     for field, message in expected.items():
-        assert message in next(line for line in out.splitlines() if f": {field}: " in line)
+        assert message in next(
+            line for line in out.splitlines() if f": {field}: " in line
+        )
     assert all(line.startswith("p.yaml:") for line in out.splitlines()[:3])
     assert not list(tmp_path.glob(".finetune/*/jobs"))
 
@@ -115,13 +119,23 @@ def test_unusable_remotes_are_reported_with_their_fields(hub, check, tmp_path, c
             ExitCode.CREDENTIALS,
             "access is by licence: accept it at",
         ),
-        (Item("hf://org/data/trian-*.jsonl", "dataset"), ExitCode.NOT_FOUND, "has no such file"),
+        (
+            Item("hf://org/data/trian-*.jsonl", "dataset"),
+            ExitCode.NOT_FOUND,
+            "has no such file",
+        ),
         (Item("hf://other/published", "target"), None, ""),
-        (Item("s3://bucket/model-*", "target"), ExitCode.CONFIG, "a prefix without a pattern"),
+        (
+            Item("s3://bucket/model-*", "target"),
+            ExitCode.CONFIG,
+            "a prefix without a pattern",
+        ),
         (Item("s3://", "model"), ExitCode.CONFIG, "names no objects"),
     ],
 )
-def test_item_that_a_stage_cannot_use_has_its_exit_code(hub, monkeypatch, item, code, message):
+def test_item_that_a_stage_cannot_use_has_its_exit_code(
+    hub, monkeypatch, item, code, message
+):
     use_hub(hub, monkeypatch, "hf_writer")
     hub.add_repository("org/empty", {"notes.txt": b"none"})
     hub.add_repository("other/gated", MODEL, gated=True)
@@ -143,7 +157,9 @@ def test_missing_token_is_an_error_for_the_target_only(hub, check, monkeypatch):
     code, out = check()
     assert code == 2
     assert out.splitlines() == [
-        line for line in out.splitlines() if "spec.push.targets[0].uri: a push needs" in line
+        line
+        for line in out.splitlines()
+        if "spec.push.targets[0].uri: a push needs" in line
     ]
 
 
@@ -161,15 +177,23 @@ def test_token_of_a_secret_is_not_missed_by_validate(hub, check, monkeypatch):
 def test_variables_of_a_stage_take_precedence(hub, check, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", DEAD)
     monkeypatch.delenv("HF_TOKEN")
-    defaults = {"podDefaults": {"env": variables(HF_ENDPOINT=hub.url, HF_TOKEN="hf_writer")}}
+    defaults = {
+        "podDefaults": {"env": variables(HF_ENDPOINT=hub.url, HF_TOKEN="hf_writer")}
+    }
     code, out = check(**defaults)
-    assert (code, out.splitlines()[-1], "not looked at" in out) == (0, "p.yaml: valid", False)
+    assert (code, out.splitlines()[-1], "not looked at" in out) == (
+        0,
+        "p.yaml: valid",
+        False,
+    )
 
 
 @pytest.mark.parametrize(
     "shell", [{"HF_TOKEN": "hf_writer"}, {"HUGGING_FACE_HUB_TOKEN": "hf_writer"}, {}]
 )
-def test_token_is_not_sent_to_a_hub_of_the_manifest(hub, check, tmp_path, monkeypatch, shell):
+def test_token_is_not_sent_to_a_hub_of_the_manifest(
+    hub, check, tmp_path, monkeypatch, shell
+):
     (tmp_path / "token").write_text("hf_writer")  # of `hf auth login`
     monkeypatch.setenv("HF_ENDPOINT", DEAD)
     monkeypatch.delenv("HF_TOKEN")
@@ -187,7 +211,9 @@ def test_token_is_not_sent_to_a_hub_of_the_manifest(hub, check, tmp_path, monkey
 
 def test_manifest_runs_no_code_in_a_check(hub, check, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    code, _ = check(podDefaults={"env": variables(PYTHONPATH=str(tmp_path), LD_PRELOAD="x.so")})
+    code, _ = check(
+        podDefaults={"env": variables(PYTHONPATH=str(tmp_path), LD_PRELOAD="x.so")}
+    )
     assert (code, (tmp_path / "ran").exists()) == (0, False)
 
 
@@ -209,7 +235,9 @@ def test_run_with_a_store_that_is_gone_starts_with_a_warning(hub, check, monkeyp
     assert f"NotLookedAt: hf://org/base: {DEAD} does not respond" in out
 
 
-def test_remote_stays_unknown_without_the_trainers_packages(hub, check, tmp_path, monkeypatch):
+def test_remote_stays_unknown_without_the_trainers_packages(
+    hub, check, tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         "finetune_cli.checks.stores.COMMAND", ("python", "-c", "import no_such_package")
     )
@@ -222,13 +250,20 @@ def test_remote_stays_unknown_without_the_trainers_packages(hub, check, tmp_path
         == 3
     )
     assert (
-        len(json.loads(check("validate", "--check", "--json")[1])["files"][0]["notLookedAt"]) == 3
+        len(
+            json.loads(check("validate", "--check", "--json")[1])["files"][0][
+                "notLookedAt"
+            ]
+        )
+        == 3
     )
 
 
 def test_library_that_is_not_installed_leaves_a_source_unknown(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.cloud", None)
-    monkeypatch.delitem(sys.modules, "finetune_trainer.stores.objects.google_bucket", raising=False)
+    monkeypatch.delitem(
+        sys.modules, "finetune_trainer.stores.objects.google_bucket", raising=False
+    )
     problem = look_at(Item("gs://bucket/base", "model"))
     assert problem is not None
     assert problem.exit_code is ExitCode.BUG
@@ -243,4 +278,7 @@ def test_server_that_never_answers_takes_no_more_than_the_budget(monkeypatch):
             [Item("hf://org/base", "model"), Item("data.jsonl", "dataset")], budget=3
         )
     assert time.monotonic() - started < 6
-    assert [problem and problem.exit_code for problem in problems] == [ExitCode.UNAVAILABLE, None]
+    assert [problem and problem.exit_code for problem in problems] == [
+        ExitCode.UNAVAILABLE,
+        None,
+    ]

@@ -97,7 +97,9 @@ def test_unusable_source_is_reported_before_anything_starts(
     ],
 )
 @pytest.mark.parametrize("command", [("validate", "--check"), ("plan",), ("run",)])
-def test_target_with_files_of_others_is_refused_at_once(check, folder, place, message, command):
+def test_target_with_files_of_others_is_refused_at_once(
+    check, folder, place, message, command
+):
     """Push would refuse it only after the training."""
     (folder / place).parent.mkdir(exist_ok=True)
     (folder / place).write_text("mine")
@@ -144,14 +146,22 @@ def test_bare_repository_of_the_hub_gets_its_scheme_suggested(check, folder):
 
 
 def test_target_like_a_repository_needs_its_scheme(check):
-    code, out = check(command=("validate",), push={"targets": [{"uri": "my-org/my-model"}]})
+    code, out = check(
+        command=("validate",), push={"targets": [{"uri": "my-org/my-model"}]}
+    )
     assert code == 2
-    assert "spec.push.targets[0].uri: there is no folder my-org beside the manifest" in out
-    assert "for the hub write hf://my-org/my-model, for a folder ./my-org/my-model" in out
+    assert (
+        "spec.push.targets[0].uri: there is no folder my-org beside the manifest" in out
+    )
+    assert (
+        "for the hub write hf://my-org/my-model, for a folder ./my-org/my-model" in out
+    )
     assert check(push={"targets": [{"uri": "./my-org/my-model"}]})[0] == 0
 
 
-@pytest.mark.parametrize("changes", [{"model": {"uri": "gpt2"}}, {"datasets": [{"uri": "alpaca"}]}])
+@pytest.mark.parametrize(
+    "changes", [{"model": {"uri": "gpt2"}}, {"datasets": [{"uri": "alpaca"}]}]
+)
 def test_single_name_that_is_no_path_is_hinted_at_the_hub(check, changes):
     code, out = check(**changes)
     name = "gpt2" if "model" in changes else "alpaca"
@@ -169,20 +179,30 @@ def test_what_was_not_looked_at_is_named(check):
     assert code == 0
     note = "pvc://team/task.yaml: the claim team is not mounted; in a local run add --claim team=FOLDER"
     assert f"{note} (note)" in out
-    assert json.loads(check("--json", evaluate=task)[1])["files"][0]["notLookedAt"] == [note]
+    assert json.loads(check("--json", evaluate=task)[1])["files"][0]["notLookedAt"] == [
+        note
+    ]
 
 
 def test_files_of_a_claim_are_looked_at(check, folder):
     (folder / "material").mkdir()
-    code, out = check("--claim", "demo=material", datasets=[{"uri": "pvc://demo/data.jsonl"}])
+    code, out = check(
+        "--claim", "demo=material", datasets=[{"uri": "pvc://demo/data.jsonl"}]
+    )
     assert (code, "material/data.jsonl does not exist" in out) == (2, True)
     (folder / "material/data.jsonl").write_text("{}\n")
-    assert check("--claim", "demo=material", datasets=[{"uri": "pvc://demo/data.jsonl"}])[0] == 0
+    assert (
+        check("--claim", "demo=material", datasets=[{"uri": "pvc://demo/data.jsonl"}])[
+            0
+        ]
+        == 0
+    )
 
 
 def test_sources_that_only_the_users_program_reads_are_ignored(check):
     code, _ = check(
-        datasets=[{"uri": "nowhere.csv"}], prepare={"pod": {"command": ["my-tokenizer"]}}
+        datasets=[{"uri": "nowhere.csv"}],
+        prepare={"pod": {"command": ["my-tokenizer"]}},
     )
     assert code == 0
 
@@ -194,7 +214,10 @@ def test_metric_that_the_task_file_does_not_list_is_an_error(check):
 
     code, out = check(evaluate=evaluate("accuracy"))
     assert code == 2
-    assert "accuracy is not measured by the task exam: task.yaml lists acc, acc_norm" in out
+    assert (
+        "accuracy is not measured by the task exam: task.yaml lists acc, acc_norm"
+        in out
+    )
     assert check(evaluate=evaluate("acc_norm,none"))[0] == 0
 
 
@@ -204,8 +227,12 @@ def tasks_of_lm_eval(tmp_path, monkeypatch):
     tasks = tmp_path / "site/lm_eval/tasks"
     tasks.mkdir(parents=True)
     (tasks.parent / "__init__.py").write_text("raise SystemExit('imported')")
-    (tasks / "_exam_yaml").write_text(yaml.safe_dump(TASK | {"task": "template", "tag": ["exams"]}))
-    (tasks / "exam_easy.yaml").write_text("include: _exam_yaml\n'task': exam_easy # the easy one\n")
+    (tasks / "_exam_yaml").write_text(
+        yaml.safe_dump(TASK | {"task": "template", "tag": ["exams"]})
+    )
+    (tasks / "exam_easy.yaml").write_text(
+        "include: _exam_yaml\n'task': exam_easy # the easy one\n"
+    )
     (tasks / "all.yaml").write_text(
         "group: exam_all\ntask: [exam_easy]\naggregate_metric_list:\n- {metric: acc, weight_by_size: true}\n"
     )
@@ -214,7 +241,10 @@ def tasks_of_lm_eval(tmp_path, monkeypatch):
 
 
 def evaluation(task, metric="acc"):
-    return {"tasks": [{"name": task}], "gates": [{"task": task, "metric": metric, "value": 0.6}]}
+    return {
+        "tasks": [{"name": task}],
+        "gates": [{"task": task, "metric": metric, "value": 0.6}],
+    }
 
 
 @pytest.mark.parametrize("task", ["exam_easy", "exam_all"])
@@ -237,7 +267,9 @@ def test_metric_that_a_built_in_task_lacks_is_an_error(check, tasks_of_lm_eval, 
     ],
 )
 @pytest.mark.parametrize("command", [("validate", "--check"), ("run",)])
-def test_task_that_lm_eval_lacks_is_an_error(check, tasks_of_lm_eval, command, task, message):
+def test_task_that_lm_eval_lacks_is_an_error(
+    check, tasks_of_lm_eval, command, task, message
+):
     code, out = check(command=command, evaluate=evaluation(task))
     assert code == 2
     assert f"spec.evaluate.tasks[0].name: {message}" in out
@@ -266,7 +298,10 @@ def test_names_of_installed_tasks_are_those_of_lm_eval():
         ("task: exam\nmetric_list: [{metric: !function metrics.own}]\n", None),
         ("task: exam\nprocess_results: !function metrics.own\n", None),
         ("group: exams\ntask: [one, two]\n", None),
-        ("group: exams\ntask: [one]\naggregate_metric_list: [{metric: acc}]\n", ["acc"]),
+        (
+            "group: exams\ntask: [one]\naggregate_metric_list: [{metric: acc}]\n",
+            ["acc"],
+        ),
         ("task: exam\nmetric_list: acc\n", None),
         ("task: exam\noutput_type: unheard_of\n", None),
         ("[1, 2", None),
@@ -283,7 +318,10 @@ def test_plan_counts_records_and_steps_that_are_known(check):
         "data: 2 records in data.jsonl\nrows, tokens and steps: known when prepare is done"
         in check(command=("plan",))[1]
     )
-    assert "train: 7 steps of 1 row\n" in check(command=("plan",), train={"maxSteps": 7})[1]
+    assert (
+        "train: 7 steps of 1 row\n"
+        in check(command=("plan",), train={"maxSteps": 7})[1]
+    )
     assert (
         "records not counted: hf://org/data/train.jsonl is not on this machine"
         in check(command=("plan",), datasets=[{"uri": "hf://org/data/train.jsonl"}])[1]
@@ -298,14 +336,17 @@ def test_plan_says_how_many_processes_start_here(check):
         "nodes": 2,
         "pod": {"resources": {"limits": {"nvidia.com/gpu": 4}}},
     }
-    output = check(command=("plan",), train=train, workspace={"accessMode": "ReadWriteMany"})[1]
+    output = check(
+        command=("plan",), train=train, workspace={"accessMode": "ReadWriteMany"}
+    )[1]
     assert (
         "train: 7 steps of 16 rows\ntrain: 8 processes on this machine, a step has 16 rows\n"
         in output
     )
     assert "spec.train.pod.resources" not in output
     single = check(
-        command=("plan",), train={"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}
+        command=("plan",),
+        train={"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}},
     )[1]
     assert (
         "processes" in single,
@@ -321,13 +362,21 @@ def test_plan_says_how_many_processes_start_here(check):
         ("data.json", "{}", "records not counted: data.json: no list of records"),
         ("data.ndjson", '{"text": "one"}\n', "1 record in"),
         ("data.csv", f"text\n{200_000 * 'x'}\n", "1 record in"),
-        ("data.csv", "text\n\ud800", "records not counted: data.csv: 'utf-8' codec can't decode"),
+        (
+            "data.csv",
+            "text\n\ud800",
+            "records not counted: data.csv: 'utf-8' codec can't decode",
+        ),
         (
             "data.json",
             100_000 * "[",
             "records not counted: data.json: its JSON is nested too deeply",
         ),
-        ("data.jsonl.gz", "not gzip", "records not counted: data.jsonl.gz: Not a gzipped file"),
+        (
+            "data.jsonl.gz",
+            "not gzip",
+            "records not counted: data.jsonl.gz: Not a gzipped file",
+        ),
         ("data.gz", "x", "records not counted: data.gz: only the trainer reads .gz"),
         (
             "data.parquet",

@@ -47,7 +47,9 @@ def test_variable_of_a_file_or_a_program_is_not_taken(name):
     assert environment_of({name: "/manifest"}) == environment_of({})
 
 
-@pytest.mark.parametrize("name", ["AWS_REGION", "AWS_DEFAULT_REGION", "AZURE_STORAGE_ACCOUNT_NAME"])
+@pytest.mark.parametrize(
+    "name", ["AWS_REGION", "AWS_DEFAULT_REGION", "AZURE_STORAGE_ACCOUNT_NAME"]
+)
 def test_part_of_a_host_name_is_taken_if_it_is_plain(name):
     assert environment_of({name: "eu-west-1"})[0][name] == "eu-west-1"
     assert environment_of({name: "x@evil.test/"}) == environment_of({})
@@ -70,8 +72,18 @@ def test_part_of_a_host_name_is_taken_if_it_is_plain(name):
             ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_FEDERATED_TOKEN_FILE"],
             "AZURE_SKIP_SIGNATURE",
         ),
-        ("STORAGE_EMULATOR_HOST", "gs", ["GOOGLE_SERVICE_ACCOUNT_KEY"], "STORAGE_EMULATOR_HOST"),
-        ("FINETUNE_INSECURE_REGISTRIES", "oci", ["DOCKER_AUTH_CONFIG"], "DOCKER_CONFIG"),
+        (
+            "STORAGE_EMULATOR_HOST",
+            "gs",
+            ["GOOGLE_SERVICE_ACCOUNT_KEY"],
+            "STORAGE_EMULATOR_HOST",
+        ),
+        (
+            "FINETUNE_INSECURE_REGISTRIES",
+            "oci",
+            ["DOCKER_AUTH_CONFIG"],
+            "DOCKER_CONFIG",
+        ),
     ],
 )
 def test_server_of_a_manifest_gets_no_credentials(endpoint, scheme, dropped, anonymous):
@@ -79,8 +91,13 @@ def test_server_of_a_manifest_gets_no_credentials(endpoint, scheme, dropped, ano
     assert withheld == {scheme: endpoint}
     assert [name for name in dropped if name in environment] == []
     assert environment[anonymous] not in {None, "/shell"}
-    assert (environment[endpoint], environment["AWS_REGION"]) == ("http://evil.test", "shell")
-    others = {name: value for name, value in SHELL.items() if name[:3] != dropped[0][:3]}
+    assert (environment[endpoint], environment["AWS_REGION"]) == (
+        "http://evil.test",
+        "shell",
+    )
+    others = {
+        name: value for name, value in SHELL.items() if name[:3] != dropped[0][:3]
+    }
     assert environment | others == environment
 
 
@@ -92,7 +109,9 @@ def test_server_of_a_manifest_gets_the_manifests_credentials():
     }
     environment, withheld = environment_of(given)
     assert withheld == {}
-    assert {name: value for name, value in environment.items() if name.startswith("AWS_")} == {
+    assert {
+        name: value for name, value in environment.items() if name.startswith("AWS_")
+    } == {
         **given,
         "AWS_REGION": "shell",
     }

@@ -70,9 +70,18 @@ spec:
     ("text", "message"),
     [
         ("", "1: is empty; `finetune init` writes a manifest to start from"),
-        ("# nothing\n---\n", "1: is empty; `finetune init` writes a manifest to start from"),
-        ("- a\n", "1: must be a mapping with apiVersion, kind, metadata and spec (got a list)"),
-        ("hello", "1: must be a mapping with apiVersion, kind, metadata and spec (got 'hello')"),
+        (
+            "# nothing\n---\n",
+            "1: is empty; `finetune init` writes a manifest to start from",
+        ),
+        (
+            "- a\n",
+            "1: must be a mapping with apiVersion, kind, metadata and spec (got a list)",
+        ),
+        (
+            "hello",
+            "1: must be a mapping with apiVersion, kind, metadata and spec (got 'hello')",
+        ),
         ("a: 1\nb:\n\t- c\n", "3: not YAML: a tab; YAML is indented with spaces only"),
         (
             "a: 1\nb: c: d\n",
@@ -91,7 +100,10 @@ spec:
         (b"a: 1\nb: \xff\n", "2: is not UTF-8: byte 0xff; save the file as UTF-8"),
         (b"a: 1\nb: \x00\n", "2: character U+0000 is not allowed in YAML; remove it"),
         ("[" * 100_000, "1: not YAML: nested more than 64 levels deep"),
-        ("a: &a [*a, *a]", "1: an alias contains itself or is nested more than 64 levels deep"),
+        (
+            "a: &a [*a, *a]",
+            "1: an alias contains itself or is nested more than 64 levels deep",
+        ),
         (b"a" * 10_000_000, " is larger than 256 KiB"),
         (
             "apiVersion: v1\nkind: ConfigMap\ndata: {a: b}\n",
@@ -109,9 +121,14 @@ def test_unreadable_file_is_reported_with_the_reason(text, message, diagnose):
 
 def test_alias_bomb_is_rejected(diagnose):
     """Each alias refers nine times to the one before: written out, the document would have 9^29 values."""
-    levels = (f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 30))
+    levels = (
+        f"a{level}: &a{level} [{','.join([f'*a{level - 1}'] * 9)}]"
+        for level in range(1, 30)
+    )
     (diagnostic,) = diagnose("\n".join(["a0: &a0 [x, x]", *levels]))
-    assert diagnostic.endswith("has more than 50,000 values with its aliases written out")
+    assert diagnostic.endswith(
+        "has more than 50,000 values with its aliases written out"
+    )
 
 
 def test_duplicate_key_is_reported_with_both_lines(diagnose):
@@ -147,7 +164,11 @@ def test_numbers_are_parsed_as_in_kubernetes(tmp_path):
         "  train: {maxSteps: 1_000, optimizer: {learningRate: 2e-4}, pod: {command: [x], args: [1:30]}}\n"
     )
     spec = read(file).spec
-    assert (spec.seed, spec.train.max_steps, spec.train.optimizer.learning_rate) == (31, 1000, 2e-4)
+    assert (spec.seed, spec.train.max_steps, spec.train.optimizer.learning_rate) == (
+        31,
+        1000,
+        2e-4,
+    )
     assert spec.train.pod.args == ("1:30",)
 
 
@@ -181,7 +202,9 @@ def test_validate_accepts_several_pipelines_and_read_only_one(tmp_path, capsys):
 
 def test_invalid_document_does_not_affect_the_others(tmp_path):
     file = tmp_path / "pipeline.yaml"
-    file.write_text(f"{MINIMAL.replace('uri: base', 'url: base')}---\n{MINIMAL}---\na: [\n")
+    file.write_text(
+        f"{MINIMAL.replace('uri: base', 'url: base')}---\n{MINIMAL}---\na: [\n"
+    )
     result = read_all(file)
     assert [manifest.line for manifest in result.manifests] == [9]
     assert [diagnostic.line for diagnostic in result.diagnostics] == [6, 17]
@@ -206,7 +229,11 @@ def test_validate_json_lists_diagnostics_per_file(tmp_path, capsys):
                 "valid": False,
                 "pipelines": [],
                 "problems": [
-                    {"line": 8, "path": "spec.seed", "message": "must be at least 0 (got -1)"}
+                    {
+                        "line": 8,
+                        "path": "spec.seed",
+                        "message": "must be at least 0 (got -1)",
+                    }
                 ],
                 "notes": [],
             }

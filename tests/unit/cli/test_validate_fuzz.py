@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from finetune_cli.__main__ import main
 
-VALID = [file.read_bytes() for file in sorted(Path(__file__).parents[2].glob("data/*.yaml"))]
+VALID = [
+    file.read_bytes() for file in sorted(Path(__file__).parents[2].glob("data/*.yaml"))
+]
 FRAGMENTS = [
     b"", b"\t", b":", b": ", b"- ", b"[", b"]", b"{", b"}", b"'", b'"', b"&a ", b"*a ", b"<<: ", b"!!binary ", b"!x ",
     b"|\n", b">\n", b"%", b"@", b"`", b"#", b"---\n", b"...\n", b"? ", b"~", b"null", b"yes", b".inf", b"1e999", b"0x",
@@ -31,7 +33,9 @@ def mutations(draw):
         end = min(len(content), start + draw(st.integers(0, 60)))
         replacement = draw(
             st.one_of(
-                st.sampled_from(FRAGMENTS), st.binary(max_size=6), st.just(content[start:end] * 2)
+                st.sampled_from(FRAGMENTS),
+                st.binary(max_size=6),
+                st.just(content[start:end] * 2),
             )
         )
         content = content[:start] + replacement + content[end:]
@@ -64,7 +68,9 @@ def wrong_values(draw):
     )
     for _ in range(draw(st.integers(1, 6))):
         index = draw(st.integers(0, len(lines) - 1))
-        lines[index] = re.sub(r": .*$", lambda _: f": {draw(values)}", lines[index], count=1)
+        lines[index] = re.sub(
+            r": .*$", lambda _: f": {draw(values)}", lines[index], count=1
+        )
     return "\n".join(lines).encode()
 
 
@@ -82,7 +88,9 @@ def validate(content):
 def assert_result_is_consistent(content):
     """Check that exit code and output agree, and that every diagnostic has a line inside the file."""
     code, output = validate(content)
-    line_count = max(1, len(content.decode("utf-8", "replace").rstrip("\r\n").split("\n")))
+    line_count = max(
+        1, len(content.decode("utf-8", "replace").rstrip("\r\n").split("\n"))
+    )
     assert output
     assert code in {0, 2}
     assert (code == 0) == output[-1].startswith("FILE: valid")

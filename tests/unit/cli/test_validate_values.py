@@ -11,11 +11,26 @@ from finetune_operator.crd import generate
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("train: {lora: {rank: 8.5}}", "spec.train.lora.rank: must be an integer (got 8.5)"),
-        ("train: {lora: {rank: '8'}}", "spec.train.lora.rank: must be an integer (got '8')"),
-        ("train: {lora: {rank: true}}", "spec.train.lora.rank: must be an integer (got true)"),
-        ("train: {lora: {alpha: 0}}", "spec.train.lora.alpha: must be more than 0 (got 0)"),
-        ("train: {lora: {dropout: 1}}", "spec.train.lora.dropout: must be less than 1 (got 1)"),
+        (
+            "train: {lora: {rank: 8.5}}",
+            "spec.train.lora.rank: must be an integer (got 8.5)",
+        ),
+        (
+            "train: {lora: {rank: '8'}}",
+            "spec.train.lora.rank: must be an integer (got '8')",
+        ),
+        (
+            "train: {lora: {rank: true}}",
+            "spec.train.lora.rank: must be an integer (got true)",
+        ),
+        (
+            "train: {lora: {alpha: 0}}",
+            "spec.train.lora.alpha: must be more than 0 (got 0)",
+        ),
+        (
+            "train: {lora: {dropout: 1}}",
+            "spec.train.lora.dropout: must be less than 1 (got 1)",
+        ),
         (
             "train: {lora: {dropout: .nan}}",
             "spec.train.lora.dropout: must be a finite number (got '.nan')",
@@ -47,8 +62,14 @@ from finetune_operator.crd import generate
             "spec.train.pod.args[1]: must be a string (got a mapping)",
         ),
         ("train: {rank: 8}", "spec.train.rank: unknown key; did you mean lora.rank?"),
-        ("train: {max_steps: 8}", "spec.train.max_steps: unknown key; did you mean maxSteps?"),
-        ("train: {epochs: 10000000}", "spec.train.epochs: must be at most 10,000 (got 10000000)"),
+        (
+            "train: {max_steps: 8}",
+            "spec.train.max_steps: unknown key; did you mean maxSteps?",
+        ),
+        (
+            "train: {epochs: 10000000}",
+            "spec.train.epochs: must be at most 10,000 (got 10000000)",
+        ),
         ("train:", "spec.train: is empty; set a value or remove the key"),
         (
             "train: {pod: {command: [x, ~]}}",
@@ -66,9 +87,18 @@ from finetune_operator.crd import generate
             "train: {placement: {capacity: Spto}}",
             "spec.train.placement.capacity: must be one of Auto, OnDemand, Spot (got 'Spto'); did you mean Spot?",
         ),
-        ("seed: 99999999999", "spec.seed: must be at most 2,147,483,647 (got 99999999999)"),
-        ("seed: 0x" + "f" * 99, "spec.seed: must fit into a signed 64-bit integer (got '0xfff"),
-        ("evaluate: {tasks: []}", "spec.evaluate.tasks: must have at least 1 entry (got a list)"),
+        (
+            "seed: 99999999999",
+            "spec.seed: must be at most 2,147,483,647 (got 99999999999)",
+        ),
+        (
+            "seed: 0x" + "f" * 99,
+            "spec.seed: must fit into a signed 64-bit integer (got '0xfff",
+        ),
+        (
+            "evaluate: {tasks: []}",
+            "spec.evaluate.tasks: must have at least 1 entry (got a list)",
+        ),
         (
             "evaluate: {tasks: [{name: a}], gates: [{task: b, value: 0.5}]}",
             "spec.evaluate.gates: every task must be a name in evaluate.tasks",
@@ -164,10 +194,16 @@ def test_every_pattern_of_the_schema_has_a_message():
             "datasets: [{uri: x, columns: {}}]",
             "datasets[0].columns: must name fields of one kind of record",
         ),
-        ("datasets: [{uri: x, weight: 101}]", "datasets[0].weight: must be at most 100 (got 101)"),
+        (
+            "datasets: [{uri: x, weight: 101}]",
+            "datasets[0].weight: must be at most 100 (got 101)",
+        ),
         ("validation: {uri: x, columns: {text: a}, format: CSV}", None),
         ("validation: {fraction: 0}", None),
-        ("validation: {format: Auto}", "validation.fraction: set fraction or uri, and not both"),
+        (
+            "validation: {format: Auto}",
+            "validation.fraction: set fraction or uri, and not both",
+        ),
         (
             "validation: {fraction: 0.1, uri: x}",
             "validation.fraction: set fraction or uri, and not both",

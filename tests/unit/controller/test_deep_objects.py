@@ -85,11 +85,15 @@ def test_deepest_json_invalidates_only_its_own_pipeline():
     path = [*(str(ROOT / part) for part in ("operator", "trainer", "tests")), str(ROOT)]
     program = f"import sys; sys.path[:0] = {path!r}\n{PROGRAM}"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    assert (done.returncode, done.stdout) == (0, "the other pipelines went on\n"), done.stderr[
-        -3000:
-    ]
+    assert (done.returncode, done.stdout) == (0, "the other pipelines went on\n"), (
+        done.stderr[-3000:]
+    )
 
 
 @pytest.mark.parametrize("affinity", [{"a": 1}, [1]])

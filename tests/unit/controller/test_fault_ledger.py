@@ -5,17 +5,26 @@ from support.faults.ledger import Ledger
 from support.faults.pods import StagePod
 
 
-def pod(name: str, job: str = "demo-0f1e2d3c-train-a1", identity: str = "i1") -> StagePod:
+def pod(
+    name: str, job: str = "demo-0f1e2d3c-train-a1", identity: str = "i1"
+) -> StagePod:
     labels = {
         "finetune.dev/stage": "train",
         "finetune.dev/identity": identity,
         "batch.kubernetes.io/job-name": job,
     }
-    volumes = [{"name": "workspace", "persistentVolumeClaim": {"claimName": "demo-workspace"}}]
+    volumes = [
+        {"name": "workspace", "persistentVolumeClaim": {"claimName": "demo-workspace"}}
+    ]
     env = [{"name": "VERSION", "value": "7"}]
     return StagePod(
         {
-            "metadata": {"name": name, "namespace": "team", "uid": name, "labels": labels},
+            "metadata": {
+                "name": name,
+                "namespace": "team",
+                "uid": name,
+                "labels": labels,
+            },
             "spec": {"volumes": volumes, "containers": [{"name": "stage", "env": env}]},
         }
     )
@@ -63,7 +72,9 @@ def test_versions_of_a_deleted_pod_are_not_readable():
     ledger = Ledger()
     succeeded(ledger, pod("first"))
     assert (
-        ledger.readable_in("team") == ledger.succeeded_in("team") == {("demo-0f1e2d3c-train", "7")}
+        ledger.readable_in("team")
+        == ledger.succeeded_in("team")
+        == {("demo-0f1e2d3c-train", "7")}
     )
     ledger.drop_result(pod("first"))
     assert not ledger.readable_in("team")
@@ -85,8 +96,8 @@ def test_comparable_status_keeps_what_must_not_differ():
         "job": "demo-0f1e2d3c-train-a2",
     }
     status = {"stages": {"train": {"attempts": [lost, ended]}}}
-    [first, second] = comparable(status, "demo", "team", "0f1e2d3c-4b5a")["stages"]["train"][
-        "attempts"
-    ]
+    [first, second] = comparable(status, "demo", "team", "0f1e2d3c-4b5a")["stages"][
+        "train"
+    ]["attempts"]
     assert first == {"outcome": "Interrupted", "number": 1}
     assert second == {**ended, "job": "NAME-UID-train-a2"}

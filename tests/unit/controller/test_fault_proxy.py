@@ -48,7 +48,8 @@ def with_proxy(test):
             stack.push_async_callback(runner.cleanup)
             session = await stack.enter_async_context(aiohttp.ClientSession())
             endpoint = Endpoint(
-                f"http://127.0.0.1:{runner.addresses[0][1]}", ssl.create_default_context()
+                f"http://127.0.0.1:{runner.addresses[0][1]}",
+                ssl.create_default_context(),
             )
             proxy = await stack.enter_async_context(running_proxy(endpoint, session))
             return await test(
@@ -127,7 +128,11 @@ def test_delayed_request_is_executed_later():
 
 @pytest.mark.parametrize(
     ("how", "ending"),
-    [(WatchEnd.CLOSED, EVENT), (WatchEnd.TRUNCATED, b"broken"), (WatchEnd.SILENT, b"silent")],
+    [
+        (WatchEnd.CLOSED, EVENT),
+        (WatchEnd.TRUNCATED, b"broken"),
+        (WatchEnd.SILENT, b"silent"),
+    ],
 )
 def test_open_watch_ends_as_requested(how, ending):
     async def test(proxy: Proxy, _upstream, session, url):
@@ -159,4 +164,9 @@ def test_requests_are_numbered_by_kind():
         await watched(session, url)
         return [(request.kind, request.number) for request in proxy.requests]
 
-    assert with_proxy(test) == [("request", 1), ("lease", 1), ("request", 2), ("watch", 1)]
+    assert with_proxy(test) == [
+        ("request", 1),
+        ("lease", 1),
+        ("request", 2),
+        ("watch", 1),
+    ]

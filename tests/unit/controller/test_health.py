@@ -11,7 +11,12 @@ from finetune_operator.controller.health import Health
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.report import unreadable_status
-from finetune_operator.kubernetes.cache.cache import PIPELINES, PODS, SERVICES, ResourceCache
+from finetune_operator.kubernetes.cache.cache import (
+    PIPELINES,
+    PODS,
+    SERVICES,
+    ResourceCache,
+)
 
 
 def get(
@@ -30,12 +35,16 @@ def get(
     async def request():
         now = asyncio.get_running_loop().time()
         cache = ResourceCache()
-        for number, status in enumerate([*({"phase": phase} for phase in phases), *statuses]):
+        for number, status in enumerate(
+            [*({"phase": phase} for phase in phases), *statuses]
+        ):
             cache.update(PIPELINES, pipeline_object(f"p{number}", status=status))
         cache.update(PODS, pod_of())
         for service in services:
             cache.update(SERVICES, service)
-        elector = SimpleNamespace(is_leader=is_leader, last_response_at=now - response_age)
+        elector = SimpleNamespace(
+            is_leader=is_leader, last_response_at=now - response_age
+        )
         synced_at = None if sync_age is None else now - sync_age
         queue = WorkQueue()
         queue.add(Key("team", "demo"))
@@ -63,7 +72,10 @@ def test_standby_is_ready_without_synced_cache():
 def test_leader_without_synced_cache_is_live_but_not_ready():
     status, text = get("readyz", sync_age=None)
     assert (status, "has not synced" in text) == (503, True)
-    assert get("readyz", sync_age=4000.0) == (503, "the cache was last listed 4000 s ago\n")
+    assert get("readyz", sync_age=4000.0) == (
+        503,
+        "the cache was last listed 4000 s ago\n",
+    )
     assert get("livez", sync_age=None)[0] == 200
 
 
@@ -113,9 +125,19 @@ def test_metrics_count_cached_objects_by_kind():
 
 def test_metrics_count_servers_that_are_down():
     """Also of a pipeline that runs again, whose phase does not say so."""
-    meta = {"namespace": "team", "name": "p0-deploy", "ownerReferences": [{"uid": "uid-p0"}]}
-    service = {"metadata": meta, "spec": {"selector": {"finetune.dev/server": "p0-deploy-a1"}}}
-    assert "finetune_servers_down 1.0" in get("metrics", phases=["Running"], services=[service])[1]
+    meta = {
+        "namespace": "team",
+        "name": "p0-deploy",
+        "ownerReferences": [{"uid": "uid-p0"}],
+    }
+    service = {
+        "metadata": meta,
+        "spec": {"selector": {"finetune.dev/server": "p0-deploy-a1"}},
+    }
+    assert (
+        "finetune_servers_down 1.0"
+        in get("metrics", phases=["Running"], services=[service])[1]
+    )
     assert "finetune_servers_down 0.0" in get("metrics", phases=["Running"])[1]
 
 
@@ -140,10 +162,13 @@ def test_metrics_show_how_long_stages_wait_and_why():
             waiting_status("Invented", 5),
         ],
     )
-    assert 'finetune_waiting_stages{reason="WaitingForCapacity",stage="train"} 2.0' in text
+    assert (
+        'finetune_waiting_stages{reason="WaitingForCapacity",stage="train"} 2.0' in text
+    )
     assert 'finetune_waiting_stages{reason="",stage="train"} 1.0' in text
     [oldest] = re.findall(
-        r'finetune_waiting_oldest_seconds{reason="WaitingForCapacity",stage="train"} (\S+)', text
+        r'finetune_waiting_oldest_seconds{reason="WaitingForCapacity",stage="train"} (\S+)',
+        text,
     )
     assert 5400 <= float(oldest) < 5460
     assert "finetune_waiting_stages{" not in get("metrics")[1]

@@ -5,7 +5,12 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from support.operator.cluster_objects import job_of, pipeline_object, pod_of, running_status
+from support.operator.cluster_objects import (
+    job_of,
+    pipeline_object,
+    pod_of,
+    running_status,
+)
 from support.operator.fake_api import FakeApi
 from support.operator.pods import job_condition, running, terminated
 
@@ -15,7 +20,12 @@ from finetune_operator.controller.signals import StopSignal
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.cache.cache import JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.cache import (
+    JOBS,
+    PIPELINES,
+    PODS,
+    ResourceCache,
+)
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 NAME = "demo-train-a1"
@@ -56,7 +66,9 @@ class InformerScenario:
         self.api = SlowApi()
         self.cache = ResourceCache()
         self.queue = WorkQueue()
-        self.informers = Informers(self.api, self.cache, self.queue, StopSignal(), namespaces)
+        self.informers = Informers(
+            self.api, self.cache, self.queue, StopSignal(), namespaces
+        )
         self.create(PIPELINES, pipeline_object(status=running_status(NAME)))
         self.create(JOBS, job_of())
 
@@ -101,7 +113,10 @@ def test_pod_that_ends_during_a_list_keeps_its_end(gone):
     scenario = InformerScenario()
     scenario.create(PODS, pod_of(state=running()))
     scenario.list(lambda: scenario.event(PODS, ended_pod(), gone=gone))
-    assert (scenario.pod.exit_code, scenario.pod.termination_message.interruption.saved_step) == (
+    assert (
+        scenario.pod.exit_code,
+        scenario.pod.termination_message.interruption.saved_step,
+    ) == (
         75,
         40,
     )
@@ -152,7 +167,8 @@ def test_list_queues_differences_only():
     scenario = InformerScenario()
     assert scenario.list() == []
     scenario.api.put(
-        f"{PATHS[JOBS].format('team')}/{NAME}", job_of("demo", "train", job_condition("Complete"))
+        f"{PATHS[JOBS].format('team')}/{NAME}",
+        job_of("demo", "train", job_condition("Complete")),
     )
     assert scenario.list() == [DEMO]
     assert scenario.list() == []
@@ -172,7 +188,9 @@ def test_new_leader_queues_finished_pipelines_once_all_is_listed():
         for reflector in informers.informers.reflectors["team"]:
             await reflector.list()
         await queueing
-        return before, [await informers.queue.get() for _ in range(len(informers.queue))]
+        return before, [
+            await informers.queue.get() for _ in range(len(informers.queue))
+        ]
 
     assert asyncio.run(scenario()) == ([DEMO], [Key("team", "a-done")])
 
@@ -190,7 +208,9 @@ def test_changed_job_of_a_finished_pipeline_waits_behind_others():
         for name in ("a-done-train-a1", NAME):
             scenario.api.put(
                 f"{PATHS[JOBS].format('team')}/{name}",
-                job_of(name.removesuffix("-train-a1"), "train", job_condition("Complete")),
+                job_of(
+                    name.removesuffix("-train-a1"), "train", job_condition("Complete")
+                ),
             )
         await scenario.informers.list()
         return [(await scenario.queue.get()).name for _ in range(len(scenario.queue))]
@@ -199,7 +219,8 @@ def test_changed_job_of_a_finished_pipeline_waits_behind_others():
 
 
 @pytest.mark.parametrize(
-    "error", [RecursionError("too deep"), KeyError("metadata"), ClusterError("no answer")]
+    "error",
+    [RecursionError("too deep"), KeyError("metadata"), ClusterError("no answer")],
 )
 def test_failed_list_is_logged_and_retried(error, caplog):
     scenario = InformerScenario()
@@ -352,7 +373,9 @@ def delivered(scenario, kind, raw, *, processing=False):
         raw["metadata"]["resourceVersion"] = str(scenario.api.version)
         await handler_of(scenario)(kind, raw)
         queue = scenario.queue
-        return SimpleNamespace(now=DEMO in queue._urgent.added_at, later=DEMO in queue._delayed)
+        return SimpleNamespace(
+            now=DEMO in queue._urgent.added_at, later=DEMO in queue._delayed
+        )
 
     return asyncio.run(deliver())
 
@@ -367,7 +390,9 @@ def test_status_of_another_program_is_queued():
 
 
 def test_status_that_a_worker_is_writing_is_not_queued():
-    queued = delivered(InformerScenario(), "MODIFIED", foreign_status(), processing=True)
+    queued = delivered(
+        InformerScenario(), "MODIFIED", foreign_status(), processing=True
+    )
     assert (queued.now, queued.later) == (False, False)
 
 

@@ -53,7 +53,9 @@ async def no_writes():
 
 @pytest.fixture(autouse=True)
 def _short_timeouts():
-    with patch.multiple(leader_election, LEASE_DURATION=1, RENEW_DEADLINE=0.6, RETRY_PERIOD=0.05):
+    with patch.multiple(
+        leader_election, LEASE_DURATION=1, RENEW_DEADLINE=0.6, RETRY_PERIOD=0.05
+    ):
         yield
 
 
@@ -119,7 +121,9 @@ def test_leader_without_api_server_stops_before_lease_expires():
         api.down = True
         await first.renew()
         assert not first.is_leader
-        assert asyncio.get_running_loop().time() - began < leader_election.LEASE_DURATION
+        assert (
+            asyncio.get_running_loop().time() - began < leader_election.LEASE_DURATION
+        )
 
     run(scenario())
 
@@ -151,11 +155,17 @@ def test_two_processes_with_one_name_do_not_both_lead():
 
 
 def warnings_of(caplog):
-    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelname == "WARNING"
+    ]
 
 
 @pytest.mark.parametrize("changed_between_get_and_put", [False, True])
-def test_lease_held_by_another_ends_the_leadership_at_once(changed_between_get_and_put, caplog):
+def test_lease_held_by_another_ends_the_leadership_at_once(
+    changed_between_get_and_put, caplog
+):
     class StolenLeaseApi(FakeLeaseApi):
         """Another replica takes the Lease over while the leader's request is under way."""
 
@@ -165,9 +175,14 @@ def test_lease_held_by_another_ends_the_leadership_at_once(changed_between_get_a
             before = await super().get(path)
             if self.stolen and before["spec"]["holderIdentity"] != "other":
                 self._store(
-                    {**self.lease, "spec": {**self.lease["spec"], "holderIdentity": "other"}}
+                    {
+                        **self.lease,
+                        "spec": {**self.lease["spec"], "holderIdentity": "other"},
+                    }
                 )
-                return before if changed_between_get_and_put else await super().get(path)
+                return (
+                    before if changed_between_get_and_put else await super().get(path)
+                )
             return before
 
     async def scenario():
@@ -195,7 +210,10 @@ def test_edit_of_the_lease_by_a_user_does_not_end_leadership():
             if not self.edited:
                 self.edited = True
                 self._store(
-                    {**self.lease, "metadata": {**self.lease["metadata"], "labels": {"a": "b"}}}
+                    {
+                        **self.lease,
+                        "metadata": {**self.lease["metadata"], "labels": {"a": "b"}},
+                    }
                 )
             return before
 
@@ -270,11 +288,15 @@ def test_leader_whose_requests_hang_stops_at_the_deadline(caplog):
         stopped_after = asyncio.get_running_loop().time() - began
         assert (
             stopped_after
-            < left - (leader_election.LEASE_DURATION - leader_election.RENEW_DEADLINE) + 0.1
+            < left
+            - (leader_election.LEASE_DURATION - leader_election.RENEW_DEADLINE)
+            + 0.1
         )
 
     run(scenario())
-    assert "no longer the leader: the Lease was not renewed for 0.6 s" in warnings_of(caplog)
+    assert "no longer the leader: the Lease was not renewed for 0.6 s" in warnings_of(
+        caplog
+    )
 
 
 def test_orderly_release_warns_of_nothing(caplog):

@@ -76,7 +76,9 @@ def test_extra_names_pipeline_stage_and_attempt(configured):
     with pipeline_context(Key("other", "outer")):
         log.info("done", extra={"pipeline": DEMO, "stage": "train", "attempt": 2})
     [result] = objects(written())
-    assert {name: result.get(name) for name in ("namespace", "name", "stage", "attempt")} == {
+    assert {
+        name: result.get(name) for name in ("namespace", "name", "stage", "attempt")
+    } == {
         "namespace": "team",
         "name": "demo",
         "stage": "train",

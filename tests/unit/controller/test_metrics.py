@@ -37,7 +37,12 @@ def attempt(
     number: int, outcome: Outcome = Outcome.RUNNING, reason: Reason = Reason.PROGRESSING
 ) -> AttemptStatus:
     return AttemptStatus(
-        number=number, job=f"a{number}", identity="i", execution="e", outcome=outcome, reason=reason
+        number=number,
+        job=f"a{number}",
+        identity="i",
+        execution="e",
+        outcome=outcome,
+        reason=reason,
     )
 
 
@@ -59,7 +64,10 @@ def status(*attempts: AttemptStatus, stage: str = "train") -> PipelineStatus:
         (status(ended(1), attempt(2)), status(ended(1), ended(2)), 1),
         (PipelineStatus(), PipelineStatus(), 0),
         (
-            status(*(ended(number) for number in range(1, ATTEMPTS_KEPT)), attempt(ATTEMPTS_KEPT)),
+            status(
+                *(ended(number) for number in range(1, ATTEMPTS_KEPT)),
+                attempt(ATTEMPTS_KEPT),
+            ),
             status(
                 *(ended(number) for number in range(2, ATTEMPTS_KEPT + 1)),
                 attempt(ATTEMPTS_KEPT + 1),
@@ -82,7 +90,9 @@ def test_only_attempts_that_have_ended_since_are_counted(before, after, count):
 
 
 def test_stage_that_this_version_does_not_know_is_ignored():
-    assert count_changes(status(attempt(1), stage="x"), status(ended(1), stage="x")) == {}
+    assert (
+        count_changes(status(attempt(1), stage="x"), status(ended(1), stage="x")) == {}
+    )
 
 
 def test_counts_of_all_changes_are_the_attempts_of_the_pipeline():
@@ -106,7 +116,8 @@ def test_counts_of_all_changes_are_the_attempts_of_the_pipeline():
     record()
     record()
     assert {
-        (labels.stage, labels.outcome, labels.reason): count for labels, count in counted.items()
+        (labels.stage, labels.outcome, labels.reason): count
+        for labels, count in counted.items()
     } == {
         ("prepare", Outcome.SUCCEEDED, Reason.STAGE_SUCCEEDED): 1,
         ("train", Outcome.INTERRUPTED, Reason.INTERRUPTED): 2,
@@ -116,7 +127,9 @@ def test_counts_of_all_changes_are_the_attempts_of_the_pipeline():
 
 def finished(phase: str, *, gates_passed: bool | None = None) -> PipelineStatus:
     return PipelineStatus(
-        phase=phase, finished_at=datetime(2030, 1, 1, tzinfo=UTC), gates_passed=gates_passed
+        phase=phase,
+        finished_at=datetime(2030, 1, 1, tzinfo=UTC),
+        gates_passed=gates_passed,
     )
 
 
@@ -157,7 +170,9 @@ BELOW_GATE = finished("BelowThreshold", gates_passed=False)
 def test_pipeline_is_counted_once_it_finishes(before, after, count):
     def counted() -> float:
         return sum(
-            REGISTRY.get_sample_value("finetune_pipelines_finished_total", {"phase": phase})
+            REGISTRY.get_sample_value(
+                "finetune_pipelines_finished_total", {"phase": phase}
+            )
             for phase in FINAL_PHASES
         )
 
@@ -171,13 +186,17 @@ def test_series_of_alerts_exist_before_anything_ends():
     for stage in ("prepare", "train", "evaluate", "push", "deploy"):
         labels = {"stage": stage, "outcome": "Interrupted", "reason": "Interrupted"}
         assert REGISTRY.get_sample_value("finetune_attempts_total", labels) is not None
-        assert REGISTRY.get_sample_value("finetune_lost_steps_total", {"stage": stage}) is not None
+        assert (
+            REGISTRY.get_sample_value("finetune_lost_steps_total", {"stage": stage})
+            is not None
+        )
         for capacity in ("", "OnDemand", "Spot"):
             labels = {"stage": stage, "capacity": capacity}
             assert REGISTRY.get_sample_value("finetune_spent_total", labels) is not None
     for outcome in ("error", "bug"):
         assert (
-            REGISTRY.get_sample_value("finetune_reconcile_total", {"outcome": outcome}) is not None
+            REGISTRY.get_sample_value("finetune_reconcile_total", {"outcome": outcome})
+            is not None
         )
 
 
@@ -204,8 +223,12 @@ def test_attempt_is_counted_once_its_status_is_written():
     async def scenario():
         api = StatusApi()
         counted = attempts_counted()
-        cluster = KubernetesCluster(api, ResourceCache(), NoProgress(), NoProbe(), record_changes)
-        pipeline = Pipeline(Key("team", "demo"), "uid", 1, a_pipeline(), status(attempt(1)))
+        cluster = KubernetesCluster(
+            api, ResourceCache(), NoProgress(), NoProbe(), record_changes
+        )
+        pipeline = Pipeline(
+            Key("team", "demo"), "uid", 1, a_pipeline(), status(attempt(1))
+        )
         api.conflicts = True
         with pytest.raises(Conflict):
             await cluster.write_status(pipeline, status(ended(1)))

@@ -23,7 +23,12 @@ from finetune_operator.kubernetes.pods.http import open_session
 from finetune_operator.kubernetes.pods.progress import ProgressPoller
 from finetune_operator.kubernetes.pods.saves import SaveSender
 from finetune_operator.kubernetes.translate.api_errors import ApiError
-from finetune_operator.kubernetes.translate.node import CONDITIONS, LABELS, TAINTS, notices_of
+from finetune_operator.kubernetes.translate.node import (
+    CONDITIONS,
+    LABELS,
+    TAINTS,
+    notices_of,
+)
 from finetune_operator.kubernetes.translate.pod import Pod
 
 Object = dict[str, Any]
@@ -41,7 +46,8 @@ def node(name: str, *taints: str, version: int = 1, **more: Any) -> Object:
         **more.pop("metadata", {}),
     }
     images = [
-        {"names": [f"registry.example/{name}/{number}@sha256:{number:064}"]} for number in range(50)
+        {"names": [f"registry.example/{name}/{number}@sha256:{number:064}"]}
+        for number in range(50)
     ]
     status = {
         "images": images,
@@ -56,7 +62,9 @@ def event(kind: str, raw: Object) -> Object:
     return {"type": kind, "object": raw}
 
 
-def stage_pod(port: int, name: str = "one", node_name: str = "spot-1", **meta: Any) -> Pod:
+def stage_pod(
+    port: int, name: str = "one", node_name: str = "spot-1", **meta: Any
+) -> Pod:
     started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     pod = a_pod(
         {"running": {"startedAt": started}},
@@ -88,12 +96,18 @@ def test_label_or_condition_of_a_cloud_is_a_notice() -> None:
     "raw",
     [
         node("spot-1", "node.kubernetes.io/unschedulable", unschedulable=True),
-        node("spot-1", "node.kubernetes.io/out-of-service", "node.kubernetes.io/unreachable"),
+        node(
+            "spot-1",
+            "node.kubernetes.io/out-of-service",
+            "node.kubernetes.io/unreachable",
+        ),
         node("spot-1", "DeletionCandidateOfClusterAutoscaler"),
         node("spot-1", metadata={"labels": dict.fromkeys(LABELS, "PENDING")}),
         node(
             "spot-1",
-            status={"conditions": [{"type": kind, "status": "False"} for kind in CONDITIONS]},
+            status={
+                "conditions": [{"type": kind, "status": "False"} for kind in CONDITIONS]
+            },
         ),
         {"metadata": {"name": "bare"}},
     ],
@@ -128,7 +142,9 @@ def test_thousand_nodes_keep_less_than_ten_kilobytes() -> None:
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
     for number in range(1000):
-        cache.update("nodes", node(f"node-{number}", *([SPOT_ITN] if number % 100 == 0 else [])))
+        cache.update(
+            "nodes", node(f"node-{number}", *([SPOT_ITN] if number % 100 == 0 else []))
+        )
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(cache.notices) == 10
@@ -170,7 +186,9 @@ async def watching(api: FakeApi, pods: list[Pod], **settings: Any):
     ):
         async with open_session() as session:
             poller = ProgressPoller(session, lambda: pods)
-            poller.states = {pod.uid: progress_module._PodProgress(1e12, 60.0) for pod in pods}
+            poller.states = {
+                pod.uid: progress_module._PodProgress(1e12, 60.0) for pod in pods
+            }
             saves = SaveSender(session, poller.poll_soon)
             task = asyncio.create_task(NodeWatch(api, lambda: pods, saves).run())
             try:
@@ -196,14 +214,18 @@ def test_taint_asks_each_pod_on_that_node_once():
         api = FakeApi()
         here = Trainers(202)
         elsewhere = Trainers(202)
-        async with serve_http(here.answer) as port, serve_http(elsewhere.answer) as other:
+        async with (
+            serve_http(here.answer) as port,
+            serve_http(elsewhere.answer) as other,
+        ):
             pods = [
                 stage_pod(port, "one"),
                 stage_pod(port, "two"),
                 stage_pod(other, "three", "spot-2"),
             ]
             tainted = [
-                event("MODIFIED", node("spot-1", SPOT_ITN, version=number)) for number in (300, 301)
+                event("MODIFIED", node("spot-1", SPOT_ITN, version=number))
+                for number in (300, 301)
             ]
             untainted = [
                 event("MODIFIED", node("spot-2", version=302)),
@@ -244,7 +266,10 @@ def test_first_pod_saves_for_the_nodes_of_all():
         api = FakeApi()
         trainers = Trainers(202)
         others = Trainers(202)
-        async with serve_http(trainers.answer) as port, serve_http(others.answer) as other:
+        async with (
+            serve_http(trainers.answer) as port,
+            serve_http(others.answer) as other,
+        ):
             index = {"batch.kubernetes.io/job-completion-index": "1"}
             second = stage_pod(other, "two", "spot-2")
             second.raw["metadata"]["labels"] |= index
@@ -257,7 +282,10 @@ def test_first_pod_saves_for_the_nodes_of_all():
                 await until(lambda: len(saves.sent) == 2 and not saves.requests.tasks)
         return saves.sent, others.requests
 
-    assert run(scenario) == ({("one", "spot-1", SPOT_ITN), ("one", "spot-2", SPOT_ITN)}, [])
+    assert run(scenario) == (
+        {("one", "spot-1", SPOT_ITN), ("one", "spot-2", SPOT_ITN)},
+        [],
+    )
 
 
 def test_notice_found_by_the_first_list_counts():
@@ -265,7 +293,10 @@ def test_notice_found_by_the_first_list_counts():
         api = FakeApi()
         trainers = Trainers(202)
         api.put(f"{PATH}/spot-1", node("spot-1", "karpenter.sh/disrupted"))
-        async with serve_http(trainers.answer) as port, watching(api, [stage_pod(port)]):
+        async with (
+            serve_http(trainers.answer) as port,
+            watching(api, [stage_pod(port)]),
+        ):
             await until(lambda: trainers.requests)
         return trainers.requests
 
@@ -285,7 +316,9 @@ def test_pod_that_cannot_save_is_not_asked(change):
                 pod.raw["status"]["containerStatuses"] = []
             elif change == "server":
                 pod.raw["metadata"]["labels"] = {"finetune.dev/server": "one"}
-            api.watches[PATH] = [[event("MODIFIED", node("spot-1", SPOT_ITN, version=300))]]
+            api.watches[PATH] = [
+                [event("MODIFIED", node("spot-1", SPOT_ITN, version=300))]
+            ]
             async with watching(api, [pod]) as (_, saves):
                 await until(lambda: len(api.watched) == 2)
                 assert not saves.sent
@@ -295,7 +328,8 @@ def test_pod_that_cannot_save_is_not_asked(change):
 
 
 @pytest.mark.parametrize(
-    ("statuses", "requests"), [((503, 500, 202), 3), ((404,), 1), ((405,), 1), ((202,), 1)]
+    ("statuses", "requests"),
+    [((503, 500, 202), 3), ((404,), 1), ((405,), 1), ((202,), 1)],
 )
 def test_refused_request_is_repeated_where_that_may_help(statuses, requests):
     async def scenario():
@@ -303,7 +337,9 @@ def test_refused_request_is_repeated_where_that_may_help(statuses, requests):
         async with serve_http(trainers.answer) as port:
             api = FakeApi()
             pods = [stage_pod(port)]
-            api.watches[PATH] = [[event("MODIFIED", node("spot-1", SPOT_ITN, version=300))]]
+            api.watches[PATH] = [
+                [event("MODIFIED", node("spot-1", SPOT_ITN, version=300))]
+            ]
             async with watching(api, pods) as (_, saves):
                 await until(lambda: trainers.requests and not saves.requests.tasks)
         return len(trainers.requests)
@@ -325,7 +361,9 @@ def test_mute_pod_is_given_up_with_a_warning(caplog):
         "team/demo: aws-node-termination-handler/spot-itn announces the end of node spot-1"
         in caplog.text
     )
-    assert "team/demo: pod one was not asked to save: it answers nothing (" in caplog.text
+    assert (
+        "team/demo: pod one was not asked to save: it answers nothing (" in caplog.text
+    )
 
 
 def test_progress_is_polled_soon_after_the_request():
@@ -354,7 +392,9 @@ class ForbiddenApi(FakeApi):
     async def pages(self, path, **query):
         self.reads.append(path)
         raise ApiError(
-            403, 'nodes is forbidden: User "operator" cannot list resource "nodes"', "Forbidden"
+            403,
+            'nodes is forbidden: User "operator" cannot list resource "nodes"',
+            "Forbidden",
         )
         yield
 
@@ -385,7 +425,10 @@ def test_list_that_fails_otherwise_is_retried():
         api = FlakyApi()
         trainers = Trainers(202)
         api.put(f"{PATH}/spot-1", node("spot-1", SPOT_ITN))
-        async with serve_http(trainers.answer) as port, watching(api, [stage_pod(port)]):
+        async with (
+            serve_http(trainers.answer) as port,
+            watching(api, [stage_pod(port)]),
+        ):
             await until(lambda: trainers.requests)
 
     run(scenario)

@@ -12,11 +12,20 @@ A_CLASS = {"name": "h100", "capacity": "Spot"}
 @pytest.mark.parametrize(
     ("placement", "error"),
     [
-        ({"preset": "gcp"}, "preset: must be one of aks, eks, generic, gke, karpenter, not 'gcp'"),
+        (
+            {"preset": "gcp"},
+            "preset: must be one of aks, eks, generic, gke, karpenter, not 'gcp'",
+        ),
         ({"spots": {}}, "spots: Extra inputs are not permitted"),
         ({"currency": ""}, "currency: String should have at least 1 character, not ''"),
-        ({"returnSeconds": 0}, "returnSeconds: Input should be greater than or equal to 1, not 0"),
-        ({"nodeClasses": [{"name": "h100"}]}, "nodeClasses[0].capacity: Field required"),
+        (
+            {"returnSeconds": 0},
+            "returnSeconds: Input should be greater than or equal to 1, not 0",
+        ),
+        (
+            {"nodeClasses": [{"name": "h100"}]},
+            "nodeClasses[0].capacity: Field required",
+        ),
         (
             {"nodeClasses": [{**A_CLASS, "price": "1 $"}]},
             "nodeClasses[0].price: Input should be a valid decimal",
@@ -48,5 +57,7 @@ def test_wrong_defaults_end_the_operator_with_their_field(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(['--defaults={"podDefaults": {"image": "x"}}'])
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "argument --defaults: podDefaults.image: Extra inputs are not permitted" in line
+    assert (
+        "argument --defaults: podDefaults.image: Extra inputs are not permitted" in line
+    )
     assert line.endswith(": correct `defaults` in the values of the chart")

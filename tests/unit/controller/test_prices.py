@@ -17,10 +17,22 @@ from finetune_operator.controller.prices import MAX_CHARACTERS, PricedSettings
 from finetune_operator.core.settings import Settings
 
 CLASSES = [
-    {"name": "h100-spot", "capacity": "Spot", "accelerator": "nvidia.com/gpu", "price": "0.80"},
-    {"name": "h100", "capacity": "OnDemand", "accelerator": "nvidia.com/gpu", "price": "3.10"},
+    {
+        "name": "h100-spot",
+        "capacity": "Spot",
+        "accelerator": "nvidia.com/gpu",
+        "price": "0.80",
+    },
+    {
+        "name": "h100",
+        "capacity": "OnDemand",
+        "accelerator": "nvidia.com/gpu",
+        "price": "3.10",
+    },
 ]
-CONFIGURED = Settings(placement_defaults=PlacementDefaults.model_validate({"nodeClasses": CLASSES}))
+CONFIGURED = Settings(
+    placement_defaults=PlacementDefaults.model_validate({"nodeClasses": CLASSES})
+)
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 
 
@@ -72,11 +84,16 @@ def test_list_replaces_the_prices_that_it_names(folder):
 
 def test_price_of_null_is_not_known(folder):
     publish(folder, "2026-05-04", h100=None)
-    assert current(PricedSettings(CONFIGURED, folder))["h100"] == (None, date(2026, 5, 4))
+    assert current(PricedSettings(CONFIGURED, folder))["h100"] == (
+        None,
+        date(2026, 5, 4),
+    )
 
 
 def test_yaml_list_with_plain_dates_and_numbers_is_read(tmp_path):
-    (tmp_path / "prices.yaml").write_text("date: 2026-05-04\nprices:\n  h100: 2.9\n  h100-spot:\n")
+    (tmp_path / "prices.yaml").write_text(
+        "date: 2026-05-04\nprices:\n  h100: 2.9\n  h100-spot:\n"
+    )
     assert current(PricedSettings(CONFIGURED, tmp_path)) == {
         "h100-spot": (None, date(2026, 5, 4)),
         "h100": (Decimal("2.9"), date(2026, 5, 4)),
@@ -123,7 +140,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("text", "problem"), BROKEN.items(), ids=lambda text: text[:60])
+@pytest.mark.parametrize(
+    ("text", "problem"), BROKEN.items(), ids=lambda text: text[:60]
+)
 def test_broken_list_keeps_the_last_good_one(folder, caplog, text, problem):
     publish(folder, "2026-05-04", h100="2.00")
     settings = PricedSettings(CONFIGURED, folder)
@@ -133,7 +152,10 @@ def test_broken_list_keeps_the_last_good_one(folder, caplog, text, problem):
     settings.refresh()
     assert current(settings) == good
     [line] = caplog.messages
-    assert f"cannot use the price list in {folder}, prices stay as they are: prices.json: " in line
+    assert (
+        f"cannot use the price list in {folder}, prices stay as they are: prices.json: "
+        in line
+    )
     assert problem in line
     assert ": write date" in line or "leave out" in line
     assert "\n" not in line
@@ -153,7 +175,9 @@ def test_unreadable_list_is_logged_once_and_read_later(tmp_path, caplog):
     [line] = caplog.messages
     assert "Is a directory" in line
     (tmp_path / "prices.json").rmdir()
-    (tmp_path / "prices.json").write_text('{"date": "2026-05-04", "prices": {"h100": "1"}}')
+    (tmp_path / "prices.json").write_text(
+        '{"date": "2026-05-04", "prices": {"h100": "1"}}'
+    )
     settings.refresh()
     assert current(settings)["h100"][0] == Decimal(1)
 
@@ -190,15 +214,16 @@ def test_metric_shows_the_date_of_the_oldest_price(folder):
 
 
 @pytest.mark.parametrize(
-    "text", [None, "{", '{"date": "2026-05-04", "prices": {"h100-spot": null, "h100": null}}']
+    "text",
+    [None, "{", '{"date": "2026-05-04", "prices": {"h100-spot": null, "h100": null}}'],
 )
 def test_pipeline_succeeds_without_prices(folder, text):
     if text is not None:
         publish_text(folder, text)
     settings = PricedSettings(CONFIGURED, folder)
-    scenario = Scenario(a_pipeline(train={"pod": GPU}), settings=settings.current).run_before(
-        "train"
-    )
+    scenario = Scenario(
+        a_pipeline(train={"pod": GPU}), settings=settings.current
+    ).run_before("train")
     assert scenario.attempt("train").capacity == "Spot"
     scenario.finish()
     assert scenario.status.phase == "Succeeded"

@@ -4,7 +4,12 @@ import asyncio
 from unittest.mock import patch
 
 import pytest
-from support.operator.cluster_objects import job_of, pipeline_object, pod_of, running_status
+from support.operator.cluster_objects import (
+    job_of,
+    pipeline_object,
+    pod_of,
+    running_status,
+)
 from support.operator.fake_api import FakeApi
 from support.operator.pods import running
 
@@ -13,7 +18,13 @@ from finetune_operator.controller.informers import UNFINISHED_JOBS
 from finetune_operator.controller.reflector import Reflector, Resource
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
-from finetune_operator.kubernetes.cache.cache import EVENTS, JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.cache import (
+    EVENTS,
+    JOBS,
+    PIPELINES,
+    PODS,
+    ResourceCache,
+)
 from finetune_operator.kubernetes.cache.change import Urgency
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
@@ -34,7 +45,9 @@ class Reflected:
         self.cache = ResourceCache()
         self.changes = []
         self.path = PATHS[kind]
-        self.cache.update(PIPELINES, pipeline_object(status=running_status("demo-train-a1")))
+        self.cache.update(
+            PIPELINES, pipeline_object(status=running_status("demo-train-a1"))
+        )
         resource = Resource(kind, self.path, first=first, namespace="team")
         self.reflector = Reflector(
             self.api, self.cache, resource, self.changes.append, self.changes.append
@@ -75,7 +88,10 @@ class Reflected:
 def event(kind, raw, version):
     return {
         "type": kind,
-        "object": {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(version)}},
+        "object": {
+            **raw,
+            "metadata": {**raw["metadata"], "resourceVersion": str(version)},
+        },
     }
 
 
@@ -148,7 +164,9 @@ def test_first_list_of_a_new_leader_removes_nothing():
 
 def test_watch_continues_from_the_version_of_the_last_event():
     reflected = Reflected()
-    versions = reflected.watch([event("ADDED", job_of(), 300)], [event("DELETED", job_of(), 301)])
+    versions = reflected.watch(
+        [event("ADDED", job_of(), 300)], [event("DELETED", job_of(), 301)]
+    )
     assert versions == ["100", "300", "301"]
     assert len(reflected.cache.jobs) == 0
     assert reflected.woken == [Key("team", "demo")] * 2
@@ -170,7 +188,8 @@ def test_expired_version_leads_to_a_new_list():
 def test_failed_watch_is_retried_from_its_version(caplog):
     reflected = Reflected()
     versions = reflected.watch(
-        [event("ADDED", job_of(), 300), ApiError(0, "no answer")], [ApiError(503, "not now")]
+        [event("ADDED", job_of(), 300), ApiError(0, "no answer")],
+        [ApiError(503, "not now")],
     )
     assert versions == ["100", "300", "300"]
     assert caplog.text.count("watching jobs failed and is retried") == 2
@@ -233,7 +252,15 @@ MALFORMED = [
             "ownerReferences": [{}],
         }
     },
-    {"metadata": {"namespace": "team", "name": "x", "uid": "u", "labels": [], "annotations": "x"}},
+    {
+        "metadata": {
+            "namespace": "team",
+            "name": "x",
+            "uid": "u",
+            "labels": [],
+            "annotations": "x",
+        }
+    },
     {
         "metadata": {"namespace": "team", "name": "x", "uid": "u"},
         "status": {"conditions": "x"},
@@ -254,12 +281,17 @@ def test_malformed_object_does_not_hide_the_next_one(kind, raw):
         EVENTS: {
             "metadata": {"namespace": "team", "name": "e"},
             "type": "Warning",
-            "involvedObject": {"namespace": "team", "kind": "Job", "name": "demo-train-a1"},
+            "involvedObject": {
+                "namespace": "team",
+                "kind": "Job",
+                "name": "demo-train-a1",
+            },
         },
     }[kind]
     reflected.cache.update(JOBS, job_of())
     events = [
-        event(change, raw, 300 + n) for n, change in enumerate(("ADDED", "MODIFIED", "DELETED"))
+        event(change, raw, 300 + n)
+        for n, change in enumerate(("ADDED", "MODIFIED", "DELETED"))
     ]
     versions = reflected.watch([*events, event("ADDED", sound, 310)])
     assert versions == ["100", "310"], "the watch went on"

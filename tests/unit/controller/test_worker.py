@@ -66,7 +66,8 @@ def test_each_error_has_its_outcome_and_is_contained(error, outcome):
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome"), [case for case in ERRORS if case[1] in {"conflict", "error", "bug"}]
+    ("error", "outcome"),
+    [case for case in ERRORS if case[1] in {"conflict", "error", "bug"}],
 )
 def test_pipeline_is_retried_after_an_error(error, outcome):
     async def scenario():
@@ -143,7 +144,9 @@ def test_pipeline_recreated_during_its_removal_is_reconciled():
         stored = cluster.pipelines.pop(GOOD)
         queue.add(GOOD)
         assert await queue.get() == GOOD
-        queue.add(GOOD)  # its watch event arrives before the API server's response to the read
+        queue.add(
+            GOOD
+        )  # its watch event arrives before the API server's response to the read
         await process(GOOD, queue, cluster, Settings())
         queue.done(GOOD)
         cluster.pipelines[GOOD] = stored
@@ -181,7 +184,9 @@ def test_refused_pipeline_is_retried_with_a_growing_delay():
     async def scenario():
         cluster = FailingCluster(None)
         queue = WorkQueue()
-        cluster.refusals["workspace"] = Blocker(Reason.WAITING_FOR_QUOTA, "exceeded quota")
+        cluster.refusals["workspace"] = Blocker(
+            Reason.WAITING_FOR_QUOTA, "exceeded quota"
+        )
         for _ in range(4):
             assert await process(GOOD, queue, cluster, Settings()) == "refused"
         assert queue._failures[GOOD] == 4

@@ -23,7 +23,10 @@ def test_suspend_stops_attempt_and_resume_starts_a_new_one(stage):
         Outcome.STOPPED,
         "Suspended",
     )
-    assert (scenario.stage(stage).state, scenario.stage(stage).reason) == ("Pending", "Suspended")
+    assert (scenario.stage(stage).state, scenario.stage(stage).reason) == (
+        "Pending",
+        "Suspended",
+    )
     assert scenario.condition("Reconciling") is None
     assert scenario.condition("Finished") == ("False", "Suspended")
     scenario.edit(suspend=False)
@@ -57,12 +60,17 @@ def test_resume_waits_until_stopping_job_has_ended():
     scenario.edit(suspend=True).edit(suspend=False)
     assert scenario.created_jobs == ["prepare-a1"]
     scenario.cluster.evict(job, why=None)
-    assert scenario.reconcile_until_stable().created_jobs == ["prepare-a1", "prepare-a2"]
+    assert scenario.reconcile_until_stable().created_jobs == [
+        "prepare-a1",
+        "prepare-a2",
+    ]
 
 
 def killed_before_apply(scenario: Scenario) -> Scenario:
     """Reconcile once, but kill the operator after the status is written and before any action."""
-    scenario.cluster.inject_fault = lambda moment: 1 / 0 if moment == "before apply" else None
+    scenario.cluster.inject_fault = lambda moment: (
+        1 / 0 if moment == "before apply" else None
+    )
     with pytest.raises(ZeroDivisionError):
         scenario.reconcile()
     scenario.cluster.inject_fault = lambda moment: None
@@ -159,7 +167,10 @@ def test_retry_that_repeats_prepare_keeps_what_training_cost():
     scenario.cluster.fail(scenario.start("evaluate"), 66, "there is no adapter")
     scenario.reconcile_until_stable().retry("1")
     assert scenario.running == "prepare"
-    assert (scenario.stage("train").identity, scenario.stage("train").interruptions) == (
+    assert (
+        scenario.stage("train").identity,
+        scenario.stage("train").interruptions,
+    ) == (
         identity,
         1,
     )
@@ -178,7 +189,11 @@ def test_retry_after_lost_workspace_reruns_all_stages():
     scenario.cluster.fail(scenario.start("evaluate"), 66, "there is no adapter")
     scenario.reconcile_until_stable().retry("1")
     assert scenario.created_jobs[3:] == ["prepare-a2"]
-    assert scenario.finish().created_jobs[3:6] == ["prepare-a2", "train-a2", "evaluate-a2"]
+    assert scenario.finish().created_jobs[3:6] == [
+        "prepare-a2",
+        "train-a2",
+        "evaluate-a2",
+    ]
 
 
 def test_retry_resets_budgets():

@@ -17,19 +17,23 @@ def ended(end_job) -> Scenario:
 
 
 INTERRUPTIONS = {
-    "complete, result not read": lambda scenario, job: scenario.cluster.complete(job, None),
+    "complete, result not read": lambda scenario, job: scenario.cluster.complete(
+        job, None
+    ),
     "evicted, checkpoint saved": lambda scenario, job: scenario.cluster.evict(
         job, step=70, saved=70
     ),
     "evicted, killed before it saved": lambda scenario, job: scenario.cluster.fail(
         job, 137, disruption="evicted"
     ),
-    "evicted, exit code 0 without a result": lambda scenario, job: scenario.cluster.update_job(
-        job,
-        state=JobState.COMPLETE,
-        exit_code=0,
-        disruption="evicted",
-        finished_at=scenario.cluster.now,
+    "evicted, exit code 0 without a result": lambda scenario, job: (
+        scenario.cluster.update_job(
+            job,
+            state=JobState.COMPLETE,
+            exit_code=0,
+            disruption="evicted",
+            finished_at=scenario.cluster.now,
+        )
     ),
     "evicted while failing": lambda scenario, job: scenario.cluster.fail(
         job, 65, disruption="evicted"
@@ -101,19 +105,27 @@ def test_exit_code_0_without_expected_result_is_a_failure(end_job, message):
     [attempt] = scenario.stage("train").attempts
     assert (attempt.outcome, attempt.reason) == (Outcome.FAILED, "ResultMissing")
     assert message in attempt.message
-    assert (scenario.stage("train").interruptions, scenario.stage("train").failures) == (0, 1)
+    assert (
+        scenario.stage("train").interruptions,
+        scenario.stage("train").failures,
+    ) == (0, 1)
 
 
 @pytest.mark.parametrize(("code", "reason"), PERMANENT.values(), ids=PERMANENT.keys())
 def test_permanent_failure_is_not_retried(code, reason):
-    scenario = ended(lambda scenario, job: scenario.cluster.fail(job, code, "line 3: no"))
+    scenario = ended(
+        lambda scenario, job: scenario.cluster.fail(job, code, "line 3: no")
+    )
     assert (scenario.stage("train").state, scenario.stage("train").reason) == (
         StageState.FAILED,
         reason,
     )
     assert scenario.condition("Stalled") == ("True", reason)
     assert "line 3: no" in scenario.status.conditions[0].message
-    assert scenario.after(1e6).reconcile_until_stable().created_jobs == ["prepare-a1", "train-a1"]
+    assert scenario.after(1e6).reconcile_until_stable().created_jobs == [
+        "prepare-a1",
+        "train-a1",
+    ]
 
 
 def test_result_of_stopping_job_counts():
@@ -162,12 +174,16 @@ def test_out_of_memory_names_the_limit_and_its_double(limit, proposed):
 def test_out_of_memory_without_a_limit_names_the_node():
     scenario = ended(lambda scenario, job: scenario.run_out_of_memory(job))
     message = scenario.stage("train").message
-    assert "its node ran out of memory: set train.pod.resources.requests.memory" in message
+    assert (
+        "its node ran out of memory: set train.pod.resources.requests.memory" in message
+    )
 
 
 def test_out_of_memory_keeps_the_words_of_the_process():
     scenario = ended(
-        lambda scenario, job: scenario.cluster.fail(job, 70, "a worker died", out_of_memory=True)
+        lambda scenario, job: scenario.cluster.fail(
+            job, 70, "a worker died", out_of_memory=True
+        )
     )
     assert scenario.stage("train").message.endswith("; a worker died")
 
@@ -194,7 +210,9 @@ def test_out_of_memory_decides_before_exit_code_0(disruption):
 
 def test_termination_message_becomes_attempt_message():
     scenario = ended(
-        lambda scenario, job: scenario.cluster.fail(job, 70, "the loss is not a number at step 12")
+        lambda scenario, job: scenario.cluster.fail(
+            job, 70, "the loss is not a number at step 12"
+        )
     )
     assert scenario.attempt("train").message == "the loss is not a number at step 12"
 
@@ -216,7 +234,9 @@ def test_long_messages_are_truncated():
     assert len(scenario.reconcile_until_stable().stage("train").message) <= 4096
     other = Scenario()
     other.cluster.fail(other.start("prepare"), None, disruption="y" * 30_000)
-    assert len(other.reconcile_until_stable().stage("prepare").attempts[0].message) <= 4096
+    assert (
+        len(other.reconcile_until_stable().stage("prepare").attempts[0].message) <= 4096
+    )
     queued = Scenario().reconcile_until_stable()
     queued.hold(queued.attempt("prepare").job, "z" * 30_000)
     assert len(queued.reconcile_until_stable().stage("prepare").message) <= 4096

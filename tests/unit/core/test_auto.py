@@ -36,7 +36,9 @@ def nodes(name: str) -> NodeGroup:
     return NodeGroup(ON_DEMAND if name in ON_DEMAND_CLASSES else SPOT, name or None)
 
 
-def offer(name: str, price: Decimal | None = None, interruptions_per_hour: float | None = None):
+def offer(
+    name: str, price: Decimal | None = None, interruptions_per_hour: float | None = None
+):
     return Offer(nodes(name), price, interruptions_per_hour)
 
 
@@ -47,7 +49,9 @@ A100 = [offer("a100-spot", Decimal("1.14"))], [offer("a100", Decimal("1.04"))]
 def of(hours: float, **fields) -> Experience:
     """A stage that needs some hours more."""
     duration = {"total": hours * HOUR, "remaining": hours * HOUR, "measured": True}
-    given_up = {nodes(name): cause for name, cause in fields.pop("given_up", {}).items()}
+    given_up = {
+        nodes(name): cause for name, cause in fields.pop("given_up", {}).items()
+    }
     return Experience(**(duration | fields), given_up=given_up)
 
 
@@ -73,14 +77,30 @@ def choose(offers, experience, capacity=AUTO, **limits):
             of(4),
             (SPOT, "4090-spot", Cause.PRICE_UNKNOWN),
         ),
-        (([offer("")], [Offer(NodeGroup(ON_DEMAND))]), of(4), (SPOT, None, Cause.PRICE_UNKNOWN)),
+        (
+            ([offer("")], [Offer(NodeGroup(ON_DEMAND))]),
+            of(4),
+            (SPOT, None, Cause.PRICE_UNKNOWN),
+        ),
         (H100, of(0.4), (ON_DEMAND, "h100", Cause.SHORT_STAGE)),
         (H100, of(0.4, total=4 * HOUR), (SPOT, "h100-spot", Cause.LOWER_COST)),
         (H100, of(4, deadline=4.2 * HOUR), (ON_DEMAND, "h100", Cause.DEADLINE)),
         (H100, of(4, deadline=4.5 * HOUR), (SPOT, "h100-spot", Cause.LOWER_COST)),
-        (H100, of(4, deadline=4.5 * HOUR, measured=False), (ON_DEMAND, "h100", Cause.DEADLINE)),
-        (H100, of(4, deadline=5.2 * HOUR, measured=False), (SPOT, "h100-spot", Cause.LOWER_COST)),
-        (H100, of(4, deadline=4.5 * HOUR, later_stages=HOUR), (ON_DEMAND, "h100", Cause.DEADLINE)),
+        (
+            H100,
+            of(4, deadline=4.5 * HOUR, measured=False),
+            (ON_DEMAND, "h100", Cause.DEADLINE),
+        ),
+        (
+            H100,
+            of(4, deadline=5.2 * HOUR, measured=False),
+            (SPOT, "h100-spot", Cause.LOWER_COST),
+        ),
+        (
+            H100,
+            of(4, deadline=4.5 * HOUR, later_stages=HOUR),
+            (ON_DEMAND, "h100", Cause.DEADLINE),
+        ),
         (H100, Experience(deadline=100 * HOUR), (ON_DEMAND, "h100", Cause.DEADLINE)),
         (
             H100,
@@ -93,20 +113,35 @@ def test_auto_chooses_by_deadline_duration_and_cost(offers, experience, expected
     assert choose(offers, experience) == expected
 
 
-@pytest.mark.parametrize("cause", [Cause.INTERRUPTIONS, Cause.NO_CAPACITY, Cause.NO_PROGRESS])
+@pytest.mark.parametrize(
+    "cause", [Cause.INTERRUPTIONS, Cause.NO_CAPACITY, Cause.NO_PROGRESS]
+)
 def test_auto_goes_to_on_demand_after_last_spot_class(cause):
-    assert choose(H100, of(4, given_up={"h100-spot": cause})) == (ON_DEMAND, "h100", cause)
+    assert choose(H100, of(4, given_up={"h100-spot": cause})) == (
+        ON_DEMAND,
+        "h100",
+        cause,
+    )
 
 
 def test_auto_tries_other_spot_class_before_on_demand():
-    spot = [offer("dear", Decimal("1.20")), offer("cheap", Decimal("0.80")), offer("unknown")]
+    spot = [
+        offer("dear", Decimal("1.20")),
+        offer("cheap", Decimal("0.80")),
+        offer("unknown"),
+    ]
     chosen = []
     given_up: dict[str, Cause] = {}
     for _ in range(4):
         capacity, name, _ = choose((spot, H100[1]), of(4, given_up=given_up))
         chosen.append((capacity, name))
         given_up = {**given_up, name: Cause.NO_CAPACITY}
-    assert chosen == [(SPOT, "cheap"), (SPOT, "dear"), (SPOT, "unknown"), (ON_DEMAND, "h100")]
+    assert chosen == [
+        (SPOT, "cheap"),
+        (SPOT, "dear"),
+        (SPOT, "unknown"),
+        (ON_DEMAND, "h100"),
+    ]
 
 
 FULL = Cause.NO_CAPACITY
@@ -125,7 +160,10 @@ FULL = Cause.NO_CAPACITY
     ],
 )
 def test_full_classes_at_a_similar_price_have_turns(second, given_up, spare, expected):
-    spot = [offer("cheap", Decimal("0.80")), offer("second", second and Decimal(second))]
+    spot = [
+        offer("cheap", Decimal("0.80")),
+        offer("second", second and Decimal(second)),
+    ]
     experience = of(4, given_up=given_up, restart=MINUTE, loss=MINUTE)
     experience = replace(experience, deadline=(4 * 1.03 * 60 + 3 + spare) * MINUTE)
     assert choose((spot, H100[1]), experience)[1] == expected
@@ -141,7 +179,11 @@ def test_full_classes_have_no_turns_without_a_deadline(pending, expected):
 
 def test_class_with_lower_expected_cost_comes_first():
     spot = [offer("taken", Decimal("0.80"), 6.0), offer("calm", Decimal("0.90"), 0.01)]
-    assert choose((spot, H100[1]), of(4, restart=5 * MINUTE)) == (SPOT, "calm", Cause.LOWER_COST)
+    assert choose((spot, H100[1]), of(4, restart=5 * MINUTE)) == (
+        SPOT,
+        "calm",
+        Cause.LOWER_COST,
+    )
 
 
 def test_cheap_class_that_is_always_taken_has_no_turn():
@@ -162,7 +204,9 @@ def test_last_interruption_is_not_spent_on_spot(left, capacity):
     assert choose(H100, of(4, interruptions_left=left))[0] == capacity
 
 
-@pytest.mark.parametrize(("capacity", "node_class"), [(SPOT, "a100-spot"), (ON_DEMAND, "a100")])
+@pytest.mark.parametrize(
+    ("capacity", "node_class"), [(SPOT, "a100-spot"), (ON_DEMAND, "a100")]
+)
 def test_requested_capacity_is_kept_whatever_it_costs(capacity, node_class):
     given_up = {"a100-spot": Cause.NO_CAPACITY}
     experience = of(0.1, deadline=HOUR, given_up=given_up)
@@ -179,12 +223,17 @@ def test_decision_has_numbers_of_both_capacities():
     assert decision.on_demand
     assert decision.on_demand.cost == Decimal("12.40")
     assert decision.spot.rate == pytest.approx(0.2)
-    assert float(decision.spot.cost) == pytest.approx(3.2 * (1 + 0.2 * (0.5 + 3) / 60), rel=1e-4)
+    assert float(decision.spot.cost) == pytest.approx(
+        3.2 * (1 + 0.2 * (0.5 + 3) / 60), rel=1e-4
+    )
 
 
 def test_rate_moves_from_expected_to_observed():
     spot = offer("spot", Decimal(1), interruptions_per_hour=0.5)
-    rates = [estimate(spot, of(4, interruptions=n, spot_time=n * HOUR)).rate for n in (0, 10, 1000)]
+    rates = [
+        estimate(spot, of(4, interruptions=n, spot_time=n * HOUR)).rate
+        for n in (0, 10, 1000)
+    ]
     assert rates == [0.5, 0.75, pytest.approx(1, abs=0.01)]
 
 
@@ -194,11 +243,15 @@ def test_cost_has_no_end_if_interruptions_leave_no_time():
 
 
 @pytest.mark.parametrize(
-    ("rate", "restart", "loss"), [(0.5, 6, 20), (3, 10, 10), (0.2, 3, 240), (0, 3, 10), (5, 0, 0)]
+    ("rate", "restart", "loss"),
+    [(0.5, 6, 20), (3, 10, 10), (0.2, 3, 240), (0, 3, 10), (5, 0, 0)],
 )
 def test_cost_is_that_of_many_simulated_runs(rate, restart, loss):
     rng = random.Random(1)
-    runs = [hours_with_interruptions(rng, rate, restart / 60, loss / 60) for _ in range(2000)]
+    runs = [
+        hours_with_interruptions(rng, rate, restart / 60, loss / 60)
+        for _ in range(2000)
+    ]
     spot = offer("spot", Decimal(1), interruptions_per_hour=rate)
     expected = estimate(spot, of(4, restart=restart * MINUTE, loss=loss * MINUTE))
     assert float(expected.cost) == pytest.approx(sum(runs) / len(runs), rel=0.05)
@@ -218,7 +271,9 @@ def hours_with_interruptions(
             hours = hours + needed
             done = done + needed
             continue
-        while ends < float("inf"):  # it begins again, until a restart is not interrupted
+        while ends < float(
+            "inf"
+        ):  # it begins again, until a restart is not interrupted
             hours = ends + restart
             ends = ends + rng.expovariate(rate)
             if hours <= ends:
@@ -237,15 +292,29 @@ def hours_with_interruptions(
             0.9 * 5.666667 * HOUR,
         ),
         (of(4, deadline=10 * HOUR), Limits(pending=HOUR), HOUR),
-        (of(1, deadline=1.1167 * HOUR, loss=0 * HOUR, restart=MINUTE), Limits(), MIN_PENDING),
-        (of(1, deadline=1.1 * HOUR, loss=0 * HOUR, restart=MINUTE), Limits(), 2.2 * MINUTE),
-        (of(1, deadline=1.1 * HOUR, loss=0 * HOUR, restart=MINUTE), Limits(pending=MINUTE), MINUTE),
+        (
+            of(1, deadline=1.1167 * HOUR, loss=0 * HOUR, restart=MINUTE),
+            Limits(),
+            MIN_PENDING,
+        ),
+        (
+            of(1, deadline=1.1 * HOUR, loss=0 * HOUR, restart=MINUTE),
+            Limits(),
+            2.2 * MINUTE,
+        ),
+        (
+            of(1, deadline=1.1 * HOUR, loss=0 * HOUR, restart=MINUTE),
+            Limits(pending=MINUTE),
+            MINUTE,
+        ),
         (of(4, deadline=4 * HOUR), Limits(), 0 * HOUR),
         (Experience(deadline=HOUR), Limits(), PENDING),
     ],
 )
 def test_pod_waits_as_user_or_deadline_allows(experience, limits, expected):
-    assert pending_limit(experience, limits) / MINUTE == pytest.approx(expected / MINUTE, rel=1e-3)
+    assert pending_limit(experience, limits) / MINUTE == pytest.approx(
+        expected / MINUTE, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -262,8 +331,13 @@ def test_pod_waits_as_user_or_deadline_allows(experience, limits, expected):
         (0, 2, 10 * HOUR, Limits(fruitless=2), Cause.NO_PROGRESS),
     ],
 )
-def test_class_is_given_up_at_limit_in_a_row(interruptions, fruitless, deadline, limits, expected):
-    assert reason_to_give_up(interruptions, fruitless, of(4, deadline=deadline), limits) is expected
+def test_class_is_given_up_at_limit_in_a_row(
+    interruptions, fruitless, deadline, limits, expected
+):
+    assert (
+        reason_to_give_up(interruptions, fruitless, of(4, deadline=deadline), limits)
+        is expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,7 +367,10 @@ def test_return_time_doubles_only_without_deadline(cause, attempts, deadline, ex
     ],
 )
 def test_running_attempt_returns_only_where_that_pays(offers, experience, expected):
-    assert pays_to_return(decide(AUTO, *offers, experience, Limits()), experience) is expected
+    assert (
+        pays_to_return(decide(AUTO, *offers, experience, Limits()), experience)
+        is expected
+    )
 
 
 def test_deadline_is_kept_after_interruption_in_worst_moment():
@@ -303,7 +380,8 @@ def test_deadline_is_kept_after_interruption_in_worst_moment():
             experience = of(hours, restart=restart * MINUTE, loss=20 * MINUTE)
             needed = experience.remaining + 2 * experience.restart + experience.loss
             late = choose(
-                H100, of(hours, restart=restart * MINUTE, loss=20 * MINUTE, deadline=needed)
+                H100,
+                of(hours, restart=restart * MINUTE, loss=20 * MINUTE, deadline=needed),
             )
             assert late == (ON_DEMAND, "h100", Cause.DEADLINE)
             in_time = of(

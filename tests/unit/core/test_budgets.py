@@ -24,9 +24,14 @@ def interrupt(scenario: Scenario, times: int) -> Scenario:
 
 
 def test_failures_and_interruptions_have_separate_budgets():
-    scenario = Scenario(a_pipeline(train={"maxFailures": 2, "maxInterruptions": 3})).run("prepare")
+    scenario = Scenario(
+        a_pipeline(train={"maxFailures": 2, "maxInterruptions": 3})
+    ).run("prepare")
     interrupt(fail(scenario, 2).after(1000), 3)
-    assert (scenario.stage("train").failures, scenario.stage("train").interruptions) == (2, 3)
+    assert (
+        scenario.stage("train").failures,
+        scenario.stage("train").interruptions,
+    ) == (2, 3)
     assert scenario.finish().status.phase == "Succeeded"
 
 
@@ -37,28 +42,45 @@ def test_ten_evictions_leave_the_failure_budget_untouched():
     for step in range(1, 11):
         scenario.cluster.evict(scenario.start("train"), step * 10, step * 10)
         scenario.reconcile_until_stable()
-    assert (scenario.stage("train").failures, scenario.stage("train").interruptions) == (0, 10)
+    assert (
+        scenario.stage("train").failures,
+        scenario.stage("train").interruptions,
+    ) == (0, 10)
     assert scenario.finish().status.phase == "Succeeded"
 
 
 def test_eviction_after_ten_exceeds_only_its_own_budget():
     scenario = interrupt(
-        Scenario(a_pipeline(train={"maxFailures": 0, "maxInterruptions": 10})).run("prepare"), 11
+        Scenario(a_pipeline(train={"maxFailures": 0, "maxInterruptions": 10})).run(
+            "prepare"
+        ),
+        11,
     )
-    assert (scenario.stage("train").failures, scenario.stage("train").interruptions) == (0, 11)
+    assert (
+        scenario.stage("train").failures,
+        scenario.stage("train").interruptions,
+    ) == (0, 11)
     assert "interrupted 11 times" in scenario.stage("train").message
 
 
 def test_crashing_script_leaves_interruption_budget_untouched():
     """With no interruption to spare, a crashing script uses up its own budget alone."""
     scenario = fail(
-        Scenario(a_pipeline(train={"maxFailures": 3, "maxInterruptions": 0})).run("prepare"),
+        Scenario(a_pipeline(train={"maxFailures": 3, "maxInterruptions": 0})).run(
+            "prepare"
+        ),
         3,
         code=1,
     )
-    assert (scenario.stage("train").failures, scenario.stage("train").interruptions) == (3, 0)
+    assert (
+        scenario.stage("train").failures,
+        scenario.stage("train").interruptions,
+    ) == (3, 0)
     assert scenario.stage("train").state == "Pending"
-    assert fail(scenario, 1, code=1).condition("Stalled") == ("True", "RetriesExhausted")
+    assert fail(scenario, 1, code=1).condition("Stalled") == (
+        "True",
+        "RetriesExhausted",
+    )
     assert "failed 4 times" in scenario.stage("train").message
     assert scenario.stage("train").interruptions == 0
 
@@ -71,7 +93,9 @@ def test_stage_fails_when_failure_budget_is_exceeded():
 
 
 def test_stage_fails_when_interruption_budget_is_exceeded():
-    scenario = interrupt(Scenario(a_pipeline(train={"maxInterruptions": 2})).run("prepare"), 3)
+    scenario = interrupt(
+        Scenario(a_pipeline(train={"maxInterruptions": 2})).run("prepare"), 3
+    )
     assert scenario.condition("Stalled") == ("True", "RetriesExhausted")
     assert "interrupted 3 times: its node is gone" in scenario.stage("train").message
 
@@ -125,7 +149,10 @@ def test_stage_is_stopped_after_its_timeout():
         "DeadlineExceeded",
     )
     assert scenario.attempt("train").outcome == Outcome.STOPPED
-    assert scenario.edit(train={"maxRuntimeSeconds": 500}).finish().status.phase == "Succeeded"
+    assert (
+        scenario.edit(train={"maxRuntimeSeconds": 500}).finish().status.phase
+        == "Succeeded"
+    )
 
 
 def run_until_finished(scenario: Scenario) -> Scenario:
@@ -142,7 +169,9 @@ def run_until_finished(scenario: Scenario) -> Scenario:
 
 @pytest.mark.parametrize("ahead", [-3600, -20, 0, 20, 99, 101, 3600])
 @pytest.mark.parametrize(
-    "limit", [{"train": {"maxRuntimeSeconds": 100}}, {"maxRuntimeSeconds": 160}], ids=str
+    "limit",
+    [{"train": {"maxRuntimeSeconds": 100}}, {"maxRuntimeSeconds": 160}],
+    ids=str,
 )
 def test_deadline_ends_the_stage_with_any_clock_skew(ahead, limit):
     """An operator ahead of the kubelet once started Job after Job: by the kubelet's times there was time left."""
@@ -172,7 +201,8 @@ def test_lower_timeout_after_the_stop_names_the_time_used():
     scenario = Scenario(a_pipeline(train={"maxRuntimeSeconds": 100})).run("prepare")
     run_until_finished(scenario)
     assert (
-        "ran for 102 s; train.maxRuntimeSeconds is 100: raise it" in scenario.stage("train").message
+        "ran for 102 s; train.maxRuntimeSeconds is 100: raise it"
+        in scenario.stage("train").message
     )
     scenario.edit(train={"maxRuntimeSeconds": 101})
     assert scenario.stage("train").state == "Failed"
@@ -276,6 +306,8 @@ def test_deadline_excludes_superseded_attempt():
     scenario.after(95).edit(seed=7)
     scenario.cluster.evict(old, why=None)
     job = scenario.start("prepare")
-    scenario.after(60).reconcile_until_stable()  # 215 s if the superseded training counted
+    scenario.after(
+        60
+    ).reconcile_until_stable()  # 215 s if the superseded training counted
     assert not scenario.cluster.jobs[job].asked_to_stop
     assert scenario.requeue_after == timedelta(seconds=140)

@@ -35,7 +35,9 @@ def test_cheaper_spot_is_chosen_with_its_numbers():
     )
     assert "CapacityChosen" in scenario.events
     assert scenario.condition("Trained") == ("Unknown", "Progressing")
-    selector = scenario.cluster.jobs[scenario.attempt("train").job].template.placement.node_selector
+    selector = scenario.cluster.jobs[
+        scenario.attempt("train").job
+    ].template.placement.node_selector
     assert selector == {"class": "h100-spot"}
 
 
@@ -51,10 +53,15 @@ def test_requested_spot_that_costs_more_is_warned_about():
     scenario = training(*A100, placement={"capacity": "Spot"})
     assert placed(scenario) == ("Spot", "a100-spot")
     warning = next(
-        event for _, event in scenario.cluster.emitted if event.reason == "SpotCostsMore"
+        event
+        for _, event in scenario.cluster.emitted
+        if event.reason == "SpotCostsMore"
     )
     assert warning.type == "Warning"
-    assert "costs more than OnDemand: 1.14 against 1.04 USD an hour on OnDemand" in warning.message
+    assert (
+        "costs more than OnDemand: 1.14 against 1.04 USD an hour on OnDemand"
+        in warning.message
+    )
     job = scenario.attempt("train").job
     scenario.cluster.start(job)
     scenario.reconcile_until_stable()
@@ -64,7 +71,8 @@ def test_requested_spot_that_costs_more_is_warned_about():
 
 
 @pytest.mark.parametrize(
-    "classes", [(), (("h100-spot", "Spot", None), H100[1]), (H100[0], ("h100", "OnDemand", None))]
+    "classes",
+    [(), (("h100-spot", "Spot", None), H100[1]), (H100[0], ("h100", "OnDemand", None))],
 )
 def test_missing_price_stops_nothing(classes):
     scenario = training(*classes)
@@ -74,13 +82,18 @@ def test_missing_price_stops_nothing(classes):
 
 
 def test_short_stage_runs_on_demand():
-    assert placed(training(*H100, placement={"expectedSeconds": 1200})) == ("OnDemand", "h100")
+    assert placed(training(*H100, placement={"expectedSeconds": 1200})) == (
+        "OnDemand",
+        "h100",
+    )
 
 
 @pytest.mark.parametrize(("hours", "capacity"), [(4.2, "OnDemand"), (6, "Spot")])
 def test_deadline_decides_whether_there_is_time_for_spot(hours, capacity):
     deadline = (START + timedelta(hours=hours)).isoformat()
-    scenario = training(*H100, deadline=deadline, placement={"expectedSeconds": 4 * 3600})
+    scenario = training(
+        *H100, deadline=deadline, placement={"expectedSeconds": 4 * 3600}
+    )
     assert placed(scenario)[0] == capacity
 
 
@@ -94,11 +107,20 @@ def test_last_allowed_interruption_leads_to_on_demand():
     """With much time to spare, quick interruptions are no reason to leave: the budget of the stage is."""
     deadline = (START + timedelta(hours=300)).isoformat()
     scenario = training(
-        *H100, deadline=deadline, maxInterruptions=3, placement={"expectedSeconds": 60_000}
+        *H100,
+        deadline=deadline,
+        maxInterruptions=3,
+        placement={"expectedSeconds": 60_000},
     )
     for number in range(3):
         assert placed(scenario)[0] == "Spot"
-        interrupt(scenario, 5, start=50 * number, last=50 * number + 50, saved=50 * number + 50)
+        interrupt(
+            scenario,
+            5,
+            start=50 * number,
+            last=50 * number + 50,
+            saved=50 * number + 50,
+        )
     assert placed(scenario) == ("OnDemand", "h100")
     assert choice(scenario).message == (
         "OnDemand (h100): one more interruption would fail the stage, by its maxInterruptions"
@@ -112,7 +134,9 @@ def test_last_allowed_interruption_leads_to_on_demand():
 def test_attempt_without_a_step_shows_how_long_a_start_takes(minutes, capacity):
     """Of 6:10 h, 4 h are work and 1 h the reserve of an estimate: three starts do not fit into the rest."""
     deadline = (START + timedelta(hours=6, minutes=10)).isoformat()
-    scenario = training(*H100, deadline=deadline, placement={"expectedSeconds": 4 * 3600})
+    scenario = training(
+        *H100, deadline=deadline, placement={"expectedSeconds": 4 * 3600}
+    )
     assert placed(scenario)[0] == "Spot"
     job = scenario.start("train")
     scenario.cluster.progress(job, 0, note="loading the model")
@@ -127,7 +151,11 @@ def test_three_quick_interruptions_lead_to_on_demand():
     for number in range(3):
         assert placed(scenario)[0] == "Spot"
         interrupt(
-            scenario, 10, start=100 * number, last=100 * number + 100, saved=100 * number + 100
+            scenario,
+            10,
+            start=100 * number,
+            last=100 * number + 100,
+            saved=100 * number + 100,
         )
     assert placed(scenario) == ("OnDemand", "h100")
     assert choice(scenario).cause == "Interruptions"
@@ -137,14 +165,19 @@ def test_interruptions_after_hours_stay_on_spot():
     scenario = training(*H100)
     for number in range(5):
         interrupt(
-            scenario, 90, start=900 * number, last=900 * number + 900, saved=900 * number + 900
+            scenario,
+            90,
+            start=900 * number,
+            last=900 * number + 900,
+            saved=900 * number + 900,
         )
     assert placed(scenario)[0] == "Spot"
 
 
 def test_attempts_without_a_durable_step_lead_to_on_demand():
     scenario = training(
-        *H100, placement={"fallback": {"afterInterruptions": 9, "afterFruitlessAttempts": 2}}
+        *H100,
+        placement={"fallback": {"afterInterruptions": 9, "afterFruitlessAttempts": 2}},
     )
     for _ in range(2):
         interrupt(scenario, 10, start=0, last=100, saved=0)
@@ -198,11 +231,19 @@ def test_own_node_selector_excludes_other_classes():
 def test_stage_without_accelerator_uses_no_class_that_has_one():
     scenario = training(*H100)
     prepare = scenario.stage("prepare").attempts[0]
-    assert (prepare.capacity, prepare.node_class, prepare.price) == ("OnDemand", None, None)
+    assert (prepare.capacity, prepare.node_class, prepare.price) == (
+        "OnDemand",
+        None,
+        None,
+    )
 
 
 def test_price_counts_every_accelerator():
-    eight = {"resources": {"limits": {"nvidia.com/gpu": 8}}, "image": "own", "command": ["train"]}
+    eight = {
+        "resources": {"limits": {"nvidia.com/gpu": 8}},
+        "image": "own",
+        "command": ["train"],
+    }
     assert training(*H100, pod=eight).attempt("train").price == Decimal("6.40")
 
 
@@ -220,7 +261,10 @@ def test_job_is_created_on_the_recorded_nodes():
     scenario.settings = settings(("h100-spot", "Spot", "9.00"), H100[1])
     scenario.reconcile_until_stable()
     placement = scenario.cluster.jobs[scenario.attempt("train").job].template.placement
-    assert (placement.capacity, placement.node_selector) == ("Spot", {"class": "h100-spot"})
+    assert (placement.capacity, placement.node_selector) == (
+        "Spot",
+        {"class": "h100-spot"},
+    )
 
 
 def kill_before_apply(moment: str) -> None:
@@ -267,9 +311,13 @@ def test_program_that_saves_nothing_is_not_moved():
 
 def test_first_step_does_not_decide_about_a_deadline():
     deadline = (START + timedelta(hours=4.5)).isoformat()
-    scenario = training(*H100, deadline=deadline, placement={"expectedSeconds": 4 * 3600})
+    scenario = training(
+        *H100, deadline=deadline, placement={"expectedSeconds": 4 * 3600}
+    )
     job = scenario.start("train")
-    scenario.cluster.progress(job, 1, start_step=0, saved_step=0, step_seconds=3.0, total=2400)
+    scenario.cluster.progress(
+        job, 1, start_step=0, saved_step=0, step_seconds=3.0, total=2400
+    )
     scenario.after(30).reconcile_until_stable()
     assert not scenario.cluster.jobs[job].asked_to_stop
 
@@ -300,7 +348,9 @@ def test_few_steps_say_more_than_a_used_up_estimate():
     scenario = training(*H100, deadline=deadline, placement={"expectedSeconds": 3600})
     job = scenario.start("train")
     scenario.after(4000)
-    scenario.cluster.progress(job, 9, start_step=0, saved_step=9, step_seconds=420.0, total=100)
+    scenario.cluster.progress(
+        job, 9, start_step=0, saved_step=9, step_seconds=420.0, total=100
+    )
     scenario.reconcile()
     scenario.cluster.evict(job, 9, 9)
     scenario.pass_interruption_backoff()
@@ -327,5 +377,7 @@ def test_estimate_of_later_stages_keeps_a_reserve():
             "train": train,
             **later,
         }
-        scenario = Scenario(a_pipeline(**spec), settings=settings(*H100)).run_before("train")
+        scenario = Scenario(a_pipeline(**spec), settings=settings(*H100)).run_before(
+            "train"
+        )
         assert placed(scenario)[0] == capacity

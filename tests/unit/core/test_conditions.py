@@ -60,7 +60,9 @@ def test_summary_conditions_in_each_state(state, present, ready, finished):
         for c in scenario.status.conditions
         if c.type in {"Reconciling", "Stalled"}
     )
-    assert {c.observed_generation for c in scenario.status.conditions} == {scenario.generation}
+    assert {c.observed_generation for c in scenario.status.conditions} == {
+        scenario.generation
+    }
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES.keys())
@@ -87,14 +89,23 @@ def test_condition_keeps_its_last_transition_time():
     scenario.after(500).finish()
     times = {c.type: c.last_transition_time - START for c in scenario.status.conditions}
     assert times["Prepared"] == timedelta(seconds=560)
-    assert times["Deployed"] == times["Ready"] == times["Finished"] == timedelta(seconds=800)
+    assert (
+        times["Deployed"]
+        == times["Ready"]
+        == times["Finished"]
+        == timedelta(seconds=800)
+    )
     scenario.after(500).edit(evaluate={"gates": [{"task": "exam", "value": 0.1}]})
-    assert {c.type: c.last_transition_time - START for c in scenario.status.conditions} == times
+    assert {
+        c.type: c.last_transition_time - START for c in scenario.status.conditions
+    } == times
 
 
 def test_finished_at_is_set_only_while_finished():
     scenario = Scenario().finish()
-    assert (scenario.status.finished_at - scenario.status.started_at) == timedelta(seconds=300)
+    assert (scenario.status.finished_at - scenario.status.started_at) == timedelta(
+        seconds=300
+    )
     scenario.after(100).edit(seed=7)
     assert scenario.status.finished_at is None
     assert scenario.finish().status.finished_at == scenario.cluster.now

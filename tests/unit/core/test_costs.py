@@ -36,11 +36,16 @@ SETTINGS = Settings(placement_defaults=PlacementDefaults.model_validate(PRICES))
 
 
 def on(gpu: str) -> dict[str, object]:
-    return {"resources": {"limits": {"nvidia.com/gpu": 1}}, "nodeSelector": {"gpu": gpu}}
+    return {
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "nodeSelector": {"gpu": gpu},
+    }
 
 
 def priced() -> Scenario:
-    spec = a_pipeline(train={"pod": on("h100")}, evaluate={"pod": on("a100")}, deploy=None)
+    spec = a_pipeline(
+        train={"pod": on("h100")}, evaluate={"pod": on("a100")}, deploy=None
+    )
     return Scenario(spec, settings=SETTINGS)
 
 
@@ -58,7 +63,12 @@ def run_for(scenario: Scenario, stage: str, minutes: float) -> None:
 def test_published_example_sums_to_the_cent():
     """The table of the example: prepare 0.05, train 3.20, evaluate 0.78, push 0.01; 13.24 on demand."""
     scenario = priced()
-    for stage, minutes in (("prepare", 30), ("train", 240), ("evaluate", 45), ("push", 5)):
+    for stage, minutes in (
+        ("prepare", 30),
+        ("train", 240),
+        ("evaluate", 45),
+        ("push", 5),
+    ):
         run_for(scenario, stage, minutes)
     assert scenario.status.phase == "Succeeded"
     spent = {
@@ -66,7 +76,12 @@ def test_published_example_sums_to_the_cent():
         for name, stage in scenario.status.stages.items()
         if stage.costs
     }
-    assert spent == {"prepare": "0.0500", "train": "3.2000", "evaluate": "0.7800", "push": "0.0083"}
+    assert spent == {
+        "prepare": "0.0500",
+        "train": "3.2000",
+        "evaluate": "0.7800",
+        "push": "0.0083",
+    }
     assert scenario.status.spent == "4.04 USD"
     total = costs(scenario)
     assert (total.on_demand.quantize(Decimal("0.01")), total.saved) == (
@@ -82,7 +97,9 @@ def test_interruption_wastes_its_lost_steps_and_its_start():
     scenario.run("prepare")
     job = scenario.start("train")
     scenario.after(3600)
-    scenario.cluster.progress(job, 560, start_step=0, saved_step=500, step_seconds=6.0, total=1000)
+    scenario.cluster.progress(
+        job, 560, start_step=0, saved_step=500, step_seconds=6.0, total=1000
+    )
     scenario.reconcile()
     scenario.lose_node(job)
     scenario.reconcile_until_stable()
@@ -117,7 +134,9 @@ def test_two_lost_checkpoints_cost_the_steps_of_both_attempts():
         scenario.lose_node(job)
         scenario.pass_interruption_backoff()
     job = scenario.start("train")
-    scenario.cluster.progress(job, 10, start_step=0, saved_step=0, step_seconds=6.0, total=1000)
+    scenario.cluster.progress(
+        job, 10, start_step=0, saved_step=0, step_seconds=6.0, total=1000
+    )
     scenario.reconcile_until_stable()
     scenario.after(6000).complete("train")
     train = scenario.stage("train")
@@ -139,7 +158,11 @@ def test_negative_step_seconds_waste_no_more_than_was_spent():
     scenario.reconcile()
     scenario.lose_node(job)
     scenario.reconcile_until_stable()
-    assert costs(scenario).lost == scenario.stage("train").attempts[0].cost == Decimal("0.8000")
+    assert (
+        costs(scenario).lost
+        == scenario.stage("train").attempts[0].cost
+        == Decimal("0.8000")
+    )
 
 
 def test_attempts_that_are_no_longer_listed_still_count():
@@ -157,9 +180,9 @@ def test_attempts_that_are_no_longer_listed_still_count():
     assert train.costs
     assert train.costs.attempts == ATTEMPTS_KEPT + 4
     by_capacity = {"Spot": Decimal("0.0800"), "OnDemand": Decimal("0.3100")}
-    assert {attempt.cost for attempt in train.attempts if attempt.cost is not None} <= set(
-        by_capacity.values()
-    )
+    assert {
+        attempt.cost for attempt in train.attempts if attempt.cost is not None
+    } <= set(by_capacity.values())
     assert train.costs.spent == train.earlier_costs.spent + sum(
         attempt.cost or 0 for attempt in train.attempts
     )
@@ -184,7 +207,12 @@ def test_costs_without_prices_are_time_only():
     assert scenario.status.spent == ""
     train = scenario.stage("train").costs
     assert train
-    assert (train.attempts, train.unpriced, train.seconds, train.spent) == (1, 1, 60.0, 0)
+    assert (train.attempts, train.unpriced, train.seconds, train.spent) == (
+        1,
+        1,
+        60.0,
+        0,
+    )
 
 
 def test_run_on_one_machine_has_time_and_no_node_class():
@@ -200,7 +228,9 @@ def test_repeated_reconciles_and_kills_count_nothing_twice():
     attempt = scenario.attempt("train")
     scenario.cluster.start(attempt.job)
     scenario.after(3600)
-    scenario.cluster.complete(attempt.job, a_result("train", attempt.identity, **RESULTS["train"]))
+    scenario.cluster.complete(
+        attempt.job, a_result("train", attempt.identity, **RESULTS["train"])
+    )
     for moment in ("before write_status", "after write_status", "after apply"):
         scenario.cluster.inject_fault = kill_at(moment)
         try:
@@ -253,7 +283,9 @@ def lose_node_after_steps_that_were_not_read() -> tuple[Scenario, PipelineStatus
     scenario = training(*H100)
     job = scenario.start("train")
     scenario.after(3600)
-    scenario.cluster.progress(job, 560, start_step=0, saved_step=540, step_seconds=6.0, total=2000)
+    scenario.cluster.progress(
+        job, 560, start_step=0, saved_step=540, step_seconds=6.0, total=2000
+    )
     scenario.reconcile()
     scenario.after(240)
     scenario.lose_node(job)
@@ -270,7 +302,9 @@ def test_next_attempt_shows_how_far_a_killed_one_came():
     scenario, _ = lose_node_after_steps_that_were_not_read()
     first = scenario.stage("train").attempts[0]
     assert (first.last_step, first.steps, first.lost_steps) == (595, 595, 0)
-    assert first.lost_cost == Decimal("0.06")  # 3,840 s at 0.80 an hour, less 595 steps of 6 s
+    assert first.lost_cost == Decimal(
+        "0.06"
+    )  # 3,840 s at 0.80 an hour, less 595 steps of 6 s
 
 
 def test_metric_counts_a_loss_when_it_is_known():
@@ -311,5 +345,8 @@ def test_metric_counts_a_loss_once_though_the_stage_is_retried():
 
 def lost_to_interruptions() -> float:
     return (
-        REGISTRY.get_sample_value("finetune_lost_to_interruptions_total", {"stage": "train"}) or 0.0
+        REGISTRY.get_sample_value(
+            "finetune_lost_to_interruptions_total", {"stage": "train"}
+        )
+        or 0.0
     )

@@ -98,9 +98,9 @@ def same_outcome(scenario: Scenario, expected: Scenario) -> bool:
 def test_kill_at_every_moment_of_each_reconcile_changes_nothing(without_faults):
     fault = FaultAtEveryMoment()
     assert same_outcome(run_pipeline(fault), without_faults[0])
-    assert {f"{when} {request}" for request in REQUESTS for when in ("before", "after")} == set(
-        fault.moments
-    )
+    assert {
+        f"{when} {request}" for request in REQUESTS for when in ("before", "after")
+    } == set(fault.moments)
 
 
 def test_single_fault_does_not_change_the_outcome(without_faults):
@@ -145,7 +145,9 @@ def test_concurrent_edit_is_a_conflict_and_is_not_overwritten():
     scenario.cluster.inject_fault = edit_before_write
     with pytest.raises(ClusterError, match="changed since"):
         run_coroutine(
-            reconcile(scenario.key, scenario.cluster, scenario.settings, scenario.cluster.now)
+            reconcile(
+                scenario.key, scenario.cluster, scenario.settings, scenario.cluster.now
+            )
         )
     assert scenario.cluster.applied == []
     assert scenario.reconcile_until_stable().status.observed_generation == 2

@@ -44,7 +44,9 @@ def strict(schema):
     """Return the schema with unknown keys forbidden, as in strict field validation (kubectl's default)."""
     schema = copy.deepcopy(schema)
     for _, part in list(walk(schema)):
-        if "properties" in part and not part.get("x-kubernetes-preserve-unknown-fields"):
+        if "properties" in part and not part.get(
+            "x-kubernetes-preserve-unknown-fields"
+        ):
             part["additionalProperties"] = False
     return schema
 
@@ -122,7 +124,9 @@ def test_every_field_of_the_spec_has_a_description(schema):
         for path, part in walk(schema["properties"]["spec"])
         if "." in path and "description" not in part
     ]
-    assert [path for path in missing if not path.endswith(("items", "additionalProperties"))] == []
+    assert [
+        path for path in missing if not path.endswith(("items", "additionalProperties"))
+    ] == []
 
 
 def test_complete_manifest_has_every_field_of_the_spec(schema, everything):
@@ -151,14 +155,19 @@ def test_schema_has_no_nulls(schema):
 def test_defaults_of_nested_models_are_in_camel_case(schema):
     train = schema["properties"]["spec"]["properties"]["train"]
     assert train["default"]["optimizer"]["learningRate"] == 2e-4
-    assert train["properties"]["lora"]["properties"]["targetModules"]["default"] == ["all-linear"]
+    assert train["properties"]["lora"]["properties"]["targetModules"]["default"] == [
+        "all-linear"
+    ]
     assert train["properties"]["checkpoint"]["default"]["everySeconds"] == 180
 
 
 def test_defaults_are_valid_for_their_schema(schema):
     for path, part in walk(schema):
         if "default" in part:
-            assert list(Draft4Validator(strict_part(part)).iter_errors(part["default"])) == [], path
+            assert (
+                list(Draft4Validator(strict_part(part)).iter_errors(part["default"]))
+                == []
+            ), path
 
 
 def strict_part(part):
@@ -171,7 +180,9 @@ def test_default_status_is_readable_by_the_model(schema):
 
 
 def test_every_stage_is_a_field_of_the_spec(schema):
-    assert {stage.name for stage in STAGES} <= schema["properties"]["spec"]["properties"].keys()
+    assert {stage.name for stage in STAGES} <= schema["properties"]["spec"][
+        "properties"
+    ].keys()
 
 
 @pytest.mark.parametrize("manifest", list(manifests()))
@@ -184,13 +195,22 @@ def test_long_texts_of_a_stage_are_refused_together():
     """Five stages with 128 variables of 4,096 characters were accepted, and no etcd stores their objects."""
     most = [{"name": f"A{i}", "value": "x" * 4094} for i in range(15)]
     command = [
-        "x" * (65536 - sum(len(variable["name"]) + len(variable["value"]) for variable in most))
+        "x"
+        * (
+            65536
+            - sum(len(variable["name"]) + len(variable["value"]) for variable in most)
+        )
     ]
     pod = {"env": most, "command": command}
     PipelineSpec.model_validate({**ALL_STAGES, "train": {"pod": pod}})
-    for more in ({"env": [*most, {"name": "B"}]}, {"args": ["x"]}, {"command": [*command, "x"]}):
+    for more in (
+        {"env": [*most, {"name": "B"}]},
+        {"args": ["x"]},
+        {"command": [*command, "x"]},
+    ):
         with pytest.raises(
-            ValidationError, match=r"env, command, args have more than 65536 characters .* Secret"
+            ValidationError,
+            match=r"env, command, args have more than 65536 characters .* Secret",
         ):
             PipelineSpec.model_validate({**ALL_STAGES, "train": {"pod": pod | more}})
 
@@ -198,14 +218,20 @@ def test_long_texts_of_a_stage_are_refused_together():
 def test_long_texts_of_the_defaults_are_refused_together():
     full = [{"name": f"A{i:02}", "value": "x" * 4093} for i in range(16)]
     PipelineSpec.model_validate({**ALL_STAGES, "podDefaults": {"env": full}})
-    with pytest.raises(ValidationError, match=r"env have more than 65536 characters .* Secret"):
-        PipelineSpec.model_validate({**ALL_STAGES, "podDefaults": {"env": [*full, {"name": "B"}]}})
+    with pytest.raises(
+        ValidationError, match=r"env have more than 65536 characters .* Secret"
+    ):
+        PipelineSpec.model_validate(
+            {**ALL_STAGES, "podDefaults": {"env": [*full, {"name": "B"}]}}
+        )
 
 
 def test_large_affinity_is_refused():
     affinity = {"nodeAffinity": ["x" * 100 for _ in range(200)]}
     with pytest.raises(ValidationError, match="at most 16,384 characters"):
-        PipelineSpec.model_validate({**ALL_STAGES, "train": {"pod": {"affinity": affinity}}})
+        PipelineSpec.model_validate(
+            {**ALL_STAGES, "train": {"pod": {"affinity": affinity}}}
+        )
 
 
 INVALID = [
@@ -242,7 +268,10 @@ INVALID = [
         "prepare.pod.env",
         [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}],
     ),
-    ("prepare.pod.env", [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "keys"}}}]),
+    (
+        "prepare.pod.env",
+        [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "keys"}}}],
+    ),
     ("prepare.pod.env", [{"name": f"A{i}", "value": "x"} for i in range(129)]),
     ("prepare.pod.envFrom", [{"secretRef": "keys"}]),
     ("prepare.pod.envFrom", [{"secretRef": {"name": "keys"}}] * 17),
@@ -289,7 +318,9 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("path", "value"), INVALID, ids=lambda part: str(part)[:40])
-def test_invalid_value_is_rejected_by_schema_and_model(path, value, everything, validator):
+def test_invalid_value_is_rejected_by_schema_and_model(
+    path, value, everything, validator
+):
     manifest = copy.deepcopy(everything)
     target = manifest["spec"]
     *parents, last = path.split(".")

@@ -42,9 +42,9 @@ INT_OR_STRING = {
 def parts(schema, path="$"):
     if "x-kubernetes-int-or-string" in schema:
         assert schema.items() >= INT_OR_STRING.items(), path
-        schema = {key: value for key, value in schema.items() if key not in INT_OR_STRING} | {
-            "type": "string"
-        }
+        schema = {
+            key: value for key, value in schema.items() if key not in INT_OR_STRING
+        } | {"type": "string"}
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from parts(inner, f"{path}.{name}")
@@ -107,7 +107,9 @@ def test_patterns_are_valid_re2(schema):
 
 
 def test_keys_of_list_maps_are_required_members(schema):
-    maps = [part for _, part in parts(schema) if part.get("x-kubernetes-list-type") == "map"]
+    maps = [
+        part for _, part in parts(schema) if part.get("x-kubernetes-list-type") == "map"
+    ]
     assert maps
     for part in maps:
         for key in part["x-kubernetes-list-map-keys"]:
@@ -205,9 +207,9 @@ class Wide(BaseModel):
     above: float = Field(gt=0, lt=1)
     maybe: int | None = None
     only: Literal["x"] = "x"
-    names: dict[Annotated[str, StringConstraints(pattern=r"^\S'$", max_length=9)], int] = Field(
-        max_length=3
-    )
+    names: dict[
+        Annotated[str, StringConstraints(pattern=r"^\S'$", max_length=9)], int
+    ] = Field(max_length=3)
 
 
 def test_converted_schema_keeps_all_constraints():
@@ -218,7 +220,9 @@ def test_converted_schema_keeps_all_constraints():
     assert properties["maybe"] == {"type": "integer"}
     assert properties["only"] == {"type": "string", "enum": ["x"], "default": "x"}
     assert properties["names"]["additionalProperties"] == {"type": "integer"}
-    assert [rule["rule"] for rule in properties["names"]["x-kubernetes-validations"]] == [
+    assert [
+        rule["rule"] for rule in properties["names"]["x-kubernetes-validations"]
+    ] == [
         "self.all(key, size(key) <= 9)",
         r"self.all(key, key.matches('^\\S\'$'))",
     ]

@@ -8,7 +8,14 @@ import random
 from datetime import timedelta
 
 import pytest
-from support.operator.placements import FULL, H100, end_stopped, placed, training, wait_until_moved
+from support.operator.placements import (
+    FULL,
+    H100,
+    end_stopped,
+    placed,
+    training,
+    wait_until_moved,
+)
 from support.operator.scenario import START, Scenario
 
 from finetune_operator.core.observation import JobState
@@ -37,7 +44,10 @@ class Run:
         )
         self.up = self.rng.random() < 0.6
         self.until = self.rng.expovariate(1 / MEAN)
-        train = {"checkpoint": {"everySeconds": self.interval}, "maxInterruptions": 1000}
+        train = {
+            "checkpoint": {"everySeconds": self.interval},
+            "maxInterruptions": 1000,
+        }
         estimate = {"expectedSeconds": max(1, int(work * self.rng.uniform(0.8, 1.2)))}
         self.scenario: Scenario = training(
             *H100,
@@ -128,7 +138,9 @@ def test_feasible_deadline_is_kept(seed):
     while not run.tick():
         assert run.scenario.cluster.now < run.deadline + timedelta(days=1)
     attempts = run.scenario.attempt("train").number
-    assert run.scenario.cluster.now <= run.deadline + timedelta(seconds=2 * TICK * attempts)
+    assert run.scenario.cluster.now <= run.deadline + timedelta(
+        seconds=2 * TICK * attempts
+    )
 
 
 @pytest.mark.parametrize("slack", [60, 90, 120, 150, 200, 250, 400])

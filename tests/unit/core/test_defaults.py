@@ -14,7 +14,8 @@ from finetune_operator.kubernetes.resources.claim import build_claim
 from finetune_operator.kubernetes.translate.defaults import KEY, NONE, read_defaults
 
 UNUSABLE = Blocker(
-    Reason.SPEC_INVALID, "the ConfigMap finetune-defaults of this namespace cannot be used: why"
+    Reason.SPEC_INVALID,
+    "the ConfigMap finetune-defaults of this namespace cannot be used: why",
 )
 
 
@@ -32,7 +33,9 @@ def scenario_with(
 
 def priority(scenario: Scenario, stage: str) -> str | None:
     """Return the priority class of the stage's newest Job."""
-    return scenario.cluster.jobs[scenario.attempt(stage).job].template.pod.priority_class_name
+    return scenario.cluster.jobs[
+        scenario.attempt(stage).job
+    ].template.pod.priority_class_name
 
 
 LEVELS = {
@@ -82,7 +85,9 @@ def test_changed_defaults_leave_the_attempt_and_reach_the_next(stage):
     assert (priority(scenario, stage), scenario.attempt(stage).number) == ("new", 2)
 
 
-@pytest.mark.parametrize(("own", "expected"), [({}, "fast"), ({"storageClassName": "own"}, "own")])
+@pytest.mark.parametrize(
+    ("own", "expected"), [({}, "fast"), ({"storageClassName": "own"}, "own")]
+)
 def test_claim_gets_the_default_storage_class(own, expected):
     fast = Defaults.model_validate({"workspace": {"storageClassName": "fast"}})
     scenario = scenario_with(fast, workspace=own).reconcile_until_stable()
@@ -114,7 +119,11 @@ def test_unusable_defaults_hold_the_next_attempt_only():
         "SpecInvalid",
         UNUSABLE.message,
     )
-    ready = next(condition for condition in scenario.status.conditions if condition.type == "Ready")
+    ready = next(
+        condition
+        for condition in scenario.status.conditions
+        if condition.type == "Ready"
+    )
     assert (ready.status, ready.reason) == ("False", "SpecInvalid")
     assert ready.message.startswith(f"evaluate: {UNUSABLE.message} (see ")
     scenario.cluster.defaults_blocker = None
@@ -146,7 +155,9 @@ def read(text: str):
 
 
 def test_config_map_is_read():
-    answer = read("podDefaults:\n  priorityClassName: low\nworkspace: {storageClassName: fast}\n")
+    answer = read(
+        "podDefaults:\n  priorityClassName: low\nworkspace: {storageClassName: fast}\n"
+    )
     assert answer.blocker is None
     assert answer.defaults.pod_defaults.priority_class_name == "low"
     assert answer.defaults.workspace.storage_class_name == "fast"
@@ -155,9 +166,15 @@ def test_config_map_is_read():
 
 BROKEN = {
     "misspelt": ("podDefauts: {}", r"defaults\.yaml: podDefauts"),
-    "wrong value": ("podDefaults: {priorityClassName: '?'}", r"podDefaults\.priorityClassName"),
+    "wrong value": (
+        "podDefaults: {priorityClassName: '?'}",
+        r"podDefaults\.priorityClassName",
+    ),
     "of a stage": ("train: {}", r"defaults\.yaml: train"),
-    "reserved": ("podDefaults: {env: [{name: FINETUNE_CONFIG, value: x}]}", "FINETUNE_"),
+    "reserved": (
+        "podDefaults: {env: [{name: FINETUNE_CONFIG, value: x}]}",
+        "FINETUNE_",
+    ),
     "two gpus": (
         "podDefaults: {resources: {limits: {nvidia.com/gpu: 2}}}",
         "more than one accelerator",
@@ -189,7 +206,10 @@ def test_unusable_config_map_names_its_field(text, error):
 def test_config_map_with_another_key_is_unusable():
     answer = read_defaults({"data": {"default.yaml": "{}"}})
     assert answer.blocker
-    assert "has the keys default.yaml: write one key, defaults.yaml" in answer.blocker.message
+    assert (
+        "has the keys default.yaml: write one key, defaults.yaml"
+        in answer.blocker.message
+    )
 
 
 def test_program_is_no_default():

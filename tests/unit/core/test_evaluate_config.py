@@ -47,7 +47,10 @@ def test_evaluated_model_is_the_one_that_is_pushed(changes, weights, dtype):
     ("changes", "field"),
     [
         ({"train": {"method": "Full", "lora": {"rank": 8}}}, "lora"),
-        ({"train": {"method": "Full"}, "evaluate": {"weights": "Adapter"}}, "evaluate.weights"),
+        (
+            {"train": {"method": "Full"}, "evaluate": {"weights": "Adapter"}},
+            "evaluate.weights",
+        ),
         ({"train": {"method": "Full"}, **ADAPTER_ONLY}, "push.targets"),
     ],
 )

@@ -31,7 +31,9 @@ def test_expired_pipeline_is_deleted_on_request():
 
 
 def test_retry_of_an_expired_pipeline_comes_before_its_deletion():
-    scenario = Scenario(a_pipeline(deploy=None, ttlSecondsAfterFinished=100, whenExpired="Delete"))
+    scenario = Scenario(
+        a_pipeline(deploy=None, ttlSecondsAfterFinished=100, whenExpired="Delete")
+    )
     scenario.cluster.fail(scenario.start("prepare"), 65)
     scenario.reconcile_until_stable().after(1000).retry("now")
     assert scenario.running == "prepare"
@@ -53,7 +55,10 @@ def test_unfinished_pipeline_does_not_expire():
             {"whenExpired": "Delete", "ttlSecondsAfterFinished": 1},
             "whenExpired: Delete would delete the server",
         ),
-        ({"whenExpired": "Delete", "deploy": None}, "whenExpired: .* add ttlSecondsAfterFinished"),
+        (
+            {"whenExpired": "Delete", "deploy": None},
+            "whenExpired: .* add ttlSecondsAfterFinished",
+        ),
         ({"whenExpired": "Retain"}, "whenExpired: .* add ttlSecondsAfterFinished"),
     ],
     ids=str,
@@ -78,7 +83,9 @@ def test_expired_pipeline_with_jobs_to_delete_is_deleted_soon():
     scenario = Scenario(spec)
     scenario.cluster.evict(scenario.start("prepare"), step=1, saved=1)
     scenario.reconcile_until_stable()
-    scenario.cluster.refusals = {scenario.attempt("prepare").job.replace("-a2", "-a1"): REFUSED}
+    scenario.cluster.refusals = {
+        scenario.attempt("prepare").job.replace("-a2", "-a1"): REFUSED
+    }
     scenario.finish()
     assert scenario.requeue_after == timedelta(seconds=1)
     scenario.cluster.refusals = {}

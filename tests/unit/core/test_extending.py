@@ -13,7 +13,10 @@ from support.operator.scenario import ORDER
 ROOT = Path(__file__).parents[3]
 OPERATOR = ROOT / "operator" / "finetune_operator"
 TRAINER = ROOT / "trainer" / "finetune_trainer"
-MAY_NAME_STAGES = {OPERATOR / "api" / "spec.py", *(OPERATOR / "api" / "stages").glob("*.py")}
+MAY_NAME_STAGES = {
+    OPERATOR / "api" / "spec.py",
+    *(OPERATOR / "api" / "stages").glob("*.py"),
+}
 
 NEW_STAGE = '''
 """Test the adapter with unsafe prompts."""
@@ -48,9 +51,7 @@ class Safety(StageSpec):
 SPOT_LINE = '    "Spot": lambda defaults: _set_or(defaults.spot, PRESETS[defaults.preset].spot),\n'
 NEW_PLACEMENT = '    "Reserved": lambda _: Nodes(node_selector={"reserved": "true"}),\n'
 
-NEW_ENGINE = (
-    '    "Llamafile": Engine(_transformers_container, _transformers_process, "llamafile"),\n'
-)
+NEW_ENGINE = '    "Llamafile": Engine(_transformers_container, _transformers_process, "llamafile"),\n'
 
 SCRIPT = """
 from support.operator.scenario import RESULTS, Scenario, a_pipeline
@@ -129,16 +130,21 @@ def names_of_stages(tree: ast.AST) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    attributes = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    attributes = [
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+    ]
     return [name for name in (*texts, *attributes) if name in ORDER]
 
 
 def test_no_stage_is_named_outside_its_file_and_the_spec():
     stage_names = {
-        path: names_of_stages(ast.parse(path.read_text())) for path in OPERATOR.rglob("*.py")
+        path: names_of_stages(ast.parse(path.read_text()))
+        for path in OPERATOR.rglob("*.py")
     }
     assert {
-        path: names for path, names in stage_names.items() if names and path not in MAY_NAME_STAGES
+        path: names
+        for path, names in stage_names.items()
+        if names and path not in MAY_NAME_STAGES
     } == {}
     assert names_of_stages(ast.parse("x = spec.train"))
     assert names_of_stages(ast.parse("views['push']"))

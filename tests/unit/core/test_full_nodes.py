@@ -36,14 +36,18 @@ def test_full_spot_class_is_left_for_the_next_and_then_on_demand():
         scenario.after(1).reconcile_until_stable()
         end_stopped(scenario)
         assert placed(scenario) == expected
-    assert choice(scenario).message == "OnDemand (h100): no Spot node was found within 10m"
+    assert (
+        choice(scenario).message == "OnDemand (h100): no Spot node was found within 10m"
+    )
     assert (scenario.status.interruptions, scenario.stage("train").failures) == (0, 0)
 
 
 def test_full_spot_classes_wait_in_turns_while_deadline_allows():
     classes = (("b", "Spot", "0.90"), ("dear", "Spot", "1.60"), *H100)
     deadline = (START + timedelta(hours=6)).isoformat()
-    scenario = training(*classes, deadline=deadline, placement={"expectedSeconds": 4 * 3600})
+    scenario = training(
+        *classes, deadline=deadline, placement={"expectedSeconds": 4 * 3600}
+    )
     chosen = []
     while len(chosen) < 12 and placed(scenario)[0] == "Spot":
         chosen.append(placed(scenario)[1])
@@ -69,14 +73,18 @@ def test_wait_for_quota_is_no_lack_of_capacity():
     scenario = training(*H100)
     job = scenario.attempt("train").job
     blocker = Blocker(Reason.WAITING_FOR_QUOTA, "exceeded quota")
-    scenario.cluster.update_job(job, blocker=blocker, unschedulable_since=scenario.cluster.now)
+    scenario.cluster.update_job(
+        job, blocker=blocker, unschedulable_since=scenario.cluster.now
+    )
     scenario.after(3600).reconcile_until_stable()
     assert not scenario.cluster.jobs[job].asked_to_stop
 
 
 def test_many_full_spot_classes_lead_to_on_demand():
     """Each wait takes ten minutes: the first class must not be tried again before on-demand nodes are."""
-    scenario = training(*((f"s{number}", "Spot", f"0.8{number}") for number in range(5)), H100[1])
+    scenario = training(
+        *((f"s{number}", "Spot", f"0.8{number}") for number in range(5)), H100[1]
+    )
     for number in range(5):
         assert placed(scenario) == ("Spot", f"s{number}")
         find_no_node(scenario)
@@ -173,11 +181,16 @@ def test_stage_without_on_demand_nodes_runs_on_spot(spec):
 def test_history_does_not_hide_that_spot_classes_are_full(classes):
     """The status lists ten attempts: more waits, or runs before them, must not make the operator forget the waits."""
     scenario = training(
-        *((f"s{number:02}", "Spot", f"0.{80 + number}") for number in range(classes)), H100[1]
+        *((f"s{number:02}", "Spot", f"0.{80 + number}") for number in range(classes)),
+        H100[1],
     )
     for number in range(9):
         interrupt(
-            scenario, 90, start=900 * number, last=900 * number + 900, saved=900 * number + 900
+            scenario,
+            90,
+            start=900 * number,
+            last=900 * number + 900,
+            saved=900 * number + 900,
         )
     for number in range(classes):
         assert placed(scenario) == ("Spot", f"s{number:02}")
@@ -205,7 +218,9 @@ def test_limit_of_the_user_is_said():
     placement = {"expectedSeconds": 14400, "fallback": {"afterPendingSeconds": 120}}
     scenario = training(*H100, deadline=deadline, placement=placement)
     assert wait_until_moved(scenario) == timedelta(minutes=2)
-    expected = "OnDemand (h100): no Spot node was found within 2m or in time for the deadline"
+    expected = (
+        "OnDemand (h100): no Spot node was found within 2m or in time for the deadline"
+    )
     assert choice(scenario).message == expected
 
 
@@ -227,23 +242,40 @@ def test_requested_spot_tries_dearer_class_before_a_full_one():
     scenario = training(*classes, deadline=deadline, placement=placement)
     chosen = [(placed(scenario)[1], wait_until_moved(scenario)) for _ in range(5)]
     minutes = [(name, round(wait / MINUTE)) for name, wait in chosen if wait]
-    assert minutes == [("h100-spot", 10), ("b", 10), ("dear", 10), ("h100-spot", 20), ("b", 20)]
+    assert minutes == [
+        ("h100-spot", 10),
+        ("b", 10),
+        ("dear", 10),
+        ("h100-spot", 20),
+        ("b", 20),
+    ]
 
 
 def test_interrupted_on_demand_class_is_no_full_one():
     """The node was drained three times: there is one, and the last interruption is not risked on spot nodes."""
     scenario = training(*H100, maxInterruptions=3, placement={"expectedSeconds": 1200})
     for number in range(3):
-        interrupt(scenario, 5, start=50 * number, last=50 * number + 50, saved=50 * number + 50)
+        interrupt(
+            scenario,
+            5,
+            start=50 * number,
+            last=50 * number + 50,
+            saved=50 * number + 50,
+        )
     assert placed(scenario) == ("OnDemand", "h100")
 
 
 def test_waits_do_not_hide_the_measured_speed():
     """Ten classes are full after one attempt has run: the deadline needs its steps, which no estimate has."""
-    classes = tuple((f"s{number:02}", "Spot", f"0.{80 + number}") for number in range(10))
+    classes = tuple(
+        (f"s{number:02}", "Spot", f"0.{80 + number}") for number in range(10)
+    )
     deadline = (START + timedelta(hours=100)).isoformat()
     scenario = training(
-        *classes, H100[1], deadline=deadline, placement={"fallback": {"afterPendingSeconds": 600}}
+        *classes,
+        H100[1],
+        deadline=deadline,
+        placement={"fallback": {"afterPendingSeconds": 600}},
     )
     interrupt(scenario, 56, start=0, last=560, saved=560)
     for _ in range(10):
@@ -268,7 +300,10 @@ def test_wait_between_two_attempts_keeps_the_steps_of_the_first():
         job, 150, start_step=140, saved_step=140, step_seconds=6.0, total=10_000
     )
     scenario.reconcile_until_stable()
-    assert [attempt.steps for attempt in scenario.stage("train").attempts][:2] == [140, None]
+    assert [attempt.steps for attempt in scenario.stage("train").attempts][:2] == [
+        140,
+        None,
+    ]
 
 
 def test_waits_on_on_demand_nodes_do_not_delay_the_return():
@@ -279,7 +314,9 @@ def test_waits_on_on_demand_nodes_do_not_delay_the_return():
     wait_until_moved(scenario)
     assert placed(scenario)[0] == "OnDemand"
     job = scenario.start("train")
-    scenario.cluster.progress(job, 10, start_step=0, saved_step=0, step_seconds=6.0, total=100_000)
+    scenario.cluster.progress(
+        job, 10, start_step=0, saved_step=0, step_seconds=6.0, total=100_000
+    )
     scenario.after(1799).reconcile_until_stable()
     assert not scenario.cluster.jobs[job].asked_to_stop
     scenario.after(1).reconcile_until_stable()

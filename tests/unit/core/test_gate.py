@@ -87,7 +87,9 @@ def test_failed_gate_skips_only_stages_with_gate_passed(push, deploy, passes):
 
 
 def test_pipeline_without_gate_runs_all_stages():
-    scenario = Scenario(a_pipeline(evaluate={"gates": None}, deploy={"when": "Always"})).finish()
+    scenario = Scenario(
+        a_pipeline(evaluate={"gates": None}, deploy={"when": "Always"})
+    ).finish()
     assert (scenario.status.gates, scenario.status.gates_passed) == ((), None)
     assert scenario.status.phase == "Succeeded"
 
@@ -121,7 +123,11 @@ def compared(value, base, stderr=None):
     score = {"value": value, "stderr": 0.02, "base": base}
     return {
         "scores": {
-            "exam": {"acc": score if stderr is None else {**score, "differenceStderr": stderr}}
+            "exam": {
+                "acc": score
+                if stderr is None
+                else {**score, "differenceStderr": stderr}
+            }
         }
     }
 
@@ -131,7 +137,13 @@ def compared(value, base, stderr=None):
     [
         (0.75, 0.4, 0.03, 0, True),
         (0.75, 0.66, 0.03, 0, False),  # better than the base, but not by more than 0.1
-        (0.8, 0.7, 0.03, 0, False),  # equal is not above, although 0.8 - 0.7 > 0.1 in binary
+        (
+            0.8,
+            0.7,
+            0.03,
+            0,
+            False,
+        ),  # equal is not above, although 0.8 - 0.7 > 0.1 in binary
         (0.75, 0.75, 0.0, 0, False),
         (0.75, 0.6, 0.03, 1, True),
         (
@@ -148,7 +160,9 @@ def compared(value, base, stderr=None):
         (0.9, 0.1, math.nan, 1, False),
     ],
 )
-def test_gate_against_base_compares_the_difference(value, base, stderr, standard_errors, passes):
+def test_gate_against_base_compares_the_difference(
+    value, base, stderr, standard_errors, passes
+):
     scenario = gated({**GAIN, "standardErrors": standard_errors})
     scenario.finish(evaluate=compared(value, base, stderr))
     gate = only_gate(scenario)
@@ -275,8 +289,16 @@ def test_operator_needs_the_score_on_its_side(operator, score, standard_errors, 
             0.9,
             "exam acc = 0.9 ± 0.05 minus 2 standard errors is at least 0.6",
         ),
-        ("LessThan", 0.9, "exam acc = 0.9 ± 0.05 plus 2 standard errors is not below 0.6"),
-        ("LessThanOrEqual", 0.3, "exam acc = 0.3 ± 0.05 plus 2 standard errors is at most 0.6"),
+        (
+            "LessThan",
+            0.9,
+            "exam acc = 0.9 ± 0.05 plus 2 standard errors is not below 0.6",
+        ),
+        (
+            "LessThanOrEqual",
+            0.3,
+            "exam acc = 0.3 ± 0.05 plus 2 standard errors is at most 0.6",
+        ),
     ],
 )
 def test_message_of_a_gate_says_its_operator_and_margin(operator, score, message):
@@ -296,7 +318,10 @@ def test_message_of_a_gate_says_its_operator_and_margin(operator, score, message
 )
 def test_less_than_base_adds_the_error_of_the_difference(value, base, passes):
     less = {**GAIN, "operator": "LessThan", "value": 0, "standardErrors": 1}
-    assert only_gate(gated(less).finish(evaluate=compared(value, base, 0.03))).passed is passes
+    assert (
+        only_gate(gated(less).finish(evaluate=compared(value, base, 0.03))).passed
+        is passes
+    )
 
 
 TWO_GATES = ({}, {"operator": "LessThan", "value": 0.9})
@@ -304,7 +329,8 @@ TWO_GATES = ({}, {"operator": "LessThan", "value": 0.9})
 
 
 @pytest.mark.parametrize(
-    ("score", "passed"), [(0.7, (True, True)), (0.5, (False, True)), (0.95, (True, False))]
+    ("score", "passed"),
+    [(0.7, (True, True)), (0.5, (False, True)), (0.95, (True, False))],
 )
 def test_all_gates_must_hold(score, passed):
     scenario = gated(*TWO_GATES).finish(evaluate=scores(score))
@@ -316,10 +342,14 @@ def test_all_gates_must_hold(score, passed):
 
 def test_skipped_stage_names_every_failed_gate():
     scenario = gated(
-        {}, {"operator": "GreaterThanOrEqual", "value": 0.55}, {"metric": "acc_norm", "value": 0.1}
+        {},
+        {"operator": "GreaterThanOrEqual", "value": 0.55},
+        {"metric": "acc_norm", "value": 0.1},
     )
     scenario.finish(
-        evaluate={"scores": {"exam": {"acc": {"value": 0.5}, "acc_norm": {"value": 0.4}}}}
+        evaluate={
+            "scores": {"exam": {"acc": {"value": 0.5}, "acc_norm": {"value": 0.4}}}
+        }
     )
     both = "exam acc = 0.5 is not above 0.6; exam acc = 0.5 is not at least 0.55"
     assert both in scenario.stage("deploy").message
@@ -379,6 +409,7 @@ def test_gates_passed_without_a_gate_is_refused(stage, evaluate):
         stage: {"when": "GatesPassed"}
     }
     with pytest.raises(
-        ValidationError, match=rf"{stage}\.when: GatesPassed needs a gate: add evaluate\.gates"
+        ValidationError,
+        match=rf"{stage}\.when: GatesPassed needs a gate: add evaluate\.gates",
     ):
         a_pipeline(evaluate=evaluate, **when)

@@ -60,7 +60,11 @@ def test_status_shows_running_stage(stage):
     job = scenario.start(stage)
     scenario.cluster.progress(job, step=62, total=100, start_step=0)
     scenario.reconcile_until_stable()
-    assert (scenario.status.stage, scenario.status.attempt, scenario.status.progress) == (
+    assert (
+        scenario.status.stage,
+        scenario.status.attempt,
+        scenario.status.progress,
+    ) == (
         stage,
         1,
         "62%",
@@ -124,8 +128,13 @@ def test_recreated_pipeline_of_same_name_gets_new_jobs():
     scenario = Scenario().run("prepare")
     old = scenario.attempt("train").job
     scenario.cluster.delete(scenario.key)
-    scenario.cluster.submit(scenario.key, scenario.spec, uid="11111111-2222-3333-4444-555555555555")
-    assert scenario.reconcile_until_stable().condition("Prepared") == ("Unknown", "WorkspaceInUse")
+    scenario.cluster.submit(
+        scenario.key, scenario.spec, uid="11111111-2222-3333-4444-555555555555"
+    )
+    assert scenario.reconcile_until_stable().condition("Prepared") == (
+        "Unknown",
+        "WorkspaceInUse",
+    )
     assert scenario.stage("prepare").attempts == ()
     scenario.cluster.evict(old, why=None)
     scenario.reconcile_until_stable()

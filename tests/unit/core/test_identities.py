@@ -10,7 +10,9 @@ from finetune_operator.core.identity import identity_of
 from finetune_trainer.contract import RESULTS_VERSION, configs, datasets, recipes
 from finetune_trainer.contract.models import ContractModel
 
-DEFAULTS = Path(__file__).parents[2] / "data" / f"defaults-of-results-{RESULTS_VERSION}.json"
+DEFAULTS = (
+    Path(__file__).parents[2] / "data" / f"defaults-of-results-{RESULTS_VERSION}.json"
+)
 
 
 class LaterRecipe(recipes.TrainRecipe):
@@ -48,7 +50,9 @@ def test_explicit_default_keeps_the_identity():
     plain = Scenario()
     explicit = Scenario()
     explicit.edit(
-        train={"lora": {"rank": 16}}, prepare={"tooLong": "Truncate"}, validation={"fraction": 0.05}
+        train={"lora": {"rank": 16}},
+        prepare={"tooLong": "Truncate"},
+        validation={"fraction": 0.05},
     )
     for scenario in (plain, explicit):
         scenario.finish()
@@ -121,7 +125,9 @@ def test_written_out_defaults_of_dpo_keep_the_identity():
     other.edit(train={"objective": "DPO", "dpo": {"beta": 0.2}})
     for scenario in (absent, explicit, other):
         scenario.finish()
-    identities = [scenario.stage("train").identity for scenario in (absent, explicit, other)]
+    identities = [
+        scenario.stage("train").identity for scenario in (absent, explicit, other)
+    ]
     assert identities[0] == identities[1] != identities[2]
 
 
@@ -134,8 +140,13 @@ def test_content_of_the_adapter_to_start_from_reaches_train():
     for digest in ("sha256:1", "sha256:2"):
         scenario = Scenario()
         scenario.edit(train=START)
-        scenario.run("prepare", startDigest=digest, startPin="commit").reconcile_until_stable()
-        assert (scenario.config("train").start_digest, scenario.config("train").start_pin) == (
+        scenario.run(
+            "prepare", startDigest=digest, startPin="commit"
+        ).reconcile_until_stable()
+        assert (
+            scenario.config("train").start_digest,
+            scenario.config("train").start_pin,
+        ) == (
             digest,
             "commit",
         )

@@ -17,10 +17,15 @@ def scenario() -> Scenario:
 
 
 def evict(
-    scenario: Scenario, step: int | None = None, saved: int | None = None, cause: str | None = None
+    scenario: Scenario,
+    step: int | None = None,
+    saved: int | None = None,
+    cause: str | None = None,
 ) -> float:
     """Interrupt the next attempt of training after 1 s, and return the seconds until the attempt after it."""
-    scenario.cluster.evict(scenario.after(1).start("train"), step=step, saved=saved, why=cause)
+    scenario.cluster.evict(
+        scenario.after(1).start("train"), step=step, saved=saved, why=cause
+    )
     return wait(scenario)
 
 
@@ -61,7 +66,11 @@ def test_attempt_starts_when_the_delay_has_passed(scenario):
 
 
 def test_new_durable_step_is_followed_at_once(scenario):
-    assert [evict(scenario, step=saved + 5, saved=saved) for saved in (10, 20, 21)] == [0, 0, 0]
+    assert [evict(scenario, step=saved + 5, saved=saved) for saved in (10, 20, 21)] == [
+        0,
+        0,
+        0,
+    ]
     assert [attempt.saved_step for attempt in scenario.stage("train").attempts] == [
         10,
         20,

@@ -18,12 +18,16 @@ JOB_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 names = st.from_regex(
-    r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?){0,5}", fullmatch=True
+    r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,60}[a-z0-9])?){0,5}",
+    fullmatch=True,
 )
 
 
 def templates(scenario: Scenario):
-    return {job.template.stage: job.template for job in scenario.finish().cluster.jobs.values()}
+    return {
+        job.template.stage: job.template
+        for job in scenario.finish().cluster.jobs.values()
+    }
 
 
 @given(names, st.integers(1, 10**6), st.sampled_from(ORDER))
@@ -35,7 +39,12 @@ def test_job_name_is_valid_for_every_pipeline_name(pipeline, attempt, stage):
 
 def test_job_names_of_long_pipeline_names_differ():
     long = [f"{'a' * 200}.{n}.{'b' * 40}" for n in range(50)]
-    names = {job_name(name, UID, stage, n) for name in long for stage in ORDER for n in (1, 2, 11)}
+    names = {
+        job_name(name, UID, stage, n)
+        for name in long
+        for stage in ORDER
+        for n in (1, 2, 11)
+    }
     assert len(names) == 50 * len(ORDER) * 3
 
 
@@ -62,7 +71,9 @@ def test_labels_name_stage_attempt_and_identity():
 
 
 @pytest.mark.parametrize(
-    "spec", [a_pipeline(), a_pipeline(evaluate=None, deploy=None)], ids=["all", "without evaluate"]
+    "spec",
+    [a_pipeline(), a_pipeline(evaluate=None, deploy=None)],
+    ids=["all", "without evaluate"],
 )
 def test_config_of_every_stage_is_readable(spec):
     for stage, template in templates(Scenario(spec)).items():
@@ -77,16 +88,17 @@ def test_same_pipeline_has_same_jobs():
 
 def test_config_holds_uris_and_no_mount_paths():
     spec = a_pipeline(
-        datasets=[{"uri": "pvc://data/train.jsonl"}], workspace={"existingClaim": "scratch"}
+        datasets=[{"uri": "pvc://data/train.jsonl"}],
+        workspace={"existingClaim": "scratch"},
     )
     jobs = templates(Scenario(spec))
     assert all("scratch" not in str(template.env) for template in jobs.values())
     assert jobs["prepare"].claims == ("data",)
     assert jobs["train"].claims == ()
     assert jobs["push"].claims == ("data", "models")
-    assert {stage: job.written_claims for stage, job in jobs.items() if job.written_claims} == {
-        "push": ("models",)
-    }
+    assert {
+        stage: job.written_claims for stage, job in jobs.items() if job.written_claims
+    } == {"push": ("models",)}
 
 
 def test_claims_of_all_data_sets_are_mounted_for_prepare():
@@ -96,14 +108,19 @@ def test_claims_of_all_data_sets_are_mounted_for_prepare():
         {"uri": "hf://org/data/x.json"},
     ]
     jobs = templates(
-        Scenario(a_pipeline(datasets=datasets, validation={"uri": "pvc://three/held-out.jsonl"}))
+        Scenario(
+            a_pipeline(
+                datasets=datasets, validation={"uri": "pvc://three/held-out.jsonl"}
+            )
+        )
     )
     assert jobs["prepare"].claims == ("one", "three", "two")
     assert jobs["push"].claims == ("models", "one", "two")
 
 
 @pytest.mark.parametrize(
-    "prompt", ["pvc://[", "pvc://[::1", "pvc://", "pvc://a b", "pvc://Demo/x", "pvc://demo\n"]
+    "prompt",
+    ["pvc://[", "pvc://[::1", "pvc://", "pvc://a b", "pvc://Demo/x", "pvc://demo\n"],
 )
 def test_text_that_only_starts_like_a_uri_names_no_claim(prompt):
     assert templates(Scenario(a_pipeline(deploy={"smokeTest": {"prompt": prompt}})))[
@@ -121,7 +138,11 @@ def test_same_spec_in_another_pipeline_has_same_identities():
 
 def test_custom_command_is_part_of_the_identity():
     custom = Scenario(
-        a_pipeline(train={"pod": {"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}})
+        a_pipeline(
+            train={
+                "pod": {"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}
+            }
+        )
     )
     train = templates(custom)["train"]
     default = templates(Scenario())["train"]
@@ -139,7 +160,9 @@ def test_args_without_command_are_rejected(stage):
 
 
 @pytest.mark.parametrize("stage", ["prepare", "evaluate", "push"])
-@pytest.mark.parametrize("name", ["nvidia.com/gpu", "nvidia.com/mig-3g.40gb", "amd.com/gpu"])
+@pytest.mark.parametrize(
+    "name", ["nvidia.com/gpu", "nvidia.com/mig-3g.40gb", "amd.com/gpu"]
+)
 def test_more_gpus_than_the_trainer_uses_are_rejected(stage, name):
     several = {"resources": {"limits": {name: 2}}}
     with pytest.raises(
@@ -147,18 +170,28 @@ def test_more_gpus_than_the_trainer_uses_are_rejected(stage, name):
         match=r"pod.resources.limits: has more than one accelerator, .* set 1, or add",
     ):
         a_pipeline(**{stage: {"pod": several}})
-    own = a_pipeline(**{stage: {"pod": several | {"command": ["torchrun"]}}}).stage(stage)
+    own = a_pipeline(**{stage: {"pod": several | {"command": ["torchrun"]}}}).stage(
+        stage
+    )
     assert own.pod.resources.accelerators == 2
-    assert a_pipeline(deploy={"pod": several}).stage("deploy").pod.resources.accelerators == 2
+    assert (
+        a_pipeline(deploy={"pod": several}).stage("deploy").pod.resources.accelerators
+        == 2
+    )
 
 
 def test_several_gpus_for_all_stages_are_rejected():
     with pytest.raises(
-        ValidationError, match=r"podDefaults.resources.limits: has more than one accelerator"
+        ValidationError,
+        match=r"podDefaults.resources.limits: has more than one accelerator",
     ):
         a_pipeline(podDefaults={"resources": {"limits": {"nvidia.com/gpu": 2}}})
-    single_gpu = a_pipeline(podDefaults={"resources": {"limits": {"nvidia.com/gpu": 1}}})
-    assert {stage.pod.resources.accelerators for stage in single_gpu.stages().values()} == {1}
+    single_gpu = a_pipeline(
+        podDefaults={"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    )
+    assert {
+        stage.pod.resources.accelerators for stage in single_gpu.stages().values()
+    } == {1}
 
 
 def test_deploy_args_are_not_passed_to_the_trainer():
@@ -171,8 +204,13 @@ def test_deploy_args_are_not_passed_to_the_trainer():
 
 def test_trainer_image_is_not_part_of_the_identity():
     settings = Settings(trainer_image="trainer:1", trainer_cpu_image="trainer-cpu:1")
-    jobs = templates(Scenario(a_pipeline(train={"pod": {"image": "trainer:2"}}), settings=settings))
-    assert (jobs["train"].image, jobs["evaluate"].image) == ("trainer:2", "trainer-cpu:1")
+    jobs = templates(
+        Scenario(a_pipeline(train={"pod": {"image": "trainer:2"}}), settings=settings)
+    )
+    assert (jobs["train"].image, jobs["evaluate"].image) == (
+        "trainer:2",
+        "trainer-cpu:1",
+    )
     assert jobs["train"].identity == templates(Scenario())["train"].identity
 
 
@@ -180,10 +218,15 @@ def test_stages_with_an_accelerator_have_the_image_for_it():
     slice_of_a_gpu = {"resources": {"limits": {"vendor.example/slice": 1}}}
     no_gpu = {"resources": {"limits": {"nvidia.com/gpu": 0, "memory": "1Gi"}}}
     settings = Settings(trainer_image="gpu", trainer_cpu_image="cpu")
-    stages = {"train": slice_of_a_gpu, "evaluate": {"runtimeClassName": "nvidia"}, "push": no_gpu}
+    stages = {
+        "train": slice_of_a_gpu,
+        "evaluate": {"runtimeClassName": "nvidia"},
+        "push": no_gpu,
+    }
     jobs = templates(
         Scenario(
-            a_pipeline(**{name: {"pod": pod} for name, pod in stages.items()}), settings=settings
+            a_pipeline(**{name: {"pod": pod} for name, pod in stages.items()}),
+            settings=settings,
         )
     )
     assert {name: template.image for name, template in jobs.items()} == {
@@ -195,19 +238,23 @@ def test_stages_with_an_accelerator_have_the_image_for_it():
     }
 
 
-@pytest.mark.parametrize(("image", "verifier"), [({}, "gpu"), ({"image": "mine"}, "cpu")])
+@pytest.mark.parametrize(
+    ("image", "verifier"), [({}, "gpu"), ({"image": "mine"}, "cpu")]
+)
 def test_model_is_verified_by_the_image_of_its_server(image, verifier):
     """A server with an image of the user's is verified by the smaller one of the trainer's."""
     pod = {"resources": {"limits": {"nvidia.com/gpu": 1}}} | image
     settings = Settings(trainer_image="gpu", trainer_cpu_image="cpu")
-    job = templates(Scenario(a_pipeline(deploy={"pod": pod}), settings=settings))["deploy"]
+    job = templates(Scenario(a_pipeline(deploy={"pod": pod}), settings=settings))[
+        "deploy"
+    ]
     assert (job.image, job.verifier_image) == (image.get("image", "gpu"), verifier)
 
 
 def test_env_reaches_the_process_but_cannot_set_its_config():
-    train = templates(Scenario(a_pipeline(train={"pod": {"env": [{"name": "A", "value": "1"}]}})))[
-        "train"
-    ]
+    train = templates(
+        Scenario(a_pipeline(train={"pod": {"env": [{"name": "A", "value": "1"}]}}))
+    )["train"]
     assert train.env["A"] == "1"
     assert parse_config(train.env[CONFIG]).identity == train.identity
     with pytest.raises(
@@ -224,7 +271,10 @@ def test_capacity_and_gpu_determine_placement():
     }
     spot = templates(Scenario(a_pipeline(train=changes)))["train"].placement
     assert (spot.capacity, spot.node_selector) == ("Spot", {})
-    assert {toleration.key for toleration in spot.tolerations} == {"spot", "nvidia.com/gpu"}
+    assert {toleration.key for toleration in spot.tolerations} == {
+        "spot",
+        "nvidia.com/gpu",
+    }
     plain = templates(Scenario())["prepare"].placement
     assert (plain.capacity, plain.tolerations) == ("OnDemand", ())
 
@@ -241,11 +291,15 @@ def test_operator_settings_define_capacity_and_pools():
     )
     settings = Settings(placement_defaults=defaults)
     changes = {"train": {"placement": {"capacity": "Spot"}}}
-    spot = templates(Scenario(a_pipeline(**changes), settings=settings))["train"].placement
+    spot = templates(Scenario(a_pipeline(**changes), settings=settings))[
+        "train"
+    ].placement
     assert spot.node_selector == {"workload": "training", "lifecycle": "spot"}
     assert [toleration.key for toleration in spot.tolerations] == ["cheap"]
     changes["train"]["pod"] = {"nodeSelector": {"mine": "yes"}}
-    chosen = templates(Scenario(a_pipeline(**changes), settings=settings))["train"].placement
+    chosen = templates(Scenario(a_pipeline(**changes), settings=settings))[
+        "train"
+    ].placement
     assert chosen.node_selector == {"mine": "yes", "lifecycle": "spot"}
     assert (
         templates(Scenario(a_pipeline(**changes), settings=settings))[

@@ -14,7 +14,9 @@ def curve(steps: int) -> LossCurve:
 def train(scenario: Scenario, start: int, reached: int) -> str:
     """Start an attempt that begins at step `start` and reaches step `reached`, with its curve."""
     job = scenario.start("train")
-    scenario.cluster.progress(job, step=reached, start_step=start, loss_curve=curve(reached))
+    scenario.cluster.progress(
+        job, step=reached, start_step=start, loss_curve=curve(reached)
+    )
     scenario.reconcile_until_stable()
     return job
 
@@ -37,7 +39,10 @@ def test_curve_stays_while_the_next_attempt_waits_and_loads(scenario):
     job = scenario.start("train")
     scenario.cluster.progress(job, step=0, note="loading the model")
     scenario.reconcile_until_stable()
-    assert (scenario.stage("train").progress.note, scenario.stage("train").loss_curve) == (
+    assert (
+        scenario.stage("train").progress.note,
+        scenario.stage("train").loss_curve,
+    ) == (
         "loading the model",
         curve(5),
     )
@@ -63,7 +68,9 @@ def test_new_recipe_begins_without_a_curve(scenario):
     job = train(scenario, 0, 5)
     scenario.edit(train={"maxSteps": 7})
     assert scenario.stage("train").loss_curve is None
-    scenario.cluster.progress(job, step=6, start_step=0, loss_curve=curve(6))  # it is being stopped
+    scenario.cluster.progress(
+        job, step=6, start_step=0, loss_curve=curve(6)
+    )  # it is being stopped
     scenario.reconcile_until_stable()
     assert scenario.stage("train").loss_curve is None
 

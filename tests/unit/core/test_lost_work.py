@@ -7,7 +7,9 @@ from finetune_trainer.contract import PushConfig, parse_config
 from finetune_trainer.contract.environment import CONFIG
 
 
-def train(scenario: Scenario, start: int | None, reached: int, seconds: float = 2.0) -> str:
+def train(
+    scenario: Scenario, start: int | None, reached: int, seconds: float = 2.0
+) -> str:
     """Start an attempt that begins at step `start` and reaches step `reached`."""
     job = scenario.start("train")
     if start is not None:
@@ -137,7 +139,9 @@ def test_push_config_contains_lineage_of_training(scenario):
     scenario.lose_node(train(scenario, 0, 750))
     train(scenario, 500, 990)
     scenario.complete("train").run("evaluate")
-    config = parse_config(scenario.cluster.jobs[scenario.attempt("push").job].template.env[CONFIG])
+    config = parse_config(
+        scenario.cluster.jobs[scenario.attempt("push").job].template.env[CONFIG]
+    )
     assert isinstance(config, PushConfig)
     assert config.lineage.pipeline == "team/demo"
     assert (

@@ -10,7 +10,9 @@ def test_copy_has_the_changed_field():
 
 
 def test_copy_with_an_unknown_field_is_refused():
-    with pytest.raises(TypeError, match="StageStatus has no field failure; use its name in Python"):
+    with pytest.raises(
+        TypeError, match="StageStatus has no field failure; use its name in Python"
+    ):
         StageStatus().model_copy(update={"failure": 2})
 
 
@@ -22,4 +24,6 @@ def test_copy_with_the_name_in_json_is_refused():
 
 def test_unknown_fields_of_another_version_are_kept():
     newer = StageStatus.model_validate({"inventedLater": 7})
-    assert StageStatus().with_unknown_fields_of(newer).model_extra == {"inventedLater": 7}
+    assert StageStatus().with_unknown_fields_of(newer).model_extra == {
+        "inventedLater": 7
+    }

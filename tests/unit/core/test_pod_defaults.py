@@ -23,14 +23,20 @@ MERGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
         {
             "env": [
-                {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                {
+                    "name": "B",
+                    "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
+                },
                 {"name": "C"},
             ]
         },
         {
             "env": [
                 {"name": "A", "value": "1"},
-                {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                {
+                    "name": "B",
+                    "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
+                },
                 {"name": "C"},
             ]
         },
@@ -76,7 +82,11 @@ MERGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {
             "resources": {
                 "requests": {"cpu": "2", "memory": "8Gi"},
-                "limits": {"memory": "64Gi", "ephemeral-storage": "1Gi", "nvidia.com/gpu": "1"},
+                "limits": {
+                    "memory": "64Gi",
+                    "ephemeral-storage": "1Gi",
+                    "nvidia.com/gpu": "1",
+                },
             }
         },
     ),
@@ -96,7 +106,11 @@ MERGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"nodeSelector": {"zone": "a", "pool": "big"}},
     ),
     "names replaced": (
-        {"serviceAccountName": "all", "priorityClassName": "low", "imagePullPolicy": "Always"},
+        {
+            "serviceAccountName": "all",
+            "priorityClassName": "low",
+            "imagePullPolicy": "Always",
+        },
         {"serviceAccountName": "own", "schedulerName": "binpack"},
         {
             "serviceAccountName": "own",
@@ -108,7 +122,9 @@ MERGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("defaults", "own", "merged"), MERGES.values(), ids=MERGES.keys())
+@pytest.mark.parametrize(
+    ("defaults", "own", "merged"), MERGES.values(), ids=MERGES.keys()
+)
 def test_own_pod_lies_over_the_defaults(defaults, own, merged):
     assert train_pod(defaults, own) == merged
 
@@ -132,7 +148,9 @@ def test_defaults_and_own_resources_may_be_many_together():
     """Each alone has the largest number; both together were an error that stopped the pipeline for good."""
     defaults = {f"example.com/a{number}": 1 for number in range(16)}
     own = {f"example.com/b{number}": 1 for number in range(16)}
-    merged = train_pod({"resources": {"limits": defaults}}, {"resources": {"limits": own}})
+    merged = train_pod(
+        {"resources": {"limits": defaults}}, {"resources": {"limits": own}}
+    )
     assert merged["resources"]["limits"].keys() == {*defaults, *own}
 
 
@@ -151,11 +169,14 @@ def test_new_defaults_stop_the_attempt_and_the_next_resumes(stage):
     assert scenario.cluster.jobs[job].asked_to_stop
     scenario.cluster.evict(job, step=5, saved=5, why=None)
     after = scenario.reconcile_until_stable().stage(stage)
-    assert (after.identity, after.attempts[0].reason) == (before.identity, "SpecChanged")
+    assert (after.identity, after.attempts[0].reason) == (
+        before.identity,
+        "SpecChanged",
+    )
     assert after.execution != before.execution
-    assert scenario.cluster.jobs[scenario.attempt(stage).job].template.pod.resources.limits == {
-        "memory": "64Gi"
-    }
+    assert scenario.cluster.jobs[
+        scenario.attempt(stage).job
+    ].template.pod.resources.limits == {"memory": "64Gi"}
 
 
 def test_new_defaults_after_the_end_restart_only_the_server():

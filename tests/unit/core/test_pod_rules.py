@@ -11,9 +11,9 @@ from finetune_operator.crd import generate
 
 def spec_schema():
     crd = yaml.safe_load(generate.FILE.read_text())
-    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"][
-        "properties"
-    ]
+    return crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][
+        "spec"
+    ]["properties"]
 
 
 def rules_of(part) -> dict[str, str]:
@@ -35,7 +35,8 @@ def test_amount_below_a_megabyte_is_refused(field, resource, amount):
     pod = {"resources": {field: {resource: amount}}}
     for changes in ({"train": {"pod": pod}}, {"podDefaults": pod}):
         with pytest.raises(
-            ValidationError, match=rf"{field}\.{resource}: is less than a megabyte; write 16Gi for"
+            ValidationError,
+            match=rf"{field}\.{resource}: is less than a megabyte; write 16Gi for",
         ):
             a_pipeline(**changes)
 
@@ -43,7 +44,8 @@ def test_amount_below_a_megabyte_is_refused(field, resource, amount):
 @pytest.mark.parametrize("amount", LARGE)
 def test_amount_of_a_megabyte_is_accepted(amount):
     own = a_pipeline(
-        train={"pod": {"resources": {"limits": {"memory": amount}}}}, workspace={"size": amount}
+        train={"pod": {"resources": {"limits": {"memory": amount}}}},
+        workspace={"size": amount},
     )
     assert own.train.pod.resources.limits["memory"] == own.workspace.size == str(amount)
 
@@ -57,7 +59,9 @@ def test_workspace_below_a_megabyte_is_refused(amount):
 def test_crd_refuses_tiny_amounts_that_are_integers():
     """A pattern says nothing about an integer, so that the API server needs a rule; integration tests evaluate it."""
     schema = spec_schema()
-    assert f"string(self.size).matches('{BYTES}')" in rules_of(schema["workspace"])["size"]
+    assert (
+        f"string(self.size).matches('{BYTES}')" in rules_of(schema["workspace"])["size"]
+    )
     for pod in (
         schema["podDefaults"],
         *(schema[name]["properties"]["pod"] for name in ("prepare", "train", "deploy")),
@@ -67,7 +71,10 @@ def test_crd_refuses_tiny_amounts_that_are_integers():
             *("requests", "requests.memory", "requests.ephemeral-storage"),
             *("limits", "limits.memory", "limits.ephemeral-storage"),
         }
-        assert f"string(self.limits['memory']).matches('{BYTES}')" in rules["limits.memory"]
+        assert (
+            f"string(self.limits['memory']).matches('{BYTES}')"
+            in rules["limits.memory"]
+        )
 
 
 def test_crd_refuses_gates_with_the_same_keys():
@@ -76,8 +83,13 @@ def test_crd_refuses_gates_with_the_same_keys():
         validation["message"]: validation["rule"]
         for validation in schema["x-kubernetes-validations"]
     }
-    rule = rules["gates: two gates have the same task, metric, operator and against: remove one"]
-    assert "(has(a.metric) ? a.metric : 'acc') == (has(b.metric) ? b.metric : 'acc')" in rule
+    rule = rules[
+        "gates: two gates have the same task, metric, operator and against: remove one"
+    ]
+    assert (
+        "(has(a.metric) ? a.metric : 'acc') == (has(b.metric) ? b.metric : 'acc')"
+        in rule
+    )
     assert "a.task == b.task" in rule
 
 
@@ -95,7 +107,15 @@ def test_small_amounts_of_other_resources_are_accepted():
     ("pod", "message"),
     [
         (
-            {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]},
+            {
+                "env": [
+                    {
+                        "name": "A",
+                        "value": "1",
+                        "valueFrom": {"fieldRef": {"fieldPath": "x"}},
+                    }
+                ]
+            },
             "set value or valueFrom",
         ),
         (
@@ -125,7 +145,10 @@ def test_small_amounts_of_other_resources_are_accepted():
             {"envFrom": [{"secretRef": {"name": "s"}, "configMapRef": {"name": "c"}}]},
             "set exactly one of secretRef, configMapRef",
         ),
-        ({"imagePullSecrets": [{"name": "s"}, {"name": "s"}]}, "two entries have the same name s"),
+        (
+            {"imagePullSecrets": [{"name": "s"}, {"name": "s"}]},
+            "two entries have the same name s",
+        ),
         (
             {"env": [{"name": "FINETUNE_GPUS", "value": "4"}]},
             "names with the prefix FINETUNE_ are reserved",

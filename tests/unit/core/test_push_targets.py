@@ -25,7 +25,9 @@ def published(*targets: dict[str, str]) -> dict[str, list[dict[str, object]]]:
 
 
 def test_all_targets_reach_the_process_and_its_claims():
-    scenario = Scenario(a_pipeline(push={"targets": BOTH}, deploy=None)).run_before("push")
+    scenario = Scenario(a_pipeline(push={"targets": BOTH}, deploy=None)).run_before(
+        "push"
+    )
     targets = scenario.config("push").recipe.targets
     assert [(target.uri, target.format) for target in targets] == [
         (ADAPTER["uri"], "Adapter"),
@@ -36,7 +38,9 @@ def test_all_targets_reach_the_process_and_its_claims():
 
 
 def test_deploy_serves_the_merged_target_of_several():
-    scenario = Scenario(a_pipeline(push={"targets": BOTH})).finish(push=published(*BOTH))
+    scenario = Scenario(a_pipeline(push={"targets": BOTH})).finish(
+        push=published(*BOTH)
+    )
     config = scenario.config("deploy")
     assert (config.model.uri, config.location, config.digest) == (
         "pvc://models/demo",
@@ -48,18 +52,23 @@ def test_deploy_serves_the_merged_target_of_several():
 
 
 @pytest.mark.parametrize(
-    "targets", [[ADAPTER], [ADAPTER, {**ADAPTER, "uri": "pvc://adapters/other"}]], ids=len
+    "targets",
+    [[ADAPTER], [ADAPTER, {**ADAPTER, "uri": "pvc://adapters/other"}]],
+    ids=len,
 )
 def test_deploy_without_a_merged_target_is_refused(targets):
     with pytest.raises(
-        ValidationError, match=r"deploy: needs a published model: add an entry with format Merged"
+        ValidationError,
+        match=r"deploy: needs a published model: add an entry with format Merged",
     ):
         a_pipeline(push={"targets": targets})
     assert a_pipeline(push={"targets": targets}, deploy=None).push
     assert a_pipeline(push={"targets": [*targets, MERGED]}).deploy
 
 
-@pytest.mark.parametrize("targets", [[], [MERGED, MERGED], [{"format": "Merged"}]], ids=str)
+@pytest.mark.parametrize(
+    "targets", [[], [MERGED, MERGED], [{"format": "Merged"}]], ids=str
+)
 def test_no_target_or_the_same_one_twice_is_refused(targets):
     with pytest.raises(ValidationError, match=r"push\.targets"):
         a_pipeline(push={"targets": targets})

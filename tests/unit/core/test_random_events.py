@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pydantic import ValidationError
 from support.operator.kstatus import kstatus
-from support.operator.scenario import ORDER, RESULTS, Scenario, a_pipeline, a_result, merged, scores
+from support.operator.scenario import (
+    ORDER,
+    RESULTS,
+    Scenario,
+    a_pipeline,
+    a_result,
+    merged,
+    scores,
+)
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
@@ -66,19 +74,35 @@ PRICES = (
     ("d", "OnDemand", None),
 )
 NODE_CLASSES = [
-    {"name": name, "capacity": capacity, "price": price} for name, capacity, price in PRICES
+    {"name": name, "capacity": capacity, "price": price}
+    for name, capacity, price in PRICES
 ]
 SETTINGS = Settings(
     placement_defaults=PlacementDefaults.model_validate({"nodeClasses": NODE_CLASSES})
 )
 NO_NODE = Blocker(Reason.WAITING_FOR_CAPACITY, "0/3 nodes are available")
-PHASES = {"Pending", "Running", "Suspended", "Succeeded", "Failed", "Cancelled", "BelowThreshold"}
+PHASES = {
+    "Pending",
+    "Running",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+    "Cancelled",
+    "BelowThreshold",
+}
 PICK = st.randoms(use_true_random=False)
 WHICH = st.sampled_from([0, 0, 1])
 """The pipeline of an event; the first has all stages."""
 
 
-KNOWN_LATER = {"lost_steps", "lost_seconds", "lost_cost", "last_step", "saved_step", "steps"}
+KNOWN_LATER = {
+    "lost_steps",
+    "lost_seconds",
+    "lost_cost",
+    "last_step",
+    "saved_step",
+    "steps",
+}
 """Fields of an ended attempt that only the next attempt shows: how far it has come, and how much was lost."""
 
 
@@ -95,7 +119,9 @@ class RandomEvents(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         retries = {"maxFailures": 2, "maxInterruptions": 3}
-        self.scenario = Scenario(a_pipeline(prepare=retries, train=retries), settings=SETTINGS)
+        self.scenario = Scenario(
+            a_pipeline(prepare=retries, train=retries), settings=SETTINGS
+        )
         self.cluster = self.scenario.cluster
         shared = {"existingClaim": "demo-workspace"}
         spec = a_pipeline(evaluate=None, push=None, deploy=None, workspace=shared)
@@ -110,8 +136,14 @@ class RandomEvents(RuleBasedStateMachine):
     def live(self) -> list[str]:
         return [name for name, job in self.cluster.jobs.items() if job.live]
 
-    @rule(moment=st.integers(0, 14), error=st.sampled_from([Killed, ClusterError]), which=WHICH)
-    def reconcile_with_fault(self, moment: int, error: type[BaseException], which: int) -> None:
+    @rule(
+        moment=st.integers(0, 14),
+        error=st.sampled_from([Killed, ClusterError]),
+        which=WHICH,
+    )
+    def reconcile_with_fault(
+        self, moment: int, error: type[BaseException], which: int
+    ) -> None:
         remaining = [moment]
 
         def fault(name: str) -> None:
@@ -164,11 +196,15 @@ class RandomEvents(RuleBasedStateMachine):
             scenario.reconcile()
         self.created += 1
         self.cluster.submit(
-            scenario.key, scenario.spec, f"{self.created:08x}-1111-4000-8000-000000000000"
+            scenario.key,
+            scenario.spec,
+            f"{self.created:08x}-1111-4000-8000-000000000000",
         )
 
     @rule(
-        annotation=st.sampled_from([CANCEL_ANNOTATION, RETRY_ANNOTATION, RETRY_ANNOTATION]),
+        annotation=st.sampled_from(
+            [CANCEL_ANNOTATION, RETRY_ANNOTATION, RETRY_ANNOTATION]
+        ),
         token=st.sampled_from(["", *"123"]),
         which=WHICH,
     )
@@ -184,9 +220,13 @@ class RandomEvents(RuleBasedStateMachine):
         scenario = pick.choice(self.scenarios)
         uid = self.cluster.pipelines[scenario.key].uid
         stage = pick.choice(ORDER)
-        attempts = scenario.status.stages[stage].attempts if scenario.status.stages else ()
+        attempts = (
+            scenario.status.stages[stage].attempts if scenario.status.stages else ()
+        )
         number = attempts[-1].number if attempts else 0
-        names = [job_name(scenario.key.name, uid, stage, number + later) for later in (0, 1)]
+        names = [
+            job_name(scenario.key.name, uid, stage, number + later) for later in (0, 1)
+        ]
         self.cluster.refusals[pick.choice(["workspace", "service", *names])] = Blocker(
             reason, pick.choice("ab") * 5000
         )
@@ -202,7 +242,10 @@ class RandomEvents(RuleBasedStateMachine):
         if self.cluster.jobs[name].observed.started_at is None:
             self.cluster.start(name)
         self.cluster.progress(
-            name, step=saved + step, start_step=pick.choice([None, saved]), step_seconds=0.5
+            name,
+            step=saved + step,
+            start_step=pick.choice([None, saved]),
+            step_seconds=0.5,
         )
 
     @precondition(lambda self: self.live)
@@ -210,7 +253,9 @@ class RandomEvents(RuleBasedStateMachine):
     def pod_finds_no_node(self, pick) -> None:
         name = pick.choice(self.live)
         if self.cluster.jobs[name].observed.started_at is None:
-            self.cluster.update_job(name, blocker=NO_NODE, unschedulable_since=self.cluster.now)
+            self.cluster.update_job(
+                name, blocker=NO_NODE, unschedulable_since=self.cluster.now
+            )
 
     @precondition(lambda self: self.live)
     @rule(pick=PICK, score=st.sampled_from([0.5, 0.6, 0.95, float("nan")]))
@@ -222,7 +267,9 @@ class RandomEvents(RuleBasedStateMachine):
             if template.stage == "evaluate"
             else RESULTS[template.stage]
         )
-        self.cluster.complete(name, a_result(template.stage, template.identity, **fields))
+        self.cluster.complete(
+            name, a_result(template.stage, template.identity, **fields)
+        )
 
     @precondition(lambda self: self.live)
     @rule(pick=PICK, code=st.sampled_from([1, 64, 65, 66, 69, 70, 75, 77, 137, 143]))
@@ -255,17 +302,28 @@ class RandomEvents(RuleBasedStateMachine):
         for scenario in self.scenarios:
             text = self.cluster.pipelines[scenario.key].status
             status = PipelineStatus.model_validate_json(text)
-            assert text == "{}" or status.model_dump_json(by_alias=True, exclude_none=True) == text
+            assert (
+                text == "{}"
+                or status.model_dump_json(by_alias=True, exclude_none=True) == text
+            )
 
     @property
     def stages(self) -> list[StageStatus]:
-        return [stage for scenario in self.scenarios for stage in scenario.status.stages.values()]
+        return [
+            stage
+            for scenario in self.scenarios
+            for stage in scenario.status.stages.values()
+        ]
 
     @invariant()
     def stage_with_result_does_not_run(self) -> None:
         for stage in self.stages:
             last = stage.last_attempt
-            running = last and last.outcome is Outcome.RUNNING and last.identity == stage.identity
+            running = (
+                last
+                and last.outcome is Outcome.RUNNING
+                and last.identity == stage.identity
+            )
             assert not (stage.result and running), (
                 f"{last.job} runs although its stage has a result"
             )
@@ -284,7 +342,10 @@ class RandomEvents(RuleBasedStateMachine):
     @invariant()
     def only_the_last_attempt_is_running(self) -> None:
         for stage in self.stages:
-            assert all(attempt.outcome is not Outcome.RUNNING for attempt in stage.attempts[:-1])
+            assert all(
+                attempt.outcome is not Outcome.RUNNING
+                for attempt in stage.attempts[:-1]
+            )
 
     @invariant()
     def counts_are_never_negative(self) -> None:
@@ -344,7 +405,9 @@ class RandomEvents(RuleBasedStateMachine):
             "the pipelines were not stable"
         )
         self.conditions_are_consistent()
-        suspended = any(scenario.status.phase == "Suspended" for scenario in self.scenarios)
+        suspended = any(
+            scenario.status.phase == "Suspended" for scenario in self.scenarios
+        )
         for scenario in self.scenarios:
             check_end(scenario, others_suspended=suspended)
 
@@ -366,7 +429,9 @@ def check_conditions(scenario: Scenario) -> None:
         return
     kinds = [c.type for c in status.conditions]
     assert len(kinds) == len(set(kinds))
-    assert {c.status for c in status.conditions if c.type in {"Reconciling", "Stalled"}} <= {"True"}
+    assert {
+        c.status for c in status.conditions if c.type in {"Reconciling", "Stalled"}
+    } <= {"True"}
     assert not {"Reconciling", "Stalled"} <= set(kinds)
     ready = scenario.condition("Ready")
     finished = scenario.condition("Finished")
@@ -374,7 +439,9 @@ def check_conditions(scenario: Scenario) -> None:
     assert finished
     assert ready[0] != "True" or finished[0] == "True"
     assert (finished[0] == "True") is (status.finished_at is not None)
-    assert {c.observed_generation for c in status.conditions} == {status.observed_generation}
+    assert {c.observed_generation for c in status.conditions} == {
+        status.observed_generation
+    }
     assert status.phase in PHASES
 
 

@@ -63,7 +63,10 @@ def test_pipeline_without_its_claim_looks_for_it_again(stage):
 
     scenario.cluster.observe = without_claim
     scenario.reconcile_until_stable()
-    assert (scenario.stage(stage).reason, scenario.running) == (Reason.VOLUME_NOT_READY, None)
+    assert (scenario.stage(stage).reason, scenario.running) == (
+        Reason.VOLUME_NOT_READY,
+        None,
+    )
     assert scenario.requeue_after == scenario.settings.poll_interval
 
 
@@ -76,7 +79,8 @@ def running_server_with_traffic(*, earlier: bool) -> tuple[Scenario, str, str | 
         scenario.complete("deploy", long_running=True).edit(deploy={"replicas": 2})
     new = scenario.start("deploy")
     scenario.cluster.servers = {
-        name: replace(server, current=False) for name, server in scenario.cluster.servers.items()
+        name: replace(server, current=False)
+        for name, server in scenario.cluster.servers.items()
     }
     scenario.cluster.servers[new] = ObservedServer("deploy", current=True)
     return scenario, new, old
@@ -94,7 +98,9 @@ def test_service_of_a_stopping_attempt_gets_the_earlier_server():
     scenario, new, old = running_server_with_traffic(earlier=True)
     scenario.cancel("now")
     assert scenario.cluster.jobs[new].asked_to_stop
-    assert {job: server.current for job, server in scenario.cluster.servers.items()} == {old: True}
+    assert {
+        job: server.current for job, server in scenario.cluster.servers.items()
+    } == {old: True}
 
 
 def test_attempt_waits_until_a_late_job_has_ended():
@@ -107,7 +113,10 @@ def test_attempt_waits_until_a_late_job_has_ended():
     scenario.cluster.jobs[previous].observed = ended
     scenario.after(60).reconcile_until_stable()
     assert scenario.cluster.jobs[previous].asked_to_stop
-    assert (scenario.stage("train").reason, scenario.running) == (Reason.WORKSPACE_IN_USE, None)
+    assert (scenario.stage("train").reason, scenario.running) == (
+        Reason.WORKSPACE_IN_USE,
+        None,
+    )
     scenario.cluster.evict(previous)
     scenario.reconcile_until_stable()
     assert scenario.created_jobs[-1] == "train-a2"

@@ -48,7 +48,8 @@ def test_deployed_is_true_only_after_the_switch(scenario):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"deploy": {"replicas": 2}}, {"seed": 5}, {"deploy": {"engine": "VLLM"}}]
+    "changes",
+    [{"deploy": {"replicas": 2}}, {"seed": 5}, {"deploy": {"engine": "VLLM"}}],
 )
 def test_old_server_stays_until_new_one_has_answered(scenario, changes):
     old = start_server(scenario)
@@ -68,7 +69,9 @@ def test_failed_new_server_is_deleted_and_old_one_stays(scenario):
     old = start_server(scenario)
     scenario.edit(deploy={"replicas": 2, "maxFailures": 0})
     new = scenario.start("deploy")
-    scenario.cluster.servers[new] = replace(scenario.cluster.servers[old], current=False)
+    scenario.cluster.servers[new] = replace(
+        scenario.cluster.servers[old], current=False
+    )
     scenario.cluster.fail(new, 1, "no room for the model")
     scenario.reconcile_until_stable()
     assert servers(scenario) == {old: True}
@@ -115,7 +118,10 @@ def test_server_outage_is_reported_until_it_ends(scenario):
     assert scenario.events[-1] == "PipelineDegraded"
     scenario.cluster.servers[job] = healthy
     scenario.reconcile_until_stable()
-    assert (scenario.status.phase, scenario.condition("Deployed")[0]) == ("Succeeded", "True")
+    assert (scenario.status.phase, scenario.condition("Deployed")[0]) == (
+        "Succeeded",
+        "True",
+    )
 
 
 def test_removing_deploy_deletes_the_server(scenario):
@@ -138,7 +144,9 @@ def test_deleted_service_gets_back_the_old_server(scenario):
     old = start_server(scenario)
     scenario.edit(deploy={"replicas": 2})
     new = scenario.start("deploy")
-    scenario.cluster.servers[old] = replace(scenario.cluster.servers[old], current=False)
+    scenario.cluster.servers[old] = replace(
+        scenario.cluster.servers[old], current=False
+    )
     scenario.reconcile_until_stable()
     assert servers(scenario) == {old: True}
     scenario.complete("deploy", long_running=True)
@@ -151,4 +159,7 @@ def test_outage_of_old_server_is_reported_during_rollout(scenario):
     down = Blocker(Reason.SERVER_NOT_READY, "none of 1 is ready")
     scenario.cluster.servers[old] = replace(scenario.cluster.servers[old], problem=down)
     scenario.reconcile_until_stable()
-    assert scenario.stage("deploy").message == "waits for push; meanwhile none of 1 is ready"
+    assert (
+        scenario.stage("deploy").message
+        == "waits for push; meanwhile none of 1 is ready"
+    )

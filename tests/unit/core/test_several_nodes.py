@@ -5,7 +5,15 @@ from decimal import Decimal
 
 import pytest
 from pydantic import ValidationError
-from support.operator.placements import FULL, H100, choice, end_stopped, placed, settings, training
+from support.operator.placements import (
+    FULL,
+    H100,
+    choice,
+    end_stopped,
+    placed,
+    settings,
+    training,
+)
 from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
@@ -76,7 +84,9 @@ def test_processes_must_be_as_many_as_accelerators(count):
         ValidationError, match=r"processesPerNode: is not the number of accelerators"
     ):
         a_pipeline(train={"processesPerNode": 2, "pod": gpus(count)})
-    own = a_pipeline(train={"processesPerNode": 2, "pod": gpus(count, command=["torchrun"])})
+    own = a_pipeline(
+        train={"processesPerNode": 2, "pod": gpus(count, command=["torchrun"])}
+    )
     assert own.train.pod.resources.accelerators == count
 
 
@@ -93,7 +103,9 @@ def test_several_nodes_need_a_shared_workspace(workspace, is_valid):
     if is_valid:
         assert a_pipeline(train={"nodes": 2}, workspace=workspace).train.pods == 2
     else:
-        with pytest.raises(ValidationError, match=r"train.nodes: all nodes mount the workspace"):
+        with pytest.raises(
+            ValidationError, match=r"train.nodes: all nodes mount the workspace"
+        ):
             a_pipeline(train={"nodes": 2}, workspace=workspace)
 
 
@@ -119,7 +131,9 @@ def test_more_nodes_are_interrupted_more_often():
     rates = [
         [
             offer.interruptions_per_hour
-            for offer in offers(scenario.spec.train, "Spot", scenario.settings.placement_defaults)
+            for offer in offers(
+                scenario.spec.train, "Spot", scenario.settings.placement_defaults
+            )
         ]
         for scenario in (single, four)
     ]
@@ -157,7 +171,10 @@ def test_incomplete_attempt_falls_back_to_on_demand():
     end_stopped(scenario)
     scenario.after(10).reconcile_until_stable()
     assert placed(scenario) == ("OnDemand", "h100")
-    assert (scenario.stage("train").interruptions, scenario.stage("train").failures) == (0, 0)
+    assert (
+        scenario.stage("train").interruptions,
+        scenario.stage("train").failures,
+    ) == (0, 0)
 
 
 def test_incomplete_attempt_gives_up_nodes_it_can_only_get_again():
@@ -185,7 +202,9 @@ def test_incomplete_attempt_gives_up_nodes_it_can_only_get_again():
 def test_attempt_without_any_node_waits_for_its_only_class():
     scenario = several(H100[1], placement={"capacity": "OnDemand"})
     job = scenario.attempt("train").job
-    scenario.cluster.update_job(job, blocker=FULL, unschedulable_since=scenario.cluster.now)
+    scenario.cluster.update_job(
+        job, blocker=FULL, unschedulable_since=scenario.cluster.now
+    )
     scenario.after(3600).reconcile_until_stable()
     assert not is_stopped(scenario)
 
@@ -240,7 +259,9 @@ def test_single_pod_starts_again_at_once():
     """What it waits for, it does not hold."""
     scenario = training(("b", "Spot", "0.90"), *H100)
     scenario.cluster.update_job(
-        scenario.attempt("train").job, blocker=FULL, unschedulable_since=scenario.cluster.now
+        scenario.attempt("train").job,
+        blocker=FULL,
+        unschedulable_since=scenario.cluster.now,
     )
     scenario.reconcile_until_stable()
     scenario.after(600).reconcile_until_stable()

@@ -21,15 +21,24 @@ def rerun(scenario: Scenario, **changes) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "stages"),
     [
-        ({"evaluate": {"tasks": [{"name": "exam", "limit": 10}]}}, ["evaluate", "push", "deploy"]),
+        (
+            {"evaluate": {"tasks": [{"name": "exam", "limit": 10}]}},
+            ["evaluate", "push", "deploy"],
+        ),
         ({"train": {"lora": {"rank": 4}}}, ["train", "evaluate", "push", "deploy"]),
         ({"prepare": {"contextLength": 64}}, list(ORDER)),
         ({"seed": 7}, list(ORDER)),
         ({"model": {"revision": "abc"}}, list(ORDER)),
         ({"push": {"targets": [{"uri": "pvc://models/other"}]}}, ["push", "deploy"]),
-        ({"push": {"targets": [*TARGETS, {"uri": "pvc://models/other"}]}}, ["push", "deploy"]),
+        (
+            {"push": {"targets": [*TARGETS, {"uri": "pvc://models/other"}]}},
+            ["push", "deploy"],
+        ),
         ({"deploy": {"smokeTest": {"prompt": "Who?"}}}, ["deploy"]),
-        ({"deploy": {"pod": MORE_MEMORY}}, ["deploy"]),  # how a server runs is part of its identity
+        (
+            {"deploy": {"pod": MORE_MEMORY}},
+            ["deploy"],
+        ),  # how a server runs is part of its identity
         ({"deploy": {"replicas": 3}}, ["deploy"]),
         ({"evaluate": {"gates": [{"task": "exam", "value": 0.1}]}}, []),
         ({"push": {"when": "GatesPassed"}}, []),
@@ -51,14 +60,19 @@ def test_new_resources_stop_the_attempt_and_the_next_resumes(stage):
     identity = scenario.stage(stage).identity
     scenario.edit(**{stage: {"pod": MORE_MEMORY}})
     assert scenario.cluster.jobs[job].asked_to_stop
-    assert len(scenario.cluster.jobs) == ORDER.index(stage) + 1  # never two live Jobs of a stage
+    assert (
+        len(scenario.cluster.jobs) == ORDER.index(stage) + 1
+    )  # never two live Jobs of a stage
     scenario.cluster.evict(job, step=5, saved=5, why=None)
     scenario.reconcile_until_stable()
     assert scenario.stage(stage).attempts[0].reason == "SpecChanged"
-    assert (scenario.attempt(stage).number, scenario.attempt(stage).identity) == (2, identity)
-    assert scenario.cluster.jobs[scenario.attempt(stage).job].template.pod.resources.limits == {
-        "memory": "64Gi"
-    }
+    assert (scenario.attempt(stage).number, scenario.attempt(stage).identity) == (
+        2,
+        identity,
+    )
+    assert scenario.cluster.jobs[
+        scenario.attempt(stage).job
+    ].template.pod.resources.limits == {"memory": "64Gi"}
     assert scenario.stage(stage).interruptions == 0
 
 
@@ -91,7 +105,10 @@ def test_reverted_edit_starts_new_attempt_of_same_identity():
     scenario.edit(train={"lora": {"rank": 4}}).edit(train={"lora": {"rank": 16}})
     scenario.cluster.evict(job, why=None)
     scenario.reconcile_until_stable()
-    assert (scenario.attempt("train").number, scenario.attempt("train").identity) == (2, identity)
+    assert (scenario.attempt("train").number, scenario.attempt("train").identity) == (
+        2,
+        identity,
+    )
 
 
 def test_reverted_value_has_the_earlier_identity():
@@ -119,7 +136,9 @@ def test_changed_source_digest_reruns_all_stages():
     scenario.cluster.source_digests["hf://org/data/train.jsonl"] = "sha256:1"
     scenario.finish()
     scenario.cluster.source_digests["hf://org/data/train.jsonl"] = "sha256:2"
-    assert scenario.finish().created_jobs == FIRST_RUN + [f"{stage}-a2" for stage in ORDER]
+    assert scenario.finish().created_jobs == FIRST_RUN + [
+        f"{stage}-a2" for stage in ORDER
+    ]
 
 
 def test_unused_source_digest_reruns_nothing():
@@ -136,7 +155,10 @@ def test_removed_running_stage_is_stopped():
     assert scenario.condition("Finished") == ("False", "NotRequested")
     scenario.cluster.evict(job, why=None)
     scenario.reconcile_until_stable()
-    assert (scenario.states["evaluate"], scenario.status.phase) == ("Skipped", "Succeeded")
+    assert (scenario.states["evaluate"], scenario.status.phase) == (
+        "Skipped",
+        "Succeeded",
+    )
 
 
 def test_added_stage_runs_alone():
@@ -146,7 +168,9 @@ def test_added_stage_runs_alone():
 
 def test_stage_removed_and_readded_is_not_rerun():
     scenario = Scenario(a_pipeline(push=None, deploy=None)).finish()
-    evaluate = scenario.spec.model_dump(mode="json", by_alias=True, exclude_none=True)["evaluate"]
+    evaluate = scenario.spec.model_dump(mode="json", by_alias=True, exclude_none=True)[
+        "evaluate"
+    ]
     assert rerun(scenario, evaluate=None) == []
     assert rerun(scenario, evaluate=evaluate) == []
 
@@ -186,4 +210,7 @@ def test_pipeline_is_not_finished_while_old_job_is_stopping():
     assert scenario.condition("Finished")[0] == "False"
     assert scenario.condition("Stalled") is None
     scenario.cluster.evict(job, why=None)
-    assert scenario.reconcile_until_stable().condition("Finished") == ("True", "Cancelled")
+    assert scenario.reconcile_until_stable().condition("Finished") == (
+        "True",
+        "Cancelled",
+    )

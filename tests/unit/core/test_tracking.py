@@ -6,7 +6,10 @@ from support.operator.scenario import Scenario
 
 from finetune_operator.api.spec import PipelineSpec
 
-TRACKING = {"mlflow": {"uri": "http://mlflow.ml:5000"}, "tensorboard": {"uri": "pvc://runs/tb"}}
+TRACKING = {
+    "mlflow": {"uri": "http://mlflow.ml:5000"},
+    "tensorboard": {"uri": "pvc://runs/tb"},
+}
 SOURCES = {"model": {"uri": "hf://a/b"}, "datasets": [{"uri": "hf://a/b/c.jsonl"}]}
 
 

@@ -25,13 +25,17 @@ def test_condition_links_to_its_reason_if_there_is_a_fix(state):
             f"(see docs/guides/troubleshooting.md#{condition['reason'].lower()})"
             in condition["message"]
         )
-        expected = condition["type"] in SUMMARIES and condition["reason"] not in NOTHING_TO_FIX
+        expected = (
+            condition["type"] in SUMMARIES and condition["reason"] not in NOTHING_TO_FIX
+        )
         assert linked is expected, condition
 
 
 def test_condition_links_to_the_page_of_the_settings():
     message = next(
-        condition.message for condition in failed().status.conditions if condition.type == "Ready"
+        condition.message
+        for condition in failed().status.conditions
+        if condition.type == "Ready"
     )
     assert message == f"prepare: line 3 is not JSON (see {PAGE}#datainvalid)"
 

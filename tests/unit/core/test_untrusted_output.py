@@ -22,7 +22,8 @@ def parse_progress(**fields) -> Progress:
 def to_json(status) -> str:
     """Return the JSON that is sent. An API server accepts no NaN and no integer beyond 64 bits."""
     text = json.dumps(
-        status.model_dump(mode="json", by_alias=True, exclude_none=True), allow_nan=False
+        status.model_dump(mode="json", by_alias=True, exclude_none=True),
+        allow_nan=False,
     )
 
     def parse_int64(digits):
@@ -34,7 +35,9 @@ def to_json(status) -> str:
 
 
 @pytest.mark.parametrize("name", FLOATS)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "nan", "inf", "-Infinity", 1e300])
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, "nan", "inf", "-Infinity", 1e300]
+)
 def test_non_finite_number_in_progress_is_dropped(name, value):
     progress = parse_progress(**{name: value, "note": "validating"})
     assert name not in to_json(progress)
@@ -82,13 +85,21 @@ def test_invalid_progress_keeps_the_result(progress):
 
 
 def test_result_with_oversized_number_is_rejected():
-    result = {"stage": "train", "identity": "i", "digest": "d", **RESULTS["train"], "tokens": 2**64}
+    result = {
+        "stage": "train",
+        "identity": "i",
+        "digest": "d",
+        **RESULTS["train"],
+        "tokens": 2**64,
+    }
     with pytest.raises(ValueError, match="larger than"):
         TerminationMessage.model_validate({"result": result})
 
 
 def test_interruption_with_oversized_step_stays_valid():
-    message = TerminationMessage.model_validate({"interruption": {"step": 2**70, "savedStep": 5}})
+    message = TerminationMessage.model_validate(
+        {"interruption": {"step": 2**70, "savedStep": 5}}
+    )
     assert message.interruption
     assert (message.interruption.step, message.interruption.saved_step) == (None, 5)
 

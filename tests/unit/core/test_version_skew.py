@@ -16,7 +16,9 @@ from finetune_operator.kubernetes.cluster import parse_pipeline
 from finetune_operator.kubernetes.translate.pod import Pod
 from finetune_trainer.contract import Progress, TerminationMessage, TrainConfig
 
-PLAIN = st.one_of(st.booleans(), st.integers(-(10**9), 10**9), st.text("abc é", max_size=9))
+PLAIN = st.one_of(
+    st.booleans(), st.integers(-(10**9), 10**9), st.text("abc é", max_size=9)
+)
 VALUES = st.recursive(
     PLAIN,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("xyz"), inner),
@@ -63,7 +65,8 @@ def finished_scenario() -> Scenario:
 
 @given(
     st.dictionaries(
-        st.sampled_from(OBJECTS), st.dictionaries(st.sampled_from(["xNew", "xMore"]), VALUES)
+        st.sampled_from(OBJECTS),
+        st.dictionaries(st.sampled_from(["xNew", "xMore"]), VALUES),
     )
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -97,7 +100,12 @@ def test_unknown_stage_stays_in_the_status():
     scenario = Scenario().run("prepare")
     status = stored_status(scenario)
     status["stages"].append(
-        {"name": "distill", "state": "Dreaming", "reason": "NotRequested", "failures": 2}
+        {
+            "name": "distill",
+            "state": "Dreaming",
+            "reason": "NotRequested",
+            "failures": 2,
+        }
     )
     store(scenario, status)
     scenario.run("train")
@@ -114,7 +122,11 @@ def test_unknown_reason_of_a_finished_attempt_is_kept():
     scenario.reconcile()
     assert stored_status(scenario) == status
     reason = scenario.stage("train").attempts[0].reason
-    assert (reason, str(reason), reason in set(Reason)) == ("NodeDrained", "NodeDrained", False)
+    assert (reason, str(reason), reason in set(Reason)) == (
+        "NodeDrained",
+        "NodeDrained",
+        False,
+    )
 
 
 def test_unknown_reason_of_a_stop_still_stops_the_attempt():
@@ -132,9 +144,9 @@ def test_unknown_state_of_a_stage_is_recomputed_and_shown():
     status = stored_status(scenario)
     at(status, "$.stages.train")["state"] = "Dreaming"
     store(scenario, status)
-    assert stage_summary(scenario.stage("train").model_copy(update={"message": "zzz"})).startswith(
-        "Dreaming"
-    )
+    assert stage_summary(
+        scenario.stage("train").model_copy(update={"message": "zzz"})
+    ).startswith("Dreaming")
     scenario.reconcile()
     assert scenario.stage("train").state is StageState.SUCCEEDED
 
@@ -175,12 +187,18 @@ def test_result_with_an_unknown_field_is_a_success():
 
 
 @pytest.mark.parametrize(
-    "value", [2**70, float("nan"), float("inf"), [[2**70]], "x" * 5000, {"a": {"b": 1e300}}]
+    "value",
+    [2**70, float("nan"), float("inf"), [[2**70]], "x" * 5000, {"a": {"b": 1e300}}],
 )
 def test_unknown_field_that_is_not_storable_is_dropped(value):
     progress = Progress.model_validate_json(
         json.dumps(
-            {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 3, "unknown": value}
+            {
+                "stage": "train",
+                "updatedAt": "2030-01-01T00:00:00Z",
+                "step": 3,
+                "unknown": value,
+            }
         )
     )
     assert "unknown" not in progress.model_dump()
@@ -191,9 +209,9 @@ def test_deep_unknown_field_is_dropped():
     deep: list = []
     for _ in range(100):
         deep = [deep]
-    assert message(failure={"message": "m", "unknown": deep, "code": 7}).failure.model_extra == {
-        "code": 7
-    }
+    assert message(
+        failure={"message": "m", "unknown": deep, "code": 7}
+    ).failure.model_extra == {"code": 7}
 
 
 def test_json_without_a_known_field_is_no_termination_message():
@@ -236,5 +254,7 @@ def test_stages_are_a_list_by_name_in_json_and_back():
 
 @pytest.mark.parametrize("stages", [[{"state": "Running"}], ["train"], [None]])
 def test_entry_without_a_name_is_no_status(stages):
-    with pytest.raises(ValidationError, match="every entry must be an object with a name"):
+    with pytest.raises(
+        ValidationError, match="every entry must be an object with a name"
+    ):
         PipelineStatus.model_validate({"stages": stages})

@@ -12,13 +12,21 @@ YOUNGER = ("2031", "a")
 
 USERS = {
     "no other": ((), True, True),
-    "older that waits": ((ClaimUser("x", writing=False, seniority=OLDER),), False, True),
+    "older that waits": (
+        (ClaimUser("x", writing=False, seniority=OLDER),),
+        False,
+        True,
+    ),
     "older that finished": (
         (ClaimUser("x", writing=False, finished=True, seniority=OLDER),),
         True,
         True,
     ),
-    "younger that waits": ((ClaimUser("x", writing=False, seniority=YOUNGER),), True, True),
+    "younger that waits": (
+        (ClaimUser("x", writing=False, seniority=YOUNGER),),
+        True,
+        True,
+    ),
     "older with an attempt": (
         (ClaimUser("x", writing=False, recorded=True, seniority=OLDER),),
         False,
@@ -45,7 +53,11 @@ USERS = {
         False,
         True,
     ),
-    "same age, larger uid": ((ClaimUser("x", writing=False, seniority=("2030", "z")),), True, True),
+    "same age, larger uid": (
+        (ClaimUser("x", writing=False, seniority=("2030", "z")),),
+        True,
+        True,
+    ),
     "second of two": (
         (
             ClaimUser("x", writing=False, finished=True, seniority=OLDER),
@@ -57,7 +69,9 @@ USERS = {
 }
 
 
-@pytest.mark.parametrize(("users", "may_start", "may_create"), USERS.values(), ids=USERS)
+@pytest.mark.parametrize(
+    ("users", "may_start", "may_create"), USERS.values(), ids=USERS
+)
 def test_turn_depends_on_the_other_users(users, may_start, may_create):
     workspace = ObservedWorkspace(seniority=OWN, users=users)
     assert (start_blocker(workspace) is None, create_blocker(workspace) is None) == (
@@ -82,12 +96,15 @@ def test_of_two_recorded_pipelines_exactly_one_may_create():
 
 def test_unusable_claim_comes_before_the_turn():
     blocker = Blocker(Reason.VOLUME_NOT_READY, "no such claim")
-    workspace = ObservedWorkspace(blocker=blocker, users=(ClaimUser("x", writing=True),))
+    workspace = ObservedWorkspace(
+        blocker=blocker, users=(ClaimUser("x", writing=True),)
+    )
     assert start_blocker(workspace) == create_blocker(workspace) == blocker
 
 
 @pytest.mark.parametrize(
-    ("writing", "text"), [(True, "still has a running Job"), (False, "has not finished")]
+    ("writing", "text"),
+    [(True, "still has a running Job"), (False, "has not finished")],
 )
 def test_message_names_the_other_pipeline(writing, text):
     workspace = ObservedWorkspace(

@@ -51,14 +51,19 @@ WAITING = {
     "start time": attempt_changed(created_at=CREATED, started_at=CREATED),
     "running": stage_changed(created_at(CREATED), state=StageState.RUNNING),
     "progress": stage_changed(
-        created_at(CREATED), progress=Progress(stage="prepare", updated_at=START, step=4)
+        created_at(CREATED),
+        progress=Progress(stage="prepare", updated_at=START, step=4),
     ),
     "message while it progresses": stage_changed(created_at(CREATED), message="4 of 9"),
 }
 URGENT = {
-    "attempt ended": attempt_changed(created_at=CREATED, outcome=Outcome.FAILED, finished_at=START),
+    "attempt ended": attempt_changed(
+        created_at=CREATED, outcome=Outcome.FAILED, finished_at=START
+    ),
     "stopping": attempt_changed(created_at=CREATED, stopping=Reason.CANCELLED),
-    "blocked": stage_changed(created_at(CREATED), reason=Reason.WAITING_FOR_QUOTA, message="quota"),
+    "blocked": stage_changed(
+        created_at(CREATED), reason=Reason.WAITING_FOR_QUOTA, message="quota"
+    ),
     "failures": stage_changed(created_at(CREATED), failures=1),
     "cancelled": created_at(CREATED).model_copy(update={"cancelled": True}),
     "finished": created_at(CREATED).model_copy(update={"finished_at": START}),
@@ -66,7 +71,9 @@ URGENT = {
     "refusal": created_at(CREATED).model_copy(
         update={
             "refusals": (
-                Refusal(subject="workspace", reason=Reason.WAITING_FOR_QUOTA, message="m"),
+                Refusal(
+                    subject="workspace", reason=Reason.WAITING_FOR_QUOTA, message="m"
+                ),
             )
         }
     ),
@@ -83,7 +90,9 @@ def test_times_and_progress_of_a_young_attempt_wait(after):
 @pytest.mark.parametrize("name", URGENT)
 def test_what_a_person_waits_for_is_written_at_once(name):
     assert (
-        wait_for(URGENT[name], before=PipelineStatus() if name == "first attempt" else BEFORE)
+        wait_for(
+            URGENT[name], before=PipelineStatus() if name == "first attempt" else BEFORE
+        )
         == AT_ONCE
     )
 

@@ -24,14 +24,18 @@ def own(*terms):
     "affinity", [{}, {"nodeAffinity": None}, {"nodeAffinity": {REQUIRED: None}}]
 )
 def test_labels_are_excluded_without_an_own_requirement(affinity):
-    assert terms_of(affinity_without(LABELS, affinity)) == [{"matchExpressions": EXCLUDED}]
+    assert terms_of(affinity_without(LABELS, affinity)) == [
+        {"matchExpressions": EXCLUDED}
+    ]
 
 
 def test_each_own_term_excludes_the_labels_too():
     """A node must match one of the terms only."""
     fields = [{"key": "metadata.name", "operator": "In", "values": ["a"]}]
     result = terms_of(
-        affinity_without(LABELS, own({"matchExpressions": [OWN]}, {"matchFields": fields}))
+        affinity_without(
+            LABELS, own({"matchExpressions": [OWN]}, {"matchFields": fields})
+        )
     )
     assert result == [
         {"matchExpressions": [OWN, *EXCLUDED]},
@@ -48,7 +52,9 @@ def test_other_parts_of_the_affinity_stay():
     assert result["nodeAffinity"]["preferred"] == preferred
 
 
-@pytest.mark.parametrize("term", [{}, {"matchExpressions": []}, {"matchExpressions": None}])
+@pytest.mark.parametrize(
+    "term", [{}, {"matchExpressions": []}, {"matchExpressions": None}]
+)
 def test_empty_term_still_matches_no_node(term):
     assert terms_of(affinity_without(LABELS, own(term))) == [term]
 

@@ -3,10 +3,18 @@
 import pytest
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.kubernetes.translate.api_errors import ApiError, classify_api_error
+from finetune_operator.kubernetes.translate.api_errors import (
+    ApiError,
+    classify_api_error,
+)
 
 REJECTIONS = {
-    "etcd": (500, "etcdserver: request is too large", Reason.SPEC_INVALID, "shorten env"),
+    "etcd": (
+        500,
+        "etcdserver: request is too large",
+        Reason.SPEC_INVALID,
+        "shorten env",
+    ),
     "client of etcd": (
         500,
         "rpc error: code = ResourceExhausted desc = trying to send message larger than max (2097200 vs. 2097152)",
@@ -37,7 +45,12 @@ REJECTIONS = {
         Reason.WAITING_FOR_QUOTA,
         "quota is raised",
     ),
-    "invalid": (422, "spec.template: Invalid value", Reason.SPEC_INVALID, "Invalid value"),
+    "invalid": (
+        422,
+        "spec.template: Invalid value",
+        Reason.SPEC_INVALID,
+        "Invalid value",
+    ),
 }
 
 

@@ -64,7 +64,9 @@ class EmptyCluster:
 
     def names(self, path):
         return sorted(
-            where.rpartition("/")[2] for where in self.api.objects if where.startswith(f"{path}/")
+            where.rpartition("/")[2]
+            for where in self.api.objects
+            if where.startswith(f"{path}/")
         )
 
     def traffic_target(self):
@@ -129,7 +131,8 @@ def test_foreign_service_blocks_and_is_not_changed(env):
 
 
 @pytest.mark.parametrize(
-    ("first", "other"), [("a.b", "a-b"), ("1a", "p1a"), ("1a", "p-1a"), ("a.b", "a.b-x")]
+    ("first", "other"),
+    [("a.b", "a-b"), ("1a", "p1a"), ("1a", "p-1a"), ("a.b", "a.b-x")],
 )
 def test_service_names_are_unique_and_valid(first, other):
     assert service_name(first) != service_name(other)
@@ -148,7 +151,11 @@ def test_nothing_is_created_and_all_is_stopped_after_an_error(env, error):
     stray = "demo-stray"
     env.put_job(stray, env.pipeline.uid)
     env.api.rejected_creates["jobs"] = error
-    actions = [env.create("prepare"), env.create("train"), StopJob(server, Reason.CANCELLED)]
+    actions = [
+        env.create("prepare"),
+        env.create("train"),
+        StopJob(server, Reason.CANCELLED),
+    ]
     actions += [DeleteService(), StopJob(stray, Reason.CANCELLED), DeletePipeline()]
     if error is QUOTA:
         refused = env.apply(*actions)
@@ -180,7 +187,9 @@ def test_first_of_several_errors_is_raised(env):
         env.put_job(name, env.pipeline.uid)
         env.api.rejected_deletes[name] = ApiError(503, text)
     with pytest.raises(ApiError, match="first"):
-        env.apply(StopJob("demo-one", Reason.CANCELLED), StopJob("demo-two", Reason.CANCELLED))
+        env.apply(
+            StopJob("demo-one", Reason.CANCELLED), StopJob("demo-two", Reason.CANCELLED)
+        )
 
 
 def test_refused_change_of_the_claim_stops_no_stage(env):
@@ -189,10 +198,14 @@ def test_refused_change_of_the_claim_stops_no_stage(env):
         403, "only dynamically provisioned pvc can be resized", "Forbidden"
     )
     grow = ChangeWorkspace(
-        ClaimChange("workspace.size", {"spec": {"resources": {"requests": {"storage": "9Ti"}}}})
+        ClaimChange(
+            "workspace.size", {"spec": {"resources": {"requests": {"storage": "9Ti"}}}}
+        )
     )
     retain = ChangeWorkspace(
-        ClaimChange("workspace.whenDeleted", {"metadata": {"ownerReferences": [{"uid": "x"}]}})
+        ClaimChange(
+            "workspace.whenDeleted", {"metadata": {"ownerReferences": [{"uid": "x"}]}}
+        )
     )
     refused = env.apply(grow, retain, env.create("train"))
     assert set(refused) == {"workspace.size"}
@@ -232,7 +245,10 @@ def test_created_job_is_observed_without_a_watch_event(env):
 
 @pytest.mark.parametrize(
     ("action", "propagation"),
-    [(StopJob("demo-x", Reason.CANCELLED), "Foreground"), (DeleteJob("demo-x"), "Background")],
+    [
+        (StopJob("demo-x", Reason.CANCELLED), "Foreground"),
+        (DeleteJob("demo-x"), "Background"),
+    ],
     ids=["stop", "delete"],
 )
 def test_deleted_job_is_only_the_pipelines_own(env, action, propagation):
@@ -262,7 +278,9 @@ def test_job_that_is_being_deleted_is_not_deleted_again(env):
     assert env.names(JOBS) == ["demo-x"]
 
 
-@pytest.mark.parametrize("change", [{"uid": "newer"}, {"resource_version": "1"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"uid": "newer"}, {"resource_version": "1"}], ids=str
+)
 def test_pipeline_that_has_changed_is_not_deleted(env, change):
     with pytest.raises(Conflict):
         env.apply(DeletePipeline(), pipeline=replace(env.pipeline, **change))
@@ -313,7 +331,9 @@ def test_rejected_status_is_written_without_progress(env, caplog):
     )
     asyncio.run(env.cluster.write_status(env.pipeline, status_with_progress()))
     [stored] = [
-        stage for stage in env.api.objects[PIPELINE]["status"]["stages"] if stage["name"] == "train"
+        stage
+        for stage in env.api.objects[PIPELINE]["status"]["stages"]
+        if stage["name"] == "train"
     ]
     assert stored["attempts"]
     assert "progress" not in stored

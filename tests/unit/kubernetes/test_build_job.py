@@ -15,7 +15,9 @@ def job_of(changes=None, stage="train", notices=""):
     pipeline = a_pipeline(**(changes or {}))
     scenario = Scenario(pipeline).finish()
     [template] = [
-        job.template for job in scenario.cluster.jobs.values() if job.template.stage == stage
+        job.template
+        for job in scenario.cluster.jobs.values()
+        if job.template.stage == stage
     ]
     owner = Pipeline(Key("team", "demo"), "uid-1", 1, pipeline)
     return build_job(owner, template, notices)
@@ -52,16 +54,24 @@ def test_pod_meets_restricted_pod_security_and_has_no_token():
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/workspace", "/tmp"}
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {
+        "/workspace",
+        "/tmp",
+    }
 
 
 def test_environment_has_the_paths_and_escaped_variables():
     env = env_of(
-        job_of({"train": {"pod": {"env": [{"name": "TEXT", "value": "$(HOSTNAME) $(X)"}]}}})
+        job_of(
+            {"train": {"pod": {"env": [{"name": "TEXT", "value": "$(HOSTNAME) $(X)"}]}}}
+        )
     )
     assert env["TEXT"] == "$$(HOSTNAME) $$(X)"
     environment = Environment.read(env)
-    assert (str(environment.workspace), str(environment.claims)) == ("/workspace", "/claims")
+    assert (str(environment.workspace), str(environment.claims)) == (
+        "/workspace",
+        "/claims",
+    )
     assert (str(environment.termination_log), environment.manifest_dir) == (
         "/dev/termination-log",
         None,
@@ -72,7 +82,11 @@ def test_requested_gpus_are_in_the_environment():
     assert Environment.read(env_of(job_of())).gpus == 0
     assert (
         Environment.read(
-            env_of(job_of({"train": {"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}}))
+            env_of(
+                job_of(
+                    {"train": {"pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}}
+                )
+            )
         ).gpus
         == 1
     )
@@ -88,7 +102,9 @@ def test_kubelet_expansion_restores_the_escaped_text(text):
 def test_metrics_port_of_the_stage_env_wins():
     assert env_of(job_of())["FINETUNE_METRICS_PORT"] == "8080"
     off = [{"name": "FINETUNE_METRICS_PORT", "value": "0"}]
-    assert env_of(job_of({"train": {"pod": {"env": off}}}))["FINETUNE_METRICS_PORT"] == "0"
+    assert (
+        env_of(job_of({"train": {"pod": {"env": off}}}))["FINETUNE_METRICS_PORT"] == "0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,26 +129,44 @@ def test_metrics_port_of_the_stage_env_wins():
 )
 def test_container_names_the_port_of_its_metrics(env, ports):
     [container] = pod_of(job_of({"train": {"pod": {"env": env}}}))["containers"]
-    assert container["ports"] == [{"name": "metrics", "containerPort": port} for port in ports]
+    assert container["ports"] == [
+        {"name": "metrics", "containerPort": port} for port in ports
+    ]
 
 
 def test_claims_of_the_config_are_mounted_once_each():
-    changes = {"model": {"uri": "pvc://data/base"}, "datasets": [{"uri": "pvc://data/x-*.jsonl"}]}
+    changes = {
+        "model": {"uri": "pvc://data/base"},
+        "datasets": [{"uri": "pvc://data/x-*.jsonl"}],
+    }
     pod = pod_of(job_of(changes, "prepare"))
-    assert [volume["name"] for volume in pod["volumes"]] == ["workspace", "claim-0", "tmp"]
-    assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "data", "readOnly": True}
-    assert {"name": "claim-0", "mountPath": "/claims/data", "readOnly": True} in pod["containers"][
-        0
-    ]["volumeMounts"]
+    assert [volume["name"] for volume in pod["volumes"]] == [
+        "workspace",
+        "claim-0",
+        "tmp",
+    ]
+    assert pod["volumes"][1]["persistentVolumeClaim"] == {
+        "claimName": "data",
+        "readOnly": True,
+    }
+    assert {"name": "claim-0", "mountPath": "/claims/data", "readOnly": True} in pod[
+        "containers"
+    ][0]["volumeMounts"]
 
 
 def writable_claims(pod):
     """Return the claims that the pod may write to, and check that mounts and volumes agree."""
-    claims = {volume["name"]: volume.get("persistentVolumeClaim") for volume in pod["volumes"]}
+    claims = {
+        volume["name"]: volume.get("persistentVolumeClaim") for volume in pod["volumes"]
+    }
     for mount in pod["containers"][0]["volumeMounts"]:
         claim = claims[mount["name"]]
         assert claim is None or mount.get("readOnly") == claim.get("readOnly")
-    return {claim["claimName"] for claim in claims.values() if claim and not claim.get("readOnly")}
+    return {
+        claim["claimName"]
+        for claim in claims.values()
+        if claim and not claim.get("readOnly")
+    }
 
 
 @pytest.mark.parametrize(
@@ -146,21 +180,32 @@ def writable_claims(pod):
 )
 def test_stage_writes_only_to_the_workspace_and_the_target(stage, writable):
     tasks = [{"name": "exam", "file": "pvc://exams/task.yaml"}]
-    sources = {"model": {"uri": "pvc://base/m"}, "datasets": [{"uri": "pvc://data/x.jsonl"}]}
+    sources = {
+        "model": {"uri": "pvc://base/m"},
+        "datasets": [{"uri": "pvc://data/x.jsonl"}],
+    }
     assert (
-        writable_claims(pod_of(job_of({**sources, "evaluate": {"tasks": tasks}}, stage)))
+        writable_claims(
+            pod_of(job_of({**sources, "evaluate": {"tasks": tasks}}, stage))
+        )
         == writable
     )
 
 
 def test_claim_of_both_source_and_target_is_writable_for_push():
     changes = {"model": {"uri": "pvc://models/base"}}
-    assert writable_claims(pod_of(job_of(changes, "push"))) == {"demo-workspace", "models"}
+    assert writable_claims(pod_of(job_of(changes, "push"))) == {
+        "demo-workspace",
+        "models",
+    }
     assert writable_claims(pod_of(job_of(changes, "train"))) == {"demo-workspace"}
 
 
 def test_claim_that_is_also_the_workspace_is_one_volume():
-    changes = {"model": {"uri": "pvc://mine/base"}, "workspace": {"existingClaim": "mine"}}
+    changes = {
+        "model": {"uri": "pvc://mine/base"},
+        "workspace": {"existingClaim": "mine"},
+    }
     pod = pod_of(job_of(changes, "prepare"))
     assert [volume["name"] for volume in pod["volumes"]] == ["workspace", "tmp"]
     assert {"name": "workspace", "mountPath": "/claims/mine"} in pod["containers"][0][
@@ -213,7 +258,9 @@ def test_claim_has_an_owner_only_when_deleted_with_it():
     deleted = claim("Delete")
     assert retained["metadata"]["name"] == "demo-workspace"
     assert retained["metadata"]["ownerReferences"] == []
-    assert [owner["uid"] for owner in deleted["metadata"]["ownerReferences"]] == ["uid-1"]
+    assert [owner["uid"] for owner in deleted["metadata"]["ownerReferences"]] == [
+        "uid-1"
+    ]
 
 
 def test_foreign_claim_of_the_same_name_is_not_used():
@@ -236,6 +283,7 @@ def test_attempt_and_pipeline_are_in_the_environment():
 @pytest.mark.parametrize(("stage", "provider"), [("train", "EC2"), ("prepare", None)])
 def test_only_training_watches_for_notices(stage, provider):
     assert (
-        env_of(job_of(stage=stage, notices="EC2")).get("FINETUNE_INTERRUPTION_NOTICES") == provider
+        env_of(job_of(stage=stage, notices="EC2")).get("FINETUNE_INTERRUPTION_NOTICES")
+        == provider
     )
     assert "FINETUNE_INTERRUPTION_NOTICES" not in env_of(job_of(stage=stage))

@@ -14,9 +14,14 @@ FULL: dict[str, Any] = {
         {"name": "PLAIN", "value": "$(A) 1"},
         {
             "name": "TOKEN",
-            "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token", "optional": True}},
+            "valueFrom": {
+                "secretKeyRef": {"name": "hub", "key": "token", "optional": True}
+            },
         },
-        {"name": "PLACE", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "place"}}},
+        {
+            "name": "PLACE",
+            "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "place"}},
+        },
         {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ],
     "envFrom": [
@@ -25,10 +30,18 @@ FULL: dict[str, Any] = {
     ],
     "nodeSelector": {"pool": "big"},
     "tolerations": [
-        {"key": "dedicated", "operator": "Equal", "value": "nlp", "effect": "NoSchedule"}
+        {
+            "key": "dedicated",
+            "operator": "Equal",
+            "value": "nlp",
+            "effect": "NoSchedule",
+        }
     ],
     "affinity": {"podAntiAffinity": {}},
-    "labels": {"kueue.x-k8s.io/queue-name": "nlp", "app.kubernetes.io/managed-by": "me"},
+    "labels": {
+        "kueue.x-k8s.io/queue-name": "nlp",
+        "app.kubernetes.io/managed-by": "me",
+    },
     "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"},
     "serviceAccountName": "trainer",
     "priorityClassName": "batch",
@@ -59,7 +72,9 @@ def container_of(raw: Object) -> Object:
 
 def variables(raw: Object) -> dict[str, Object]:
     env = container_of(raw)["env"]
-    assert len({variable["name"] for variable in env}) == len(env), "a variable is set twice"
+    assert len({variable["name"] for variable in env}) == len(env), (
+        "a variable is set twice"
+    )
     return {variable["name"]: variable for variable in env}
 
 
@@ -128,7 +143,10 @@ def test_variables_of_the_stage_contract_are_the_operators(raw):
 )
 def test_metrics_port_may_be_the_users(stage, source):
     port = {"name": "FINETUNE_METRICS_PORT", **source}
-    assert variables(workload(stage, podDefaults={"env": [port]}))["FINETUNE_METRICS_PORT"] == port
+    assert (
+        variables(workload(stage, podDefaults={"env": [port]}))["FINETUNE_METRICS_PORT"]
+        == port
+    )
 
 
 def test_reference_replaces_a_default_of_the_operator():
@@ -137,7 +155,10 @@ def test_reference_replaces_a_default_of_the_operator():
         "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}},
     }
     for stage in ("train", "deploy"):
-        assert variables(workload(stage, podDefaults={"env": [entry]}))["PYTHONUNBUFFERED"] == entry
+        assert (
+            variables(workload(stage, podDefaults={"env": [entry]}))["PYTHONUNBUFFERED"]
+            == entry
+        )
 
 
 def test_labels_and_annotations_are_on_object_and_pod(raw):
@@ -146,7 +167,10 @@ def test_labels_and_annotations_are_on_object_and_pod(raw):
         assert meta["labels"]["kueue.x-k8s.io/queue-name"] == "nlp"
         assert meta["labels"]["app.kubernetes.io/managed-by"] == "finetune-operator"
         assert meta["labels"]["finetune.dev/stage"] == stage
-        assert meta["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+        assert (
+            meta["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"]
+            == "false"
+        )
         assert meta["annotations"]["finetune.dev/pipeline-name"] == "demo"
 
 
@@ -161,7 +185,10 @@ def test_own_pod_replaces_a_default_in_the_job():
     assert (env["A"]["value"], env["B"]["value"]) == ("1", "3")
     assert built["metadata"]["labels"]["team"] == "own"
     assert (
-        workload("prepare", podDefaults=defaults, train=own)["metadata"]["labels"]["team"] == "nlp"
+        workload("prepare", podDefaults=defaults, train=own)["metadata"]["labels"][
+            "team"
+        ]
+        == "nlp"
     )
 
 
@@ -169,7 +196,9 @@ def test_gpu_of_the_defaults_is_announced_and_tolerated():
     limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     built = workload("train", podDefaults=limits)
     assert variables(built)["FINETUNE_GPUS"]["value"] == "1"
-    assert "nvidia.com/gpu" in {toleration["key"] for toleration in pod_of(built)["tolerations"]}
+    assert "nvidia.com/gpu" in {
+        toleration["key"] for toleration in pod_of(built)["tolerations"]
+    }
     server = workload("deploy", podDefaults=limits)
     [verify] = pod_of(server)["initContainers"]
     assert container_of(server)["resources"] == limits["resources"]
@@ -177,7 +206,10 @@ def test_gpu_of_the_defaults_is_announced_and_tolerated():
 
 
 def test_claim_and_service_have_no_labels_of_pods():
-    manifest = {"metadata": {"name": "demo"}, "spec": merged(ALL_STAGES, {"podDefaults": FULL})}
+    manifest = {
+        "metadata": {"name": "demo"},
+        "spec": merged(ALL_STAGES, {"podDefaults": FULL}),
+    }
     objects = built_objects(manifest, "team")
     assert objects.service
     for child in (objects.claim, objects.service):

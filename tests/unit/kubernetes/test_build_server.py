@@ -39,7 +39,9 @@ PIPELINE = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline())
 def template_of(pod_defaults=None, **deploy):
     scenario = Scenario(a_pipeline(deploy=deploy, podDefaults=pod_defaults)).finish()
     [template] = [
-        job.template for job in scenario.cluster.jobs.values() if job.template.stage == "deploy"
+        job.template
+        for job in scenario.cluster.jobs.values()
+        if job.template.stage == "deploy"
     ]
     return template
 
@@ -83,7 +85,11 @@ def test_server_mounts_the_published_model_read_only():
         "finetune_trainer.serving",
         "/claims/models/demo",
     ]
-    [claim] = [mount for mount in server["volumeMounts"] if mount["mountPath"] == "/claims/models"]
+    [claim] = [
+        mount
+        for mount in server["volumeMounts"]
+        if mount["mountPath"] == "/claims/models"
+    ]
     assert claim["readOnly"] is True
     volumes = deployment["spec"]["template"]["spec"]["volumes"]
     assert {
@@ -109,7 +115,9 @@ def test_pods_meet_restricted_pod_security_and_have_no_token():
 
 
 def test_vllm_server_has_its_image_command_and_gpus():
-    deployment = deployment_of(engine="VLLM", pod={"args": ["--max-model-len", "4096"], **TWO_GPUS})
+    deployment = deployment_of(
+        engine="VLLM", pod={"args": ["--max-model-len", "4096"], **TWO_GPUS}
+    )
     verify, server = containers_of(deployment)
     assert server["image"].startswith("vllm/vllm-openai:")
     assert verify["image"] == "finetune-trainer-cpu"
@@ -128,12 +136,16 @@ def test_server_has_shared_memory_only_with_gpus():
     assert "shm" not in {mount["name"] for mount in verify["volumeMounts"]}
     without = deployment_of()
     assert volume not in without["spec"]["template"]["spec"]["volumes"]
-    assert "shm" not in {mount["name"] for mount in containers_of(without)[1]["volumeMounts"]}
+    assert "shm" not in {
+        mount["name"] for mount in containers_of(without)[1]["volumeMounts"]
+    }
 
 
 def test_probes_restart_a_hanging_server_not_a_loading_one():
     _, server = containers_of(deployment_of())
-    probes = {name: server[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+    probes = {
+        name: server[f"{name}Probe"] for name in ("startup", "readiness", "liveness")
+    }
     assert {probe["httpGet"]["path"] for probe in probes.values()} == {"/health"}
     seconds = {
         name: probe["periodSeconds"] * probe.get("failureThreshold", 3)
@@ -161,7 +173,9 @@ def test_service_selects_the_pods_of_one_attempt():
     deployment = deployment_of(replicas=3)
     assert deployment["spec"]["replicas"] == 3
     labels = deployment["spec"]["template"]["metadata"]["labels"]
-    selector = build_service(PIPELINE, "deploy", deployment["metadata"]["name"])["spec"]["selector"]
+    selector = build_service(PIPELINE, "deploy", deployment["metadata"]["name"])[
+        "spec"
+    ]["selector"]
     assert selector.items() <= labels.items()
     assert url_of(PIPELINE) == "http://demo-deploy.team.svc:8000/v1"
 
@@ -173,12 +187,16 @@ def built(uri: str, *, image_volumes: bool) -> tuple[Object, Object, Object]:
     """Return the pod, its init container and its server for a model at this place."""
     template = template_of()
     serving = replace(template.serving, model=uri, digest=DIGEST)
-    deployment = build_deployment(PIPELINE, template, serving, image_volumes=image_volumes)
+    deployment = build_deployment(
+        PIPELINE, template, serving, image_volumes=image_volumes
+    )
     return deployment["spec"]["template"]["spec"], *containers_of(deployment)
 
 
 def mount_at(container: Object, path: str) -> Object:
-    [result] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == path]
+    [result] = [
+        mount for mount in container["volumeMounts"] if mount["mountPath"] == path
+    ]
     return result
 
 
@@ -222,14 +240,19 @@ def test_model_of_a_store_is_downloaded_and_verified(uri, image_volumes, folder)
 
 def test_serving_round_trips_through_the_annotation():
     template = template_of()
-    assert serving_of(build_deployment(PIPELINE, template, template.serving)) == template.serving
+    assert (
+        serving_of(build_deployment(PIPELINE, template, template.serving))
+        == template.serving
+    )
 
 
 @pytest.mark.parametrize("target", ["file:///tmp/x", "out/model"])
 def test_blocked_model_message_names_the_fix(target):
     template = template_of()
     serving = replace(template.serving, model=target)
-    with pytest.raises(Blocked, match=r"add a target such as pvc://CLAIM/folder to push\.targets"):
+    with pytest.raises(
+        Blocked, match=r"add a target such as pvc://CLAIM/folder to push\.targets"
+    ):
         build_deployment(PIPELINE, template, serving)
 
 
@@ -249,7 +272,11 @@ def servers_of(deployment: Object, *pods: Object, probes: object = None) -> Serv
             "ownerReferences": [owner],
         }
         cache.update(
-            PODS, {**pod, "metadata": {**pod["metadata"], "name": f"{name}-{number}", **meta}}
+            PODS,
+            {
+                **pod,
+                "metadata": {**pod["metadata"], "name": f"{name}-{number}", **meta},
+            },
         )
     return Servers(FakeApi(), cache, probes or NoProbe())
 
@@ -265,7 +292,11 @@ def observed(*pods: Object, ready: int = 0, replicas: int = 1):
 
 def init_status(state: Object, restarts: int = 0) -> Object:
     return {
-        "status": {"initContainerStatuses": [{"name": "verify", "restartCount": restarts, **state}]}
+        "status": {
+            "initContainerStatuses": [
+                {"name": "verify", "restartCount": restarts, **state}
+            ]
+        }
     }
 
 
@@ -285,7 +316,9 @@ def test_model_that_differs_from_push_fails_the_attempt():
     assert "holds another model" in job.message.failure.message
 
 
-@pytest.mark.parametrize(("restarts", "state"), [(1, JobState.RUNNING), (3, JobState.FAILED)])
+@pytest.mark.parametrize(
+    ("restarts", "state"), [(1, JobState.RUNNING), (3, JobState.FAILED)]
+)
 @pytest.mark.parametrize("code", [0, 1])
 def test_crash_loop_fails_after_three_restarts(restarts, state, code):
     pod = a_pod(running())
@@ -309,8 +342,14 @@ def test_crash_loop_of_the_verification_fails():
 
 
 def test_image_pull_error_of_the_init_container_is_a_blocker():
-    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
-    pod = a_pod({"waiting": {"reason": "PodInitializing"}}, phase="Pending", **init_status(waiting))
+    waiting = {
+        "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    }
+    pod = a_pod(
+        {"waiting": {"reason": "PodInitializing"}},
+        phase="Pending",
+        **init_status(waiting),
+    )
     assert observed(pod).blocker.reason is Reason.IMAGE_PULL_FAILED
 
 
@@ -334,7 +373,10 @@ def test_deployment_without_its_labels_counts_as_deleted():
     servers = servers_of(deployment)
     assert asyncio.run(servers.observe(PIPELINE)) == {}
     assert (
-        asyncio.run(servers.observe_attempt(PIPELINE, deployment["metadata"]["name"], NOW)) is None
+        asyncio.run(
+            servers.observe_attempt(PIPELINE, deployment["metadata"]["name"], NOW)
+        )
+        is None
     )
 
 
@@ -360,7 +402,17 @@ def test_out_of_memory_server_is_not_restarted():
 
 
 def test_replica_failure_is_read_from_the_condition():
-    failed = {"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: pods=1"}
-    assert replica_failure({"status": {"conditions": [failed]}}) == "exceeded quota: pods=1"
-    assert replica_failure({"status": {"conditions": [{**failed, "status": "False"}]}}) == ""
+    failed = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "message": "exceeded quota: pods=1",
+    }
+    assert (
+        replica_failure({"status": {"conditions": [failed]}})
+        == "exceeded quota: pods=1"
+    )
+    assert (
+        replica_failure({"status": {"conditions": [{**failed, "status": "False"}]}})
+        == ""
+    )
     assert replica_failure(None) == ""

@@ -8,10 +8,22 @@ from support.operator.cluster_objects import (
     pod_of,
     running_status,
 )
-from support.operator.pods import job_condition, running, terminated, unschedulable, waiting
+from support.operator.pods import (
+    job_condition,
+    running,
+    terminated,
+    unschedulable,
+    waiting,
+)
 
 from finetune_operator.core.pipeline import Key
-from finetune_operator.kubernetes.cache.cache import CLAIMS, EVENTS, JOBS, PIPELINES, PODS
+from finetune_operator.kubernetes.cache.cache import (
+    CLAIMS,
+    EVENTS,
+    JOBS,
+    PIPELINES,
+    PODS,
+)
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.cluster import parse_pipeline
 
@@ -45,7 +57,8 @@ def sharing():
 def end_attempt(cache, version=20):
     """Write to the status that the attempt has ended."""
     return cache.update(
-        PIPELINES, pipeline_object(version=version, status=running_status(JOB, outcome="Failed"))
+        PIPELINES,
+        pipeline_object(version=version, status=running_status(JOB, outcome="Failed")),
     )
 
 
@@ -53,7 +66,9 @@ def test_new_pipeline_and_an_edit_are_urgent():
     cache = cache_of()
     assert cache.update(PIPELINES, pipeline_object(version=1)) == NOW
     assert cache.update(PIPELINES, pipeline_object(version=2, generation=2)) == NOW
-    annotated = pipeline_object(version=3, generation=2, annotations={"finetune.dev/retry": "1"})
+    annotated = pipeline_object(
+        version=3, generation=2, annotations={"finetune.dev/retry": "1"}
+    )
     assert cache.update(PIPELINES, annotated) == NOW
 
 
@@ -122,7 +137,9 @@ def test_pod_is_urgent_when_the_operator_acts_on_it(state, change):
 
 def test_unschedulable_pod_is_urgent_once():
     cache = training()
-    pod = pod_of(None, version=10) | {"metadata": pod_of(version=10, name="second")["metadata"]}
+    pod = pod_of(None, version=10) | {
+        "metadata": pod_of(version=10, name="second")["metadata"]
+    }
     pod["status"] |= {"phase": "Pending", "conditions": [unschedulable("0/3 nodes")]}
     assert cache.update(PODS, pod) == NOW
     pod["metadata"]["resourceVersion"] = "11"
@@ -131,7 +148,9 @@ def test_unschedulable_pod_is_urgent_once():
 
 
 def succeed(cache, version=10):
-    pod = pod_of(state=terminated(0, "{}", "Completed"), phase="Succeeded", version=version)
+    pod = pod_of(
+        state=terminated(0, "{}", "Completed"), phase="Succeeded", version=version
+    )
     return cache.update(PODS, pod_status(pod, "Succeeded"))
 
 
@@ -147,7 +166,9 @@ def test_complete_job_after_its_pods_success_wakes_nobody():
     assert cache.is_over(cache.jobs.get(("team", JOB)))
     assert cache.writers("team", "demo-workspace") == []
     end_attempt(cache)
-    assert cache.update(JOBS, job_of("demo", "train", COMPLETE, version=21)) == NO_CHANGE
+    assert (
+        cache.update(JOBS, job_of("demo", "train", COMPLETE, version=21)) == NO_CHANGE
+    )
 
 
 def test_complete_job_is_urgent_while_its_attempt_runs():
@@ -163,7 +184,13 @@ def test_ended_job_wakes_the_pipeline_that_waits_for_the_claim(ending):
         change = cache.remove(JOBS, job_of(version=10))
     else:
         change = cache.update(
-            JOBS, job_of("demo", "train", COMPLETE if ending == "complete" else FAILED, version=10)
+            JOBS,
+            job_of(
+                "demo",
+                "train",
+                COMPLETE if ending == "complete" else FAILED,
+                version=10,
+            ),
         )
     assert change == Change((DEMO, OTHER), Urgency.NOW)
 
@@ -186,7 +213,9 @@ def test_ended_pod_wakes_the_pipeline_that_waits_for_the_claim(gone):
     if gone:
         change = cache.remove(PODS, pod_of(state=running(), version=10))
     else:
-        change = cache.update(PODS, pod_status(pod_of(state=terminated(1), version=10), "Failed"))
+        change = cache.update(
+            PODS, pod_status(pod_of(state=terminated(1), version=10), "Failed")
+        )
     assert change == Change((DEMO, OTHER), Urgency.NOW)
 
 
@@ -198,7 +227,10 @@ def test_deleted_pipeline_wakes_the_one_that_waits_for_the_claim():
 
 
 FREEING = {
-    "finished": ({"status": running_status(JOB) | {"finishedAt": "2030-01-01T00:00:00Z"}}, True),
+    "finished": (
+        {"status": running_status(JOB) | {"finishedAt": "2030-01-01T00:00:00Z"}},
+        True,
+    ),
     "attempt ended": ({"status": running_status(JOB, outcome="Interrupted")}, True),
     "deleting": (
         {"status": running_status(JOB), "deletionTimestamp": "2030-01-01T00:00:00Z"},
@@ -213,15 +245,23 @@ FREEING = {
 def test_written_status_wakes_the_pipeline_whose_turn_it_is(changes, freed):
     cache = sharing()
     answer = pipeline_object(version=30, **changes)
-    assert cache.note_written(parse_pipeline(answer), answer) == ((OTHER,) if freed else ())
+    assert cache.note_written(parse_pipeline(answer), answer) == (
+        (OTHER,) if freed else ()
+    )
 
 
 def test_end_of_a_deleted_pod_is_kept_while_its_attempt_runs():
     cache = training()
-    cache.update(PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed"))
+    cache.update(
+        PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed")
+    )
     cache.remove(PODS, pod_of(state=running(), version=11))
     [pod] = cache.pods_of("team", JOB)
-    assert (pod.gone, pod.exit_code, pod.termination_message.interruption.saved_step) == (
+    assert (
+        pod.gone,
+        pod.exit_code,
+        pod.termination_message.interruption.saved_step,
+    ) == (
         True,
         75,
         40,
@@ -267,7 +307,11 @@ def test_younger_pod_of_a_job_counts():
     "meta",
     [
         {"ownerReferences": []},
-        {"ownerReferences": [{"kind": "ReplicaSet", "name": JOB, "uid": "x", "controller": True}]},
+        {
+            "ownerReferences": [
+                {"kind": "ReplicaSet", "name": JOB, "uid": "x", "controller": True}
+            ]
+        },
         {"annotations": {}},
         {"labels": {}},
     ],
@@ -275,7 +319,10 @@ def test_younger_pod_of_a_job_counts():
 )
 def test_pod_of_another_program_is_not_kept(meta):
     cache = cache_of(jobs=[job_of()])
-    assert cache.update(PODS, pod_of(state=terminated(0, "{}"), version=5, **meta)) == NO_CHANGE
+    assert (
+        cache.update(PODS, pod_of(state=terminated(0, "{}"), version=5, **meta))
+        == NO_CHANGE
+    )
     assert len(cache.pods) == 0
 
 
@@ -292,7 +339,9 @@ def test_pod_with_another_jobs_uid_does_not_end_the_job():
 
 def test_sweep_removes_what_the_list_does_not_have():
     cache = sharing()
-    assert list(cache.sweep(JOBS, set(), 10, None)) == [Change((DEMO, OTHER), Urgency.NOW)]
+    assert list(cache.sweep(JOBS, set(), 10, None)) == [
+        Change((DEMO, OTHER), Urgency.NOW)
+    ]
     assert len(cache.jobs) == 0
     assert list(cache.sweep(PIPELINES, {("team", "other")}, 10, "team")) == [
         Change((DEMO, OTHER), Urgency.NOW)
@@ -302,7 +351,9 @@ def test_sweep_removes_what_the_list_does_not_have():
 
 def test_sweep_keeps_the_end_of_a_missing_pod():
     cache = training()
-    cache.update(PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed"))
+    cache.update(
+        PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed")
+    )
     list(cache.sweep(PODS, set(), 20, None))
     [pod] = cache.pods_of("team", JOB)
     assert (pod.gone, pod.exit_code) == (True, 75)
@@ -311,7 +362,9 @@ def test_sweep_keeps_the_end_of_a_missing_pod():
 
 def test_sweep_of_a_running_pod_wakes_the_waiting_pipeline():
     cache = sharing()
-    assert list(cache.sweep(PODS, set(), 20, None)) == [Change((DEMO, OTHER), Urgency.NOW)]
+    assert list(cache.sweep(PODS, set(), 20, None)) == [
+        Change((DEMO, OTHER), Urgency.NOW)
+    ]
     assert cache.pods_of("team", JOB)[0].gone
 
 
@@ -353,7 +406,9 @@ def test_other_events_wake_nobody():
 
 
 def test_number_of_warnings_is_limited(monkeypatch):
-    monkeypatch.setattr("finetune_operator.kubernetes.cache.warning_events.WARNINGS_KEPT", 2)
+    monkeypatch.setattr(
+        "finetune_operator.kubernetes.cache.warning_events.WARNINGS_KEPT", 2
+    )
     cache = training()
     for name in "abc":
         cache.update(EVENTS, warning("x", name=name))
@@ -361,8 +416,16 @@ def test_number_of_warnings_is_limited(monkeypatch):
 
 
 def test_deleted_claim_wakes_its_pipeline():
-    meta = {"namespace": "team", "name": "demo-workspace", "uid": "c", "resourceVersion": "1"}
-    claim = {"metadata": {**meta, "annotations": {"finetune.dev/workspace-of": "demo"}}, "spec": {}}
+    meta = {
+        "namespace": "team",
+        "name": "demo-workspace",
+        "uid": "c",
+        "resourceVersion": "1",
+    }
+    claim = {
+        "metadata": {**meta, "annotations": {"finetune.dev/workspace-of": "demo"}},
+        "spec": {},
+    }
     cache = cache_of(persistentvolumeclaims=[claim])
     later = {**claim, "metadata": {**claim["metadata"], "resourceVersion": "2"}}
     assert cache.remove(CLAIMS, later) == NOW
@@ -380,7 +443,9 @@ def test_deleted_claim_has_no_lost_jobs():
 def test_pod_of_a_deleted_pipeline_is_forgotten():
     """A foreground deletion deletes the pod first, while the status still has its attempt."""
     cache = training()
-    cache.update(PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed"))
+    cache.update(
+        PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed")
+    )
     cache.remove(PODS, pod_of(version=11))
     cache.remove(PIPELINES, pipeline_object(version=12))
     assert list(cache.all_pods()) == []

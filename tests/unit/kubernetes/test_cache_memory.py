@@ -55,7 +55,13 @@ def churned(cache: ResourceCache, numbers: range) -> int:
             gone = objects[kind]
             cache.remove(
                 kind,
-                {**gone, "metadata": {**gone["metadata"], "resourceVersion": str(version + 1)}},
+                {
+                    **gone,
+                    "metadata": {
+                        **gone["metadata"],
+                        "resourceVersion": str(version + 1),
+                    },
+                },
             )
     gc.collect()
     return tracemalloc.get_traced_memory()[0] - before
@@ -70,7 +76,10 @@ def test_memory_of_deleted_objects_is_bounded(monkeypatch):
     cache = ResourceCache()
     tracemalloc.start()
     try:
-        growth = [churned(cache, range(start, start + 300)) for start in range(1000, 2200, 300)]
+        growth = [
+            churned(cache, range(start, start + 300))
+            for start in range(1000, 2200, 300)
+        ]
     finally:
         tracemalloc.stop()
     assert growth[0] > 64 * 2**10

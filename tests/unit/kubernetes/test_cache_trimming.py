@@ -50,7 +50,11 @@ def template_of(stage):
 def as_received(result):
     """Return the object with the fields that an API server and kubectl add."""
     result = deepcopy(result)
-    result["metadata"] |= {"uid": "u", "creationTimestamp": "2030-01-01T00:00:00Z", **LONG}
+    result["metadata"] |= {
+        "uid": "u",
+        "creationTimestamp": "2030-01-01T00:00:00Z",
+        **LONG,
+    }
     result["metadata"]["annotations"] |= APPLIED
     return result
 
@@ -69,7 +73,10 @@ def test_trimmed_job_and_pod_give_the_same_observation():
     }
     name = job["metadata"]["name"]
     pod = as_received(
-        a_pod(terminated(75, '{"interruption": {"step": 4, "savedStep": 4}}'), phase="Failed")
+        a_pod(
+            terminated(75, '{"interruption": {"step": 4, "savedStep": 4}}'),
+            phase="Failed",
+        )
     )
     pod["spec"] = {**job["spec"]["template"]["spec"], "nodeName": "spot-1"}
     pod["metadata"] |= {
@@ -101,7 +108,9 @@ def test_trimmed_deployment_keeps_serving_replicas_and_labels():
     assert serving_of(stored) == template.serving
     assert stored["spec"]["replicas"] == deployment["spec"]["replicas"]
     for name in (SERVER, STAGE, IDENTITY):
-        assert stored["metadata"]["labels"][name] == deployment["metadata"]["labels"][name]
+        assert (
+            stored["metadata"]["labels"][name] == deployment["metadata"]["labels"][name]
+        )
 
 
 def test_trimmed_pipeline_lacks_only_metadata_of_other_programs():
@@ -111,14 +120,20 @@ def test_trimmed_pipeline_lacks_only_metadata_of_other_programs():
     cache = ResourceCache()
     cache.update(PIPELINES, result)
     stored = cache.pipelines.get(("team", "demo"))
-    assert parse_pipeline(stored.content()) == replace(parse_pipeline(result), annotations={})
+    assert parse_pipeline(stored.content()) == replace(
+        parse_pipeline(result), annotations={}
+    )
     assert "x" * 100 not in json.dumps(stored.content())
 
 
 def test_trimmed_claim_and_service_keep_what_is_compared():
     claim = as_received(build_claim(PIPELINE))
     stored = trim_claim(claim)
-    assert list(pending_changes(PIPELINE, stored)) == list(pending_changes(PIPELINE, claim)) == []
+    assert (
+        list(pending_changes(PIPELINE, stored))
+        == list(pending_changes(PIPELINE, claim))
+        == []
+    )
     assert (
         list(immutable_differences(PIPELINE, stored))
         == list(immutable_differences(PIPELINE, claim))

@@ -49,7 +49,9 @@ def test_stage_whose_process_has_not_started_waits(state):
     assert waiting(state) == WaitingStage("train", "WaitingForQuota", since(1))
 
 
-@pytest.mark.parametrize("state", ["Running", "Succeeded", "Failed", "Skipped", "Invented", None])
+@pytest.mark.parametrize(
+    "state", ["Running", "Succeeded", "Failed", "Skipped", "Invented", None]
+)
 def test_stage_in_another_state_does_not_wait(state):
     assert waiting(state) is None
 
@@ -58,7 +60,9 @@ def test_running_stage_waits_while_its_node_does_not_answer():
     scenario = Scenario(a_pipeline()).run_before("train")
     job = scenario.start("train")
     assert waiting_in(scenario) is None
-    scenario.cluster.update_job(job, blocker=Blocker(Reason.NODE_LOST, "node n does not answer"))
+    scenario.cluster.update_job(
+        job, blocker=Blocker(Reason.NODE_LOST, "node n does not answer")
+    )
     scenario.reconcile_until_stable()
     assert scenario.stage("train").state is StageState.RUNNING
     assert waiting_in(scenario) == WaitingStage("train", "NodeLost", None)
@@ -87,13 +91,19 @@ def test_unreadable_pipeline_does_not_wait(stalled):
         False,
     )
     result = merged(
-        before, {"status": unreadable_status("train: no", 1, START, "", stalled=stalled)}
+        before,
+        {"status": unreadable_status("train: no", 1, START, "", stalled=stalled)},
     )
     assert result["status"]["stages"] == before["status"]["stages"]
-    assert (trim_pipeline(result).waiting, trim_pipeline(result).unreadable) == (None, True)
+    assert (trim_pipeline(result).waiting, trim_pipeline(result).unreadable) == (
+        None,
+        True,
+    )
 
 
-@pytest.mark.parametrize("conditions", ["none", [None], [{}], [{"type": ["Ready"]}]], ids=str)
+@pytest.mark.parametrize(
+    "conditions", ["none", [None], [{}], [{"type": ["Ready"]}]], ids=str
+)
 def test_malformed_conditions_are_not_unreadable(conditions):
     result = pipeline_object(status={"conditions": conditions})
     assert not trim_pipeline(result).unreadable
@@ -114,7 +124,9 @@ def test_wait_begins_with_the_last_change():
         },
     ]
     assert waiting(stages=stages).since == since(7)
-    assert waiting(stages=stages, conditions=[{"lastTransitionTime": at(9)}]).since == since(9)
+    assert waiting(
+        stages=stages, conditions=[{"lastTransitionTime": at(9)}]
+    ).since == since(9)
 
 
 def waiting_in(scenario):
@@ -126,7 +138,9 @@ def release(scenario):
     """Find nodes for only some pods of the newest attempt, until it gives them up and the next attempt begins."""
     job = scenario.attempt("train").job
     now = scenario.cluster.now
-    scenario.cluster.update_job(job, blocker=FULL, incomplete_since=now, unschedulable_since=now)
+    scenario.cluster.update_job(
+        job, blocker=FULL, incomplete_since=now, unschedulable_since=now
+    )
     while not scenario.cluster.jobs[job].asked_to_stop:
         scenario.after(60).reconcile_until_stable()
     end_stopped(scenario)
@@ -141,7 +155,10 @@ def test_wait_of_several_nodes_includes_released_attempts():
     began = scenario.cluster.now
     for number in (2, 3, 4):
         release(scenario)
-        assert (scenario.attempt("train").number, scenario.attempt("train").started_at) == (
+        assert (
+            scenario.attempt("train").number,
+            scenario.attempt("train").started_at,
+        ) == (
             number,
             None,
         )
@@ -155,7 +172,9 @@ def test_wait_includes_attempts_on_node_classes_that_are_full():
     for _ in range(2):
         assert wait_until_moved(scenario)
     assert scenario.attempt("train").number == 3
-    assert waiting_in(scenario) == WaitingStage("train", "Progressing", began.timestamp())
+    assert waiting_in(scenario) == WaitingStage(
+        "train", "Progressing", began.timestamp()
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +192,9 @@ def test_malformed_status_shows_no_waiting_stage(status):
     assert waiting(**status) is None
 
 
-@pytest.mark.parametrize("time", ["soon", 7, None, ["2030"], "0001-01-01T00:00:00+23:00"])
+@pytest.mark.parametrize(
+    "time", ["soon", 7, None, ["2030"], "0001-01-01T00:00:00+23:00"]
+)
 def test_malformed_times_are_ignored(time):
     assert waiting(conditions=[{"lastTransitionTime": time}, "none"]).since == since(1)
 
@@ -192,10 +213,12 @@ def test_malformed_times_are_ignored(time):
     ids=str,
 )
 def test_only_what_a_user_changes_makes_pipelines_differ(changes, differs):
-    before = cache_of(finetunepipelines=[pipeline_object()]).pipelines.get(("team", "demo"))
-    after = cache_of(finetunepipelines=[pipeline_object(version=2, **changes)]).pipelines.get(
+    before = cache_of(finetunepipelines=[pipeline_object()]).pipelines.get(
         ("team", "demo")
     )
+    after = cache_of(
+        finetunepipelines=[pipeline_object(version=2, **changes)]
+    ).pipelines.get(("team", "demo"))
     assert after.differs(before) is differs
     assert not before.differs(replace(before, parsed=parse_pipeline(pipeline_object())))
 

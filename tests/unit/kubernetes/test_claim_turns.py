@@ -4,7 +4,12 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.operator.cluster_objects import job_of, pipeline_object, pod_of, running_status
+from support.operator.cluster_objects import (
+    job_of,
+    pipeline_object,
+    pod_of,
+    running_status,
+)
 from support.operator.fake_api import FakeApi
 from support.operator.pods import job_condition, running
 
@@ -12,7 +17,12 @@ from finetune_operator.controller.worker import process
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
-from finetune_operator.kubernetes.cache.cache import JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.cache import (
+    JOBS,
+    PIPELINES,
+    PODS,
+    ResourceCache,
+)
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
@@ -46,13 +56,19 @@ class SharedClaim:
         self.cluster = KubernetesCluster(
             self.api, self.cache, NoProgress(), NoProbe(), enqueue=self.queue.append
         )
-        for kind, part in ((PIPELINES, "finetunepipelines/"), (JOBS, "jobs/"), (PODS, "pods/")):
+        for kind, part in (
+            (PIPELINES, "finetunepipelines/"),
+            (JOBS, "jobs/"),
+            (PODS, "pods/"),
+        ):
             for path, actual in self.api.objects.items():
                 if part in path:
                     self.cache.update(kind, actual)
 
     def submit(self, name, created, **status):
-        known = pipeline_object(name, claim="shared", creationTimestamp=created, status=status)
+        known = pipeline_object(
+            name, claim="shared", creationTimestamp=created, status=status
+        )
         self.cache_update(PIPELINES, self.api.put(f"{FINETUNE}/{name}", known))
 
     def cache_update(self, kind, actual):
@@ -64,27 +80,41 @@ class SharedClaim:
         return asyncio.run(reconcile(key, self.cluster, Settings(**settings), NOW))
 
     def end_job(self, name, condition="Failed"):
-        path = next(path for path in self.api.objects if path.startswith(f"{JOBS_PATH}/{name}-"))
+        path = next(
+            path for path in self.api.objects if path.startswith(f"{JOBS_PATH}/{name}-")
+        )
         job = self.api.put(
-            path, {**self.api.objects[path], "status": {"conditions": [job_condition(condition)]}}
+            path,
+            {
+                **self.api.objects[path],
+                "status": {"conditions": [job_condition(condition)]},
+            },
         )
         self.cache.update(JOBS, job)
 
     def reason(self, name):
         conditions = self.api.objects[f"{FINETUNE}/{name}"]["status"]["conditions"]
-        return next(condition["reason"] for condition in conditions if condition["type"] == "Ready")
+        return next(
+            condition["reason"]
+            for condition in conditions
+            if condition["type"] == "Ready"
+        )
 
     def message(self, name):
         conditions = self.api.objects[f"{FINETUNE}/{name}"]["status"]["conditions"]
         return next(
-            condition["message"] for condition in conditions if condition["type"] == "Ready"
+            condition["message"]
+            for condition in conditions
+            if condition["type"] == "Ready"
         )
 
     @property
     def writers(self):
         """The pipelines with a Job, in the order of their names."""
         names = (
-            path.rpartition("/")[2] for path in self.api.objects if path.startswith(f"{JOBS_PATH}/")
+            path.rpartition("/")[2]
+            for path in self.api.objects
+            if path.startswith(f"{JOBS_PATH}/")
         )
         return sorted(name.split("-")[0] for name in names)
 
@@ -97,8 +127,9 @@ def sharing():
 def test_older_waiting_pipeline_takes_precedence(sharing):
     sharing.reconcile("younger")
     assert (sharing.reason("younger"), sharing.writers) == ("WorkspaceInUse", [])
-    assert "the workspace of the pipeline older, which has not finished" in sharing.message(
-        "younger"
+    assert (
+        "the workspace of the pipeline older, which has not finished"
+        in sharing.message("younger")
     )
     sharing.reconcile("older")
     assert sharing.writers == ["older"]
@@ -127,13 +158,17 @@ def test_ended_job_frees_the_claim_once_its_attempt_has_ended(sharing):
 
 
 def test_recorded_attempt_holds_the_claim_before_its_job_exists(sharing):
-    sharing.submit("younger", "2031", **running_status("younger-prepare-a1", stage="prepare"))
+    sharing.submit(
+        "younger", "2031", **running_status("younger-prepare-a1", stage="prepare")
+    )
     sharing.reconcile("older")
     assert (sharing.reason("older"), sharing.writers) == ("WorkspaceInUse", [])
 
 
 def test_server_of_another_pipeline_does_not_hold_the_claim(sharing):
-    sharing.submit("younger", "2031", **running_status("younger-deploy-a1", stage="deploy"))
+    sharing.submit(
+        "younger", "2031", **running_status("younger-deploy-a1", stage="deploy")
+    )
     sharing.reconcile("older")
     assert sharing.writers == ["older"]
 
@@ -172,9 +207,15 @@ def test_deleted_pipeline_of_the_same_name_holds_the_claim(sharing, left):
         sharing.cache.update(PODS, pod)
     sharing.reconcile("older")
     assert (sharing.reason("older"), sharing.writers) == ("WorkspaceInUse", [])
-    assert "the pipeline older, which still has a running Job" in sharing.message("older")
-    sharing.cache.remove(PODS, pod | {"metadata": {**pod["metadata"], "resourceVersion": "900"}})
-    sharing.cache.remove(JOBS, job | {"metadata": {**job["metadata"], "resourceVersion": "900"}})
+    assert "the pipeline older, which still has a running Job" in sharing.message(
+        "older"
+    )
+    sharing.cache.remove(
+        PODS, pod | {"metadata": {**pod["metadata"], "resourceVersion": "900"}}
+    )
+    sharing.cache.remove(
+        JOBS, job | {"metadata": {**job["metadata"], "resourceVersion": "900"}}
+    )
     sharing.reconcile("older")
     assert sharing.writers == ["older"]
 
@@ -188,15 +229,20 @@ def test_pod_that_no_watch_has_shown_holds_the_claim(sharing, known):
     earlier = [{"kind": "FineTunePipeline", "uid": "earlier"}]
     job = job_of("older", "prepare", claim="shared", ownerReferences=earlier)
     pod = sharing.api.put(
-        f"{PODS_PATH}/left", pod_of("older", "prepare", running(), claim="shared", name="left")
+        f"{PODS_PATH}/left",
+        pod_of("older", "prepare", running(), claim="shared", name="left"),
     )
     sharing.cache.update(JOBS, job)
     if known:
         sharing.cache.update(PODS, pod)
-    sharing.cache.remove(JOBS, job | {"metadata": {**job["metadata"], "resourceVersion": "900"}})
+    sharing.cache.remove(
+        JOBS, job | {"metadata": {**job["metadata"], "resourceVersion": "900"}}
+    )
     sharing.reconcile("older")
     assert (sharing.reason("older"), sharing.writers) == ("WorkspaceInUse", [])
-    sharing.cache.remove(PODS, pod | {"metadata": {**pod["metadata"], "resourceVersion": "901"}})
+    sharing.cache.remove(
+        PODS, pod | {"metadata": {**pod["metadata"], "resourceVersion": "901"}}
+    )
     sharing.reconcile("older")
     assert sharing.writers == ["older"]
     assert sharing.api.reads.count(PODS_PATH) == (not known)
@@ -206,18 +252,27 @@ def test_unseen_pod_of_its_own_deleted_job_holds_the_claim(sharing):
     """The status does not have the Job's createdAt yet, so the attempt itself is not looked for."""
     sharing.submit("younger", "2031", **FINISHED)
     sharing.reconcile("older")
-    [path] = [path for path in sharing.api.objects if path.startswith(f"{JOBS_PATH}/older-")]
+    [path] = [
+        path for path in sharing.api.objects if path.startswith(f"{JOBS_PATH}/older-")
+    ]
     job = sharing.api.objects.pop(path)
-    meta = {"name": "left", "labels": {"batch.kubernetes.io/job-name": job["metadata"]["name"]}}
+    meta = {
+        "name": "left",
+        "labels": {"batch.kubernetes.io/job-name": job["metadata"]["name"]},
+    }
     owner = {
         "kind": "Job",
         "name": job["metadata"]["name"],
         "uid": job["metadata"]["uid"],
         "controller": True,
     }
-    pod = pod_of("older", "prepare", running(), claim="shared", ownerReferences=[owner], **meta)
+    pod = pod_of(
+        "older", "prepare", running(), claim="shared", ownerReferences=[owner], **meta
+    )
     sharing.api.put(f"{PODS_PATH}/left", pod)
-    sharing.cache.remove(JOBS, job | {"metadata": {**job["metadata"], "resourceVersion": "900"}})
+    sharing.cache.remove(
+        JOBS, job | {"metadata": {**job["metadata"], "resourceVersion": "900"}}
+    )
     sharing.reconcile("older")
     assert sharing.writers == []
 
@@ -225,7 +280,9 @@ def test_unseen_pod_of_its_own_deleted_job_holds_the_claim(sharing):
 def test_deleted_job_that_had_ended_costs_no_read(sharing):
     job = job_of("older", "prepare", job_condition("Complete"), claim="shared")
     sharing.cache.update(JOBS, job)
-    sharing.cache.remove(JOBS, job | {"metadata": {**job["metadata"], "resourceVersion": "900"}})
+    sharing.cache.remove(
+        JOBS, job | {"metadata": {**job["metadata"], "resourceVersion": "900"}}
+    )
     sharing.reconcile("older")
     assert PODS_PATH not in sharing.api.reads
     assert sharing.writers == ["older"]
@@ -243,7 +300,9 @@ def test_concurrent_reconciles_create_one_job(sharing):
     async def both():
         sharing.api.replace = replace_slowly
         keys = (Key("team", "younger"), Key("team", "older"))
-        await asyncio.gather(*(process(key, queue, sharing.cluster, Settings()) for key in keys))
+        await asyncio.gather(
+            *(process(key, queue, sharing.cluster, Settings()) for key in keys)
+        )
 
     asyncio.run(both())
     assert len(sharing.writers) == 1
@@ -294,7 +353,10 @@ def test_refused_job_is_told_and_its_first_message_kept(sharing):
     for attempt in (2, 3):
         refuse_jobs(sharing, f"exceeded quota: request {attempt}")
         assert sharing.reconcile("older").refusals
-    assert (sharing.api.version, "request 1" in sharing.message("older")) == (version, True)
+    assert (sharing.api.version, "request 1" in sharing.message("older")) == (
+        version,
+        True,
+    )
 
 
 def test_refusal_of_another_reason_replaces_the_first(sharing):
@@ -302,7 +364,10 @@ def test_refusal_of_another_reason_replaces_the_first(sharing):
     sharing.reconcile("older")
     refuse_jobs(sharing, "denied by policy")
     sharing.reconcile("older")
-    assert (sharing.reason("older"), "denied by policy" in sharing.message("older")) == (
+    assert (
+        sharing.reason("older"),
+        "denied by policy" in sharing.message("older"),
+    ) == (
         "PodRefused",
         True,
     )

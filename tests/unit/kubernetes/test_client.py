@@ -110,7 +110,9 @@ def test_cancelled_write_counts_until_the_server_has_given_up(monkeypatch):
 def test_429_pauses_for_retry_after_and_not_longer():
     async def scenario():
         rejections = [
-            web.json_response({"message": "slow down"}, status=429, headers={"Retry-After": "1"})
+            web.json_response(
+                {"message": "slow down"}, status=429, headers={"Retry-After": "1"}
+            )
         ]
 
         def respond(_):
@@ -131,7 +133,8 @@ def test_429_pauses_for_retry_after_and_not_longer():
 
 
 @pytest.mark.parametrize(
-    ("header", "seconds"), [("3", 3), ("900", MAX_PAUSE_SECONDS), ("²", 1), ("soon", 1), ("", 1)]
+    ("header", "seconds"),
+    [("3", 3), ("900", MAX_PAUSE_SECONDS), ("²", 1), ("soon", 1), ("", 1)],
 )
 def test_pause_is_retry_after_with_a_limit(header, seconds):
     async def scenario():
@@ -139,7 +142,9 @@ def test_pause_is_retry_after_with_a_limit(header, seconds):
             started = asyncio.get_running_loop().time()
             with pytest.raises(ApiError):
                 await api.get("/x")
-            assert api.rate_limiter._paused_until - started == pytest.approx(seconds, abs=0.9)
+            assert api.rate_limiter._paused_until - started == pytest.approx(
+                seconds, abs=0.9
+            )
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
@@ -169,13 +174,19 @@ def test_every_request_names_the_operator_and_its_version():
     assert module.USER_AGENT == "finetune-operator"
 
 
-@pytest.mark.parametrize(("seconds", "timeout"), [(15.0, "10s"), (3.7, "3s"), (0.4, "1s")])
+@pytest.mark.parametrize(
+    ("seconds", "timeout"), [(15.0, "10s"), (3.7, "3s"), (0.4, "1s")]
+)
 def test_write_ends_on_the_server_before_the_lease(seconds, timeout):
     queries = []
 
     def respond(request):
         queries.append(
-            (request.method, request.query.get("timeout"), request.query.get("fieldValidation"))
+            (
+                request.method,
+                request.query.get("timeout"),
+                request.query.get("fieldValidation"),
+            )
         )
         return web.json_response({})
 
@@ -186,7 +197,11 @@ def test_write_ends_on_the_server_before_the_lease(seconds, timeout):
             await api.delete("/x")
 
     asyncio.run(scenario())
-    assert queries == [("GET", None, None), ("POST", timeout, "Strict"), ("DELETE", timeout, None)]
+    assert queries == [
+        ("GET", None, None),
+        ("POST", timeout, "Strict"),
+        ("DELETE", timeout, None),
+    ]
 
 
 def test_write_without_response_ends_with_the_lease():
@@ -211,7 +226,10 @@ def test_deletion_carries_its_preconditions():
         bodies.append(await request.json())
         return web.json_response({})
 
-    call(respond, lambda api: api.delete("/x", "Foreground", uid="u", resourceVersion="7"))
+    call(
+        respond,
+        lambda api: api.delete("/x", "Foreground", uid="u", resourceVersion="7"),
+    )
     assert bodies[0]["preconditions"] == {"uid": "u", "resourceVersion": "7"}
     assert bodies[0]["propagationPolicy"] == "Foreground"
 
@@ -303,7 +321,9 @@ def test_lease_lost_while_rate_limited_prevents_the_write():
         return web.json_response({})
 
     async def scenario():
-        async with client_of(respond, seconds_to_write=lambda: 15.0 * is_leader[0]) as api:
+        async with client_of(
+            respond, seconds_to_write=lambda: 15.0 * is_leader[0]
+        ) as api:
             api.rate_limiter.pause(0.3)
             writing = asyncio.create_task(api.create("/x", {}))
             await asyncio.sleep(0.1)

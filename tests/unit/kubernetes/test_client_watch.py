@@ -47,7 +47,10 @@ def watched(handler, seconds=5, grace=4.0):
 
 
 def event_line(kind, version):
-    return json.dumps({"type": kind, "object": {"metadata": {"resourceVersion": version}}}) + "\n"
+    return (
+        json.dumps({"type": kind, "object": {"metadata": {"resourceVersion": version}}})
+        + "\n"
+    )
 
 
 def test_watch_yields_events_and_bookmarks_in_order():
@@ -78,9 +81,15 @@ def test_watch_asks_for_bookmarks_from_its_version_on():
 def test_expired_version_ends_the_watch_with_410():
     status = {
         "type": "ERROR",
-        "object": {"code": 410, "reason": "Expired", "message": "too old resource version"},
+        "object": {
+            "code": 410,
+            "reason": "Expired",
+            "message": "too old resource version",
+        },
     }
-    events, error = watched(streaming(event_line("ADDED", "8"), json.dumps(status) + "\n"))
+    events, error = watched(
+        streaming(event_line("ADDED", "8"), json.dumps(status) + "\n")
+    )
     assert (len(events), error.status, error.reason) == (1, 410, "Expired")
 
 
@@ -89,7 +98,9 @@ def test_rejected_watch_is_an_api_error():
 
 
 def test_silent_watch_is_an_error_within_its_limit():
-    events, error = watched(streaming(event_line("ADDED", "8"), silent=True), seconds=0, grace=0.3)
+    events, error = watched(
+        streaming(event_line("ADDED", "8"), silent=True), seconds=0, grace=0.3
+    )
     assert len(events) == 1
     assert "was silent and did not end" in str(error)
 
@@ -97,7 +108,9 @@ def test_silent_watch_is_an_error_within_its_limit():
 @pytest.mark.parametrize("broken", [False, True], ids=["closed", "reset"])
 def test_watch_closed_within_a_line_yields_whole_events_only(broken):
     events, error = watched(
-        streaming(event_line("ADDED", "8"), event_line("ADDED", "9")[:12], broken=broken)
+        streaming(
+            event_line("ADDED", "8"), event_line("ADDED", "9")[:12], broken=broken
+        )
     )
     assert len(events) <= 1
     assert isinstance(error, ApiError)

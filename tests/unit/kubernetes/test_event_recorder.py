@@ -35,13 +35,19 @@ def recorded(*batches, api=None):
         running.cancel()
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
-    return [result["message"] for path, result in api.objects.items() if "/events/" in path]
+    return [
+        result["message"] for path, result in api.objects.items() if "/events/" in path
+    ]
 
 
 def test_event_names_its_pipeline_by_uid():
     api = FakeApi()
     recorded([FAILED], api=api)
-    [result] = [event for path, event in api.objects.items() if "/namespaces/team/events/" in path]
+    [result] = [
+        event
+        for path, event in api.objects.items()
+        if "/namespaces/team/events/" in path
+    ]
     assert result["involvedObject"]["uid"] == PIPELINE.uid
     assert (result["type"], result["reason"], result["message"]) == (
         FAILED.type,
@@ -94,7 +100,9 @@ def test_slow_namespace_delays_its_own_events_only():
 
     recorder = asyncio.run(asyncio.wait_for(scenario(), 10))
     assert [path.split("/")[4] for path in recorder.api.objects] == ["other", "other"]
-    assert [result["message"] for result in recorder.waiting["team"]] == [FAILED.message]
+    assert [result["message"] for result in recorder.waiting["team"]] == [
+        FAILED.message
+    ]
 
 
 def test_event_interrupted_by_lost_leadership_is_created_later():
@@ -131,7 +139,9 @@ def test_events_beyond_the_limit_are_dropped(caplog):
     assert caplog.text.count("is dropped") == 2
 
 
-@pytest.mark.parametrize("link", ["", " (see docs/guides/troubleshooting.md#datainvalid)"])
+@pytest.mark.parametrize(
+    "link", ["", " (see docs/guides/troubleshooting.md#datainvalid)"]
+)
 @pytest.mark.parametrize("character", ["x", "±"])
 def test_long_message_is_cut_and_keeps_its_link(character, link):
     [message] = recorded([Event("Warning", "AttemptFailed", character * 5000, link)])

@@ -84,7 +84,13 @@ def test_harmless_spec_is_built_without_violation(kind):
     objects = build(SPECS[kind]())
     assert objects
     assert violations(objects) == []
-    assert objects.workloads.keys() == {"prepare", "train", "evaluate", "push", "deploy"}
+    assert objects.workloads.keys() == {
+        "prepare",
+        "train",
+        "evaluate",
+        "push",
+        "deploy",
+    }
 
 
 def pod() -> Object:
@@ -103,26 +109,36 @@ BREAKS = {
     ),
     "the pod may run as root": lambda pod: pod["securityContext"].update(runAsUser=0),
     "no seccomp profile": lambda pod: pod["securityContext"].pop("seccompProfile"),
-    "the claim 'victim/key'": lambda pod: pod["volumes"][0]["persistentVolumeClaim"].update(
-        claimName="victim/key"
-    ),
+    "the claim 'victim/key'": lambda pod: pod["volumes"][0][
+        "persistentVolumeClaim"
+    ].update(claimName="victim/key"),
     "volume of the kind {'hostPath'}": lambda pod: pod["volumes"].append(
         {"name": "x", "hostPath": {"path": "/"}}
     ),
-    "unexpected field volumeDevices": lambda pod: pod["containers"][0].update(volumeDevices=[]),
-    "security context": lambda pod: pod["containers"][0]["securityContext"].update(privileged=True),
+    "unexpected field volumeDevices": lambda pod: pod["containers"][0].update(
+        volumeDevices=[]
+    ),
+    "security context": lambda pod: pod["containers"][0]["securityContext"].update(
+        privileged=True
+    ),
     "termination message at /etc": lambda pod: pod["containers"][0].update(
         terminationMessagePath="/etc/x"
     ),
-    "mount at /claims/../etc": lambda pod: pod["containers"][0]["volumeMounts"][0].update(
-        mountPath="/claims/../etc"
+    "mount at /claims/../etc": lambda pod: pod["containers"][0]["volumeMounts"][
+        0
+    ].update(mountPath="/claims/../etc"),
+    "mount at /etc": lambda pod: pod["containers"][0]["volumeMounts"][0].update(
+        mountPath="/etc"
     ),
-    "mount at /etc": lambda pod: pod["containers"][0]["volumeMounts"][0].update(mountPath="/etc"),
-    "mount with": lambda pod: pod["containers"][0]["volumeMounts"][0].update(subPathExpr="$(X)"),
+    "mount with": lambda pod: pod["containers"][0]["volumeMounts"][0].update(
+        subPathExpr="$(X)"
+    ),
     "variable X expands Y": lambda pod: pod["containers"][0]["env"].append(
         {"name": "X", "value": "$(Y)"}
     ),
-    "command expands NODE": lambda pod: pod["containers"][0].update(command=["$(NODE)"]),
+    "command expands NODE": lambda pod: pod["containers"][0].update(
+        command=["$(NODE)"]
+    ),
     "environment of": lambda pod: pod["containers"][0].update(
         envFrom=[{"secretRef": {"name": "victim/key"}}]
     ),
@@ -143,7 +159,9 @@ def test_checker_finds_a_dangerous_pod(problem, change):
     """Proves that the other tests of this file would notice such a pod."""
     changed = pod()
     change(changed)
-    assert [result for result in pod_violations(changed) if problem in result], json.dumps(changed)
+    assert [result for result in pod_violations(changed) if problem in result], (
+        json.dumps(changed)
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,5 +204,7 @@ def test_container_receives_each_text_unchanged(text):
     objects = build(spec)
     assert objects
     [container] = objects.jobs["train"]["spec"]["template"]["spec"]["containers"]
-    [sent] = [variable["value"] for variable in container["env"] if variable["name"] == "A"]
+    [sent] = [
+        variable["value"] for variable in container["env"] if variable["name"] == "A"
+    ]
     assert received(sent) == text

@@ -4,13 +4,23 @@ import asyncio
 import json
 
 import pytest
-from support.operator.cluster_objects import job_of, pipeline_object, pod_of, running_status
+from support.operator.cluster_objects import (
+    job_of,
+    pipeline_object,
+    pod_of,
+    running_status,
+)
 from support.operator.fake_api import FakeApi
 from support.operator.pods import ENDED, job_condition, running, terminated
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState
-from finetune_operator.kubernetes.cache.cache import JOBS, PIPELINES, PODS, ResourceCache
+from finetune_operator.kubernetes.cache.cache import (
+    JOBS,
+    PIPELINES,
+    PODS,
+    ResourceCache,
+)
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
@@ -100,13 +110,17 @@ def test_job_that_is_gone_without_a_trace_is_missing():
 
 def test_own_job_that_no_attempt_has_is_observed():
     """A late request of an earlier leader has created it."""
-    observed = Observed(jobs=[job_of(), job_of("demo", "prepare")], pods=[pod_of(state=running())])
+    observed = Observed(
+        jobs=[job_of(), job_of("demo", "prepare")], pods=[pod_of(state=running())]
+    )
     assert observed.jobs()["demo-prepare-a1"].live
 
 
 def test_job_of_an_earlier_pipeline_of_the_same_name_is_not_own():
     earlier = job_of(
-        "demo", "prepare", ownerReferences=[{"kind": "FineTunePipeline", "uid": "earlier"}]
+        "demo",
+        "prepare",
+        ownerReferences=[{"kind": "FineTunePipeline", "uid": "earlier"}],
     )
     assert set(Observed(jobs=[job_of(), earlier]).jobs()) == {JOB}
 
@@ -117,7 +131,12 @@ def test_job_of_an_earlier_pipeline_of_the_same_name_is_not_own():
 def test_warning_event_explains_a_process_that_does_not_start(kind, name, pods):
     observed = Observed(jobs=[job_of()], pods=pods)
     involved = {"namespace": "team", "kind": kind, "name": name}
-    event = {"metadata": {}, "type": "Warning", "involvedObject": involved, "lastTimestamp": ENDED}
+    event = {
+        "metadata": {},
+        "type": "Warning",
+        "involvedObject": involved,
+        "lastTimestamp": ENDED,
+    }
     message = (
         "pods is forbidden: exceeded quota"
         if kind == "Job"

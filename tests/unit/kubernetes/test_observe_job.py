@@ -73,8 +73,22 @@ ENDINGS = {
         "saved at step 40",
         75,
     ),
-    "evicted, killed": (BY_RULE, terminated(137), {}, Outcome.INTERRUPTED, "DisruptionTarget", 137),
-    "evicted, pod not observed": (BY_RULE, None, {}, Outcome.INTERRUPTED, "DisruptionTarget", None),
+    "evicted, killed": (
+        BY_RULE,
+        terminated(137),
+        {},
+        Outcome.INTERRUPTED,
+        "DisruptionTarget",
+        137,
+    ),
+    "evicted, pod not observed": (
+        BY_RULE,
+        None,
+        {},
+        Outcome.INTERRUPTED,
+        "DisruptionTarget",
+        None,
+    ),
     "out of memory": (
         FAILED,
         terminated(137, reason="OOMKilled"),
@@ -154,8 +168,22 @@ ENDINGS = {
         "the pod was deleted on spot-1",
         143,
     ),
-    "pod deleted after a failure": (FAILED, terminated(65), GONE, Outcome.FAILED, "", 65),
-    "killed, cause unknown": (FAILED, terminated(137), {}, Outcome.FAILED, "cause unknown", 137),
+    "pod deleted after a failure": (
+        FAILED,
+        terminated(65),
+        GONE,
+        Outcome.FAILED,
+        "",
+        65,
+    ),
+    "killed, cause unknown": (
+        FAILED,
+        terminated(137),
+        {},
+        Outcome.FAILED,
+        "cause unknown",
+        137,
+    ),
 }
 
 
@@ -173,7 +201,9 @@ def test_out_of_memory_pod_names_its_own_limit():
     """The message has the limit of the pod: a LimitRange may have set it, and the spec may have been edited since."""
     pod = a_pod(terminated(137, reason="OOMKilled"), phase="Failed")
     pod["metadata"]["labels"]["finetune.dev/stage"] = "train"
-    pod["spec"]["containers"] = [{"name": "stage", "resources": {"limits": {"memory": "256Mi"}}}]
+    pod["spec"]["containers"] = [
+        {"name": "stage", "resources": {"limits": {"memory": "256Mi"}}}
+    ]
     ending = classify_ending(ATTEMPT, observe_job(NAME, a_job(FAILED), [Pod(pod)], NOW))
     assert (
         ending.message
@@ -195,7 +225,9 @@ def test_disruption_names_the_cause_and_the_node():
 
 
 def test_deleted_job_runs_until_its_pod_is_gone():
-    assert observe_job(NAME, None, [Pod(a_pod(running()))], NOW).state is JobState.RUNNING
+    assert (
+        observe_job(NAME, None, [Pod(a_pod(running()))], NOW).state is JobState.RUNNING
+    )
     ended = Pod(a_pod(terminated(75, SAVED), phase="Failed"), gone=True)
     assert observe_job(NAME, None, [ended], NOW).exit_code == 75
 
@@ -204,7 +236,9 @@ def test_pods_result_completes_a_job_without_conditions():
     succeeded = a_pod(terminated(0, DONE, "Completed"), phase="Succeeded")
     assert observe_job(NAME, a_job(), [Pod(succeeded)], NOW).state is JobState.COMPLETE
     without_result = a_pod(terminated(0, "", "Completed"), phase="Succeeded")
-    assert observe_job(NAME, a_job(), [Pod(without_result)], NOW).state is JobState.RUNNING
+    assert (
+        observe_job(NAME, a_job(), [Pod(without_result)], NOW).state is JobState.RUNNING
+    )
 
 
 def test_job_deleted_after_success_has_succeeded():
@@ -240,7 +274,9 @@ BLOCKERS = {
     "no node": (
         a_pod(
             None,
-            unschedulable("0/3 nodes are available: 3 node(s) had untolerated taint(s)."),
+            unschedulable(
+                "0/3 nodes are available: 3 node(s) had untolerated taint(s)."
+            ),
             phase="Pending",
         ),
         "",
@@ -259,20 +295,27 @@ BLOCKERS = {
     ),
     "no volume": (
         a_pod(
-            None, unschedulable("pod has unbound immediate PersistentVolumeClaims"), phase="Pending"
+            None,
+            unschedulable("pod has unbound immediate PersistentVolumeClaims"),
+            phase="Pending",
         ),
         "",
         Reason.VOLUME_NOT_READY,
         "kubectl describe pvc",
     ),
     "no image": (
-        a_pod(waiting("ImagePullBackOff", 'Back-off pulling image "x"'), phase="Pending"),
+        a_pod(
+            waiting("ImagePullBackOff", 'Back-off pulling image "x"'), phase="Pending"
+        ),
         "",
         Reason.IMAGE_PULL_FAILED,
         "check the stage's image",
     ),
     "no secret": (
-        a_pod(waiting("CreateContainerConfigError", 'secret "keys" not found'), phase="Pending"),
+        a_pod(
+            waiting("CreateContainerConfigError", 'secret "keys" not found'),
+            phase="Pending",
+        ),
         "",
         Reason.SECRET_NOT_FOUND,
         "remove it from the stage's pod.envFrom and pod.env",
@@ -292,7 +335,9 @@ BLOCKERS = {
 }
 
 
-@pytest.mark.parametrize(("pod", "warning", "reason", "text"), BLOCKERS.values(), ids=BLOCKERS)
+@pytest.mark.parametrize(
+    ("pod", "warning", "reason", "text"), BLOCKERS.values(), ids=BLOCKERS
+)
 def test_blocker_has_the_reason_and_names_the_fix(pod, warning, reason, text):
     warnings = {pod["metadata"]["name"] if pod else NAME: warning}
     job = observe_job(NAME, a_job(), [Pod(pod)] if pod else [], NOW, warnings=warnings)
@@ -303,7 +348,10 @@ def test_blocker_has_the_reason_and_names_the_fix(pod, warning, reason, text):
 def test_starting_pod_has_no_blocker():
     assert (
         observe_job(
-            NAME, a_job(), [Pod(a_pod(waiting("ContainerCreating"), phase="Pending"))], NOW
+            NAME,
+            a_job(),
+            [Pod(a_pod(waiting("ContainerCreating"), phase="Pending"))],
+            NOW,
         ).blocker
         is None
     )
@@ -314,15 +362,26 @@ def test_starting_pod_has_no_blocker():
 def test_terminating_pod_in_its_grace_period_has_no_blocker():
     soon = (NOW + timedelta(seconds=10)).isoformat()
     assert (
-        observe_job(NAME, a_job(), [Pod(a_pod(running(), deletionTimestamp=soon))], NOW).blocker
+        observe_job(
+            NAME, a_job(), [Pod(a_pod(running(), deletionTimestamp=soon))], NOW
+        ).blocker
         is None
     )
 
 
 def test_final_progress_wins_over_the_polled_progress():
-    progress = {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 41, "startStep": 7}
-    message = json.dumps({"interruption": {"step": 41, "savedStep": 41}, "progress": progress})
-    polled = Progress(stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=30)
+    progress = {
+        "stage": "train",
+        "updatedAt": "2030-01-01T00:00:00Z",
+        "step": 41,
+        "startStep": 7,
+    }
+    message = json.dumps(
+        {"interruption": {"step": 41, "savedStep": 41}, "progress": progress}
+    )
+    polled = Progress(
+        stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=30
+    )
     job = observe_job(
         NAME,
         a_job(job_condition("Failed")),

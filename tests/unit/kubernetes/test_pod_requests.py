@@ -20,7 +20,11 @@ from finetune_operator.kubernetes.pods.http import (
     open_session,
     request,
 )
-from finetune_operator.kubernetes.pods.probe import REQUESTS_PER_NAMESPACE, ProbeResult, ServerProbe
+from finetune_operator.kubernetes.pods.probe import (
+    REQUESTS_PER_NAMESPACE,
+    ProbeResult,
+    ServerProbe,
+)
 from finetune_operator.kubernetes.translate.pod import Pod
 
 A_POD = Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
@@ -56,9 +60,9 @@ def responding(text: str, status: int = 200):
 
 
 def test_probe_result_is_the_text_of_the_first_choice():
-    assert probe_result(responding('{"choices": [{"text": " scenario"}]}')) == ProbeResult(
-        " scenario"
-    )
+    assert probe_result(
+        responding('{"choices": [{"text": " scenario"}]}')
+    ) == ProbeResult(" scenario")
 
 
 def test_response_in_chunks_is_joined():
@@ -197,7 +201,9 @@ def test_mute_server_fails_after_its_patience():
                 return await wait_result(session)
 
     actual = asyncio.run(asyncio.wait_for(scenario(), 20))
-    assert actual == ProbeResult(failure="the server did not answer the prompt within 0 s")
+    assert actual == ProbeResult(
+        failure="the server did not answer the prompt within 0 s"
+    )
 
 
 def test_patience_grows_with_the_length_of_the_answer():
@@ -213,10 +219,14 @@ def test_patience_grows_with_the_length_of_the_answer():
 
 
 def server_pod(namespace: str, uid: str) -> Pod:
-    return Pod(a_pod(running(), status={"podIP": "127.0.0.1"}, namespace=namespace, uid=uid))
+    return Pod(
+        a_pod(running(), status={"podIP": "127.0.0.1"}, namespace=namespace, uid=uid)
+    )
 
 
-@pytest.mark.parametrize(("namespaces", "requests"), [(1, REQUESTS_PER_NAMESPACE), (50, 100)])
+@pytest.mark.parametrize(
+    ("namespaces", "requests"), [(1, REQUESTS_PER_NAMESPACE), (50, 100)]
+)
 def test_hundred_mute_servers_do_not_delay_another_namespace(namespaces, requests):
     waiting = 0
     peak = 0
@@ -239,7 +249,9 @@ def test_hundred_mute_servers_do_not_delay_another_namespace(namespaces, request
                 probe = ServerProbe(session, enqueued.put_nowait)
                 for number in range(100):
                     probe.start(
-                        server_pod(f"mute-{number % namespaces}", f"uid-{number}"), "mute", SERVING
+                        server_pod(f"mute-{number % namespaces}", f"uid-{number}"),
+                        "mute",
+                        SERVING,
                     )
                 while waiting < requests:  # noqa: ASYNC110  an HTTP server has no event to wait for
                     await asyncio.sleep(0.01)
@@ -267,9 +279,14 @@ def test_limit_of_a_namespace_without_requests_is_dropped(cancelled):
             async with limits.slot(namespace):
                 await release.wait()
 
-        tasks = [asyncio.create_task(use(namespace)) for namespace in ("a", "a", "a", "b")]
+        tasks = [
+            asyncio.create_task(use(namespace)) for namespace in ("a", "a", "a", "b")
+        ]
         await asyncio.sleep(0)
-        assert {name: limit.users for name, limit in limits.limits.items()} == {"a": 3, "b": 1}
+        assert {name: limit.users for name, limit in limits.limits.items()} == {
+            "a": 3,
+            "b": 1,
+        }
         release.set()
         for task in tasks:
             if cancelled:
@@ -285,7 +302,12 @@ def test_session_keeps_no_cookie_and_no_connection():
     seen = []
 
     async def respond(request):
-        seen.append((request.headers.get("Cookie"), request.transport.get_extra_info("peername")))
+        seen.append(
+            (
+                request.headers.get("Cookie"),
+                request.transport.get_extra_info("peername"),
+            )
+        )
         response = web.Response(text="{}")
         response.set_cookie("token", "1")
         return response

@@ -45,7 +45,9 @@ EVICTED = disrupted("EvictionByEvictionAPI", "evicting")
 FAILED = job_condition(
     "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit"
 )
-BY_RULE = job_condition("Failed", "PodFailurePolicy", "Pod team/x has condition DisruptionTarget")
+BY_RULE = job_condition(
+    "Failed", "PodFailurePolicy", "Pod team/x has condition DisruptionTarget"
+)
 DELETED = {"deletionTimestamp": "2030-01-01T00:10:30Z"}
 FULL = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
@@ -134,7 +136,10 @@ ENDINGS = {
         "stopped at step 40, saved at step 40",
     ),
     "its own data": (
-        (pod(0, STOPPED), pod(1, terminated(65, '{"failure": {"message": "a row is too long"}}'))),
+        (
+            pod(0, STOPPED),
+            pod(1, terminated(65, '{"failure": {"message": "a row is too long"}}')),
+        ),
         Outcome.FAILED,
         "pod 1: a row is too long",
     ),
@@ -176,7 +181,10 @@ def test_steps_and_node_are_those_of_the_first_pod():
         "startStep": 7,
     }
     _, _, job = ended(pod(0, terminated(75, json.dumps(message))), pod(1, BUG))
-    assert (job.message.interruption.saved_step, job.message.failure.message) == (40, "CUDA error")
+    assert (job.message.interruption.saved_step, job.message.failure.message) == (
+        40,
+        "CUDA error",
+    )
     assert (job.progress.start_step, job.node, job.exit_code) == (7, "spot-0", 70)
 
 
@@ -185,7 +193,9 @@ def test_result_counts_when_no_other_process_is_left():
     first = pod(0, DONE, phase="Succeeded")
     both = [first, pod(1, QUIET, phase="Succeeded")]
     assert (
-        observe_job(NAME, indexed_job(), [first, pod(1, running(), phase="Running")], NOW).state
+        observe_job(
+            NAME, indexed_job(), [first, pod(1, running(), phase="Running")], NOW
+        ).state
         is JobState.RUNNING
     )
     assert observe_job(NAME, indexed_job(), [first], NOW).state is not JobState.COMPLETE
@@ -200,15 +210,23 @@ def test_success_of_the_others_alone_is_no_result():
 
 def test_complete_job_without_its_first_pod_runs_again():
     """The Job controller stopped the other pod, so its exit code has no meaning."""
-    outcome, message, _ = ended(pod(1, terminated(143)), condition=job_condition("Complete"))
-    assert (outcome, "before the result was read" in message) == (Outcome.INTERRUPTED, True)
+    outcome, message, _ = ended(
+        pod(1, terminated(143)), condition=job_condition("Complete")
+    )
+    assert (outcome, "before the result was read" in message) == (
+        Outcome.INTERRUPTED,
+        True,
+    )
 
 
 def test_attempt_starts_with_its_last_pod():
     late = {"running": {"startedAt": "2030-01-01T00:03:00Z"}}
     first = pod(0, running(), phase="Running")
     waits = observe_job(
-        NAME, indexed_job(), [first, pod(1, waiting("ContainerCreating"), phase="Pending")], NOW
+        NAME,
+        indexed_job(),
+        [first, pod(1, waiting("ContainerCreating"), phase="Pending")],
+        NOW,
     )
     assert (waits.state, waits.started_at) == (JobState.WAITING, None)
     runs = observe_job(NAME, indexed_job(), [first, pod(1, late, phase="Running")], NOW)
@@ -225,7 +243,9 @@ def test_attempt_starts_with_its_last_pod():
 
 
 def test_attempt_ends_with_its_last_pod():
-    later = {"terminated": {**STOPPED["terminated"], "finishedAt": "2030-01-01T00:10:25Z"}}
+    later = {
+        "terminated": {**STOPPED["terminated"], "finishedAt": "2030-01-01T00:10:25Z"}
+    }
     *_, job = ended(pod(0, SAVED), pod(1, later))
     assert job.finished_at == datetime.fromisoformat(ENDED).replace(second=25)
 
@@ -233,10 +253,15 @@ def test_attempt_ends_with_its_last_pod():
 def test_deleted_job_runs_until_all_of_its_pods_are_gone():
     stopped = pod(0, SAVED, gone=True)
     assert (
-        observe_job(NAME, None, [stopped, pod(1, running(), phase="Running")], NOW).state
+        observe_job(
+            NAME, None, [stopped, pod(1, running(), phase="Running")], NOW
+        ).state
         is JobState.RUNNING
     )
-    assert observe_job(NAME, None, [stopped, pod(1, STOPPED)], NOW).state is JobState.FAILED
+    assert (
+        observe_job(NAME, None, [stopped, pod(1, STOPPED)], NOW).state
+        is JobState.FAILED
+    )
 
 
 def scheduling(message, since="2030-01-01T00:02:00Z"):
@@ -244,23 +269,32 @@ def scheduling(message, since="2030-01-01T00:02:00Z"):
 
 
 def blocked(*pods, count=3, warnings=None):
-    return observe_job(NAME, indexed_job(pods=count), pods, NOW, warnings=warnings or {})
+    return observe_job(
+        NAME, indexed_job(pods=count), pods, NOW, warnings=warnings or {}
+    )
 
 
 def test_blocker_names_the_pod_and_how_many_have_no_node():
     first, *rest = (
-        pod(index, None, scheduling(FULL), phase="Pending", node=None) for index in (0, 1, 2)
+        pod(index, None, scheduling(FULL), phase="Pending", node=None)
+        for index in (0, 1, 2)
     )
     job = blocked(pod(0, running(), phase="Running"), *rest)
     assert job.blocker.reason is Reason.WAITING_FOR_CAPACITY
     assert job.blocker.message.startswith(f"2 of 3 pods have no node; pod 1: {FULL}")
-    assert job.incomplete_since == job.unschedulable_since == datetime(2030, 1, 1, 0, 2, tzinfo=UTC)
+    assert (
+        job.incomplete_since
+        == job.unschedulable_since
+        == datetime(2030, 1, 1, 0, 2, tzinfo=UTC)
+    )
     assert blocked(first, *rest).incomplete_since is None, "no pod holds a node"
 
 
 def test_blocker_that_needs_people_comes_first():
     full = pod(0, None, scheduling(FULL), phase="Pending", node=None)
-    job = blocked(full, pod(1, waiting("ErrImagePull", "no such image"), phase="Pending"), count=2)
+    job = blocked(
+        full, pod(1, waiting("ErrImagePull", "no such image"), phase="Pending"), count=2
+    )
     assert (job.blocker.reason, job.blocker.message[:20]) == (
         Reason.IMAGE_PULL_FAILED,
         "pod 1: no such image",
@@ -268,7 +302,9 @@ def test_blocker_that_needs_people_comes_first():
 
 
 def test_pods_that_do_not_exist_are_counted():
-    job = blocked(pod(0, running(), phase="Running"), warnings={NAME: "exceeded quota: gpus"})
+    job = blocked(
+        pod(0, running(), phase="Running"), warnings={NAME: "exceeded quota: gpus"}
+    )
     assert job.blocker.reason is Reason.WAITING_FOR_QUOTA
     assert job.blocker.message.startswith("2 of 3 pods do not exist: exceeded quota")
     assert job.incomplete_since == job.created_at
@@ -283,8 +319,12 @@ def test_lost_node_of_any_pod_is_told():
 
 def test_attempt_with_nodes_for_all_is_complete():
     assert (
-        blocked(*(pod(index, running(), phase="Running") for index in range(3))).incomplete_since
+        blocked(
+            *(pod(index, running(), phase="Running") for index in range(3))
+        ).incomplete_since
         is None
     )
-    starting = [pod(index, waiting("ContainerCreating"), phase="Pending") for index in range(3)]
+    starting = [
+        pod(index, waiting("ContainerCreating"), phase="Pending") for index in range(3)
+    ]
     assert blocked(*starting).incomplete_since is None

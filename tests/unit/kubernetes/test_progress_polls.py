@@ -24,7 +24,9 @@ from finetune_operator.kubernetes.pods.progress import (
 from finetune_operator.kubernetes.translate.pod import Pod
 
 
-@pytest.mark.parametrize(("text", "port"), [("9000", 9000), ("0", 0), ("²", 0), ("-1", 0), ("", 0)])
+@pytest.mark.parametrize(
+    ("text", "port"), [("9000", 9000), ("0", 0), ("²", 0), ("-1", 0), ("", 0)]
+)
 def test_invalid_metrics_port_counts_as_none(text, port):
     pod = a_pod(running())
     pod["spec"]["containers"] = [
@@ -35,15 +37,23 @@ def test_invalid_metrics_port_counts_as_none(text, port):
 
 def training_pod(port: int, started_at: datetime | None = None, **meta) -> Pod:
     """Return a pod whose process serves its progress on this port, and has just started by default."""
-    started = (started_at or datetime.now(UTC)).isoformat(timespec="seconds").replace("+00:00", "Z")
-    pod = a_pod({"running": {"startedAt": started}}, status={"podIP": "127.0.0.1"}, **meta)
+    started = (
+        (started_at or datetime.now(UTC))
+        .isoformat(timespec="seconds")
+        .replace("+00:00", "Z")
+    )
+    pod = a_pod(
+        {"running": {"startedAt": started}}, status={"podIP": "127.0.0.1"}, **meta
+    )
     env = [{"name": "FINETUNE_METRICS_PORT", "value": str(port)}]
     pod["spec"]["containers"] = [{"name": "stage", "env": env}]
     return Pod(pod)
 
 
 def progress_json(step: int, **more) -> str:
-    return json.dumps({"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": step, **more})
+    return json.dumps(
+        {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": step, **more}
+    )
 
 
 def responding(text: str):
@@ -111,7 +121,9 @@ def test_only_the_first_of_several_pods_is_polled():
     async def scenario(poller, pods, _enqueued):
         await until(lambda: poller.latest(pods[0]))
         second = training_pod(1, name="second", uid="second")
-        second.raw["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] = "1"
+        second.raw["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] = (
+            "1"
+        )
         pods.append(second)
         await asyncio.sleep(0.1)  # ten looks
         assert list(poller.states) == [pods[0].uid]
@@ -203,7 +215,9 @@ def test_progress_with_only_a_newer_time_does_not_enqueue():
     async def respond(_request):
         nonlocal polls
         polls += 1
-        return web.Response(text=progress_json(3, updatedAt=f"2030-01-01T00:00:{polls:02}Z"))
+        return web.Response(
+            text=progress_json(3, updatedAt=f"2030-01-01T00:00:{polls:02}Z")
+        )
 
     async def scenario(poller, pods, enqueued):
         await enqueued.get()
@@ -249,7 +263,13 @@ def test_unanswered_poll_keeps_the_last_progress():
 
 @pytest.mark.parametrize(
     "text",
-    [progress_json(3, note="x" * (64 << 10)), "[" * 10_000, "null", progress_json(2**70), ""],
+    [
+        progress_json(3, note="x" * (64 << 10)),
+        "[" * 10_000,
+        "null",
+        progress_json(2**70),
+        "",
+    ],
 )
 def test_invalid_progress_is_none(text):
     async def scenario(poller, pods, enqueued):
@@ -278,7 +298,8 @@ def test_hundred_mute_pods_do_not_delay_another_namespace():
         healthy = training_pod(metrics_port(pods[0]), uid="healthy")
         async with serve_http(mute) as port:
             pods[:] = [
-                training_pod(port, namespace="mute", uid=f"uid-{number}") for number in range(100)
+                training_pod(port, namespace="mute", uid=f"uid-{number}")
+                for number in range(100)
             ]
             await until(lambda: waiting == REQUESTS_PER_NAMESPACE)
             pods.append(healthy)
@@ -299,7 +320,9 @@ def request_times(pods: list[Pod], seconds: int) -> list[float]:
 
     async def answer(_pod):
         times.append(now)
-        return progress_module.Progress.model_validate_json(progress_json(len(times), startStep=0))
+        return progress_module.Progress.model_validate_json(
+            progress_json(len(times), startStep=0)
+        )
 
     async def scenario():
         nonlocal now

@@ -5,7 +5,10 @@ from support.operator.cluster_objects import cache_of, pipeline_object
 from support.operator.scenario import Scenario
 
 from finetune_operator.kubernetes.cluster import parse_pipeline
-from finetune_operator.kubernetes.resources.server import build_deployment, build_service
+from finetune_operator.kubernetes.resources.server import (
+    build_deployment,
+    build_service,
+)
 
 FOUND = pipeline_object(status={"phase": "Running"})
 PIPELINE = parse_pipeline(FOUND)
@@ -51,7 +54,9 @@ def service(server=TEMPLATE.name, owner=PIPELINE.uid):
 )
 def test_server_with_traffic_and_no_ready_pod_is_down(services, deployments, count):
     """A pipeline that runs again has the phase Running, while its earlier server has the traffic."""
-    cache = cache_of(finetunepipelines=[FOUND], services=services, deployments=deployments)
+    cache = cache_of(
+        finetunepipelines=[FOUND], services=services, deployments=deployments
+    )
     assert cache.servers_down() == count
 
 

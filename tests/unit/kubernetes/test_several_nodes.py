@@ -17,14 +17,20 @@ from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.actions import CreateJob
-from finetune_operator.core.metadata import headless_service_name, job_name, service_name
+from finetune_operator.core.metadata import (
+    headless_service_name,
+    job_name,
+    service_name,
+)
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.cache.cache import JOBS, PODS
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
 from finetune_operator.kubernetes.resources.claim import build_claim, sharing_error
-from finetune_operator.kubernetes.resources.headless_service import build_headless_service
+from finetune_operator.kubernetes.resources.headless_service import (
+    build_headless_service,
+)
 from finetune_operator.kubernetes.resources.job import build_job
 from finetune_trainer.contract import Environment
 
@@ -70,7 +76,11 @@ def env_of(job):
 def test_several_nodes_are_one_indexed_job():
     job = job_with(nodes=3)
     spec = job["spec"]
-    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == (
+        "Indexed",
+        3,
+        3,
+    )
     assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (0, "Failed")
     assert spec["podFailurePolicy"] == job_with()["spec"]["podFailurePolicy"]
     assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
@@ -82,7 +92,9 @@ def test_job_of_one_node_is_that_of_one_pod():
     assert {"completionMode", "successPolicy"}.isdisjoint(job["spec"])
     assert "subdomain" not in job["spec"]["template"]["spec"]
     assert {"FINETUNE_NODE_RANK", "FINETUNE_MASTER_ADDRESS"}.isdisjoint(env_of(job))
-    assert [volume["name"] for volume in job["spec"]["template"]["spec"]["volumes"]] == [
+    assert [
+        volume["name"] for volume in job["spec"]["template"]["spec"]["volumes"]
+    ] == [
         "workspace",
         "tmp",
     ]
@@ -97,7 +109,9 @@ def test_pods_know_their_index_and_the_first_one():
         "fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}
     }
     assert (
-        job["spec"]["template"]["spec"]["subdomain"] == service["metadata"]["name"] == "demo-train"
+        job["spec"]["template"]["spec"]["subdomain"]
+        == service["metadata"]["name"]
+        == "demo-train"
     )
     environment = Environment.read({**env, "FINETUNE_NODE_RANK": "1"})
     assert (environment.node_rank, environment.master_address) == (
@@ -109,14 +123,21 @@ def test_pods_know_their_index_and_the_first_one():
 def test_service_names_pods_before_they_are_ready():
     pipeline = pipeline_of(nodes=2)
     service = build_headless_service(pipeline, "train")
-    labels = build_job(pipeline, template_of(pipeline))["spec"]["template"]["metadata"]["labels"]
-    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == (
+    labels = build_job(pipeline, template_of(pipeline))["spec"]["template"]["metadata"][
+        "labels"
+    ]
+    assert (
+        service["spec"]["clusterIP"],
+        service["spec"]["publishNotReadyAddresses"],
+    ) == (
         "None",
         True,
     )
     assert service["spec"]["selector"].items() <= labels.items()
     assert service["spec"]["ports"] == [{"name": "rendezvous", "port": 29500}]
-    assert [owner["uid"] for owner in service["metadata"]["ownerReferences"]] == ["uid-1"]
+    assert [owner["uid"] for owner in service["metadata"]["ownerReferences"]] == [
+        "uid-1"
+    ]
 
 
 @pytest.mark.parametrize(("count", "has_memory"), [(1, False), (4, True)])
@@ -163,7 +184,9 @@ class EmptyCluster:
         self.template = template_of(self.pipeline)
 
     def create(self):
-        return asyncio.run(self.cluster.apply(self.pipeline, [CreateJob(self.template)]))
+        return asyncio.run(
+            self.cluster.apply(self.pipeline, [CreateJob(self.template)])
+        )
 
 
 def test_service_is_created_before_the_job_and_once():
@@ -174,7 +197,9 @@ def test_service_is_created_before_the_job_and_once():
     }
     assert env.create() == {}
     created = [
-        line.split()[1].rpartition("/")[2] for line in env.api.writes if line.startswith("create")
+        line.split()[1].rpartition("/")[2]
+        for line in env.api.writes
+        if line.startswith("create")
     ]
     assert created == ["demo-train", env.template.name, env.template.name]
 
@@ -202,7 +227,8 @@ def test_foreign_service_stops_the_attempt_and_stays():
 
 
 @pytest.mark.parametrize(
-    ("mode", "nodes", "error"), [("ReadWriteOnce", 2, True), ("ReadWriteMany", 2, False)]
+    ("mode", "nodes", "error"),
+    [("ReadWriteOnce", 2, True), ("ReadWriteMany", 2, False)],
 )
 def test_claim_of_several_nodes_must_be_shared(mode, nodes, error):
     pipeline = pipeline_of(nodes=nodes)
@@ -212,7 +238,8 @@ def test_claim_of_several_nodes_must_be_shared(mode, nodes, error):
     assert (message is not None) is error
     assert (
         message is None
-        or "has ReadWriteOnce, and train runs on 2 nodes, which need ReadWriteMany" in message
+        or "has ReadWriteOnce, and train runs on 2 nodes, which need ReadWriteMany"
+        in message
     )
     assert sharing_error(pipeline_of(), result) is None
 
@@ -229,7 +256,12 @@ def indexed_job(*conditions, version=2):
 def pod_with(index, state, phase, version, **more):
     labels = {"batch.kubernetes.io/job-name": JOB, INDEX: str(index)}
     pod = pod_of(
-        state=state, version=version, name=f"{JOB}-{index}", uid=f"u{index}", labels=labels, **more
+        state=state,
+        version=version,
+        name=f"{JOB}-{index}",
+        uid=f"u{index}",
+        labels=labels,
+        **more,
     )
     pod["status"]["phase"] = phase
     return pod
@@ -265,7 +297,9 @@ def test_end_of_each_deleted_pod_is_kept():
     for index in range(2):
         cache.update(PODS, pod_with(index, terminated(75), "Failed", 10 + index))
         cache.remove(PODS, pod_with(index, running(), "Running", 20 + index))
-    assert [(pod.index, pod.gone, pod.exit_code) for pod in cache.pods_of("team", JOB)] == [
+    assert [
+        (pod.index, pod.gone, pod.exit_code) for pod in cache.pods_of("team", JOB)
+    ] == [
         (0, True, 75),
         (1, True, 75),
     ]
@@ -273,7 +307,9 @@ def test_end_of_each_deleted_pod_is_kept():
 
 def test_pods_are_the_youngest_of_each_index_in_order():
     cache = training()
-    younger = pod_with(0, running(), "Running", 10, creationTimestamp="2030-01-01T00:01:00Z")
+    younger = pod_with(
+        0, running(), "Running", 10, creationTimestamp="2030-01-01T00:01:00Z"
+    )
     younger["metadata"] |= {"name": "younger", "uid": "u9"}
     cache.update(PODS, younger)
     assert [pod.name for pod in cache.pods_of("team", JOB)] == ["younger", f"{JOB}-1"]
@@ -291,8 +327,15 @@ def test_attempt_is_read_again_where_a_pod_is_missing():
         "execution": "e",
         "createdAt": "2030-01-01T00:00:00Z",
     }
-    status = {"stages": [{"name": "train", "attempts": [attempt | {"outcome": "Running"}]}]}
-    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": ""}
+    status = {
+        "stages": [{"name": "train", "attempts": [attempt | {"outcome": "Running"}]}]
+    }
+    failed = {
+        "type": "Failed",
+        "status": "True",
+        "reason": "BackoffLimitExceeded",
+        "message": "",
+    }
     owner = [{"kind": "FineTunePipeline", "name": "demo", "uid": "uid-1"}]
     meta = {
         "namespace": "team",
@@ -322,6 +365,8 @@ def test_attempt_is_read_again_where_a_pod_is_missing():
         env.api.put(f"/api/v1/namespaces/team/pods/{name}-{index}", pod)
     known = pipeline.status.model_validate(status)
     observed = asyncio.run(
-        env.cluster.observe_children(Pipeline(pipeline.key, "uid-1", 1, pipeline.spec, known))
+        env.cluster.observe_children(
+            Pipeline(pipeline.key, "uid-1", 1, pipeline.spec, known)
+        )
     )
     assert (observed.jobs[name].state, observed.jobs[name].exit_code) == ("Failed", 75)

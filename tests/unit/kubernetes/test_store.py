@@ -12,7 +12,12 @@ NAME = ("team", "one")
 
 def an_object(version="", name="one", namespace="team", color="red"):
     return {
-        "metadata": {"namespace": namespace, "name": name, "uid": "u", "resourceVersion": version},
+        "metadata": {
+            "namespace": namespace,
+            "name": name,
+            "uid": "u",
+            "resourceVersion": version,
+        },
         "color": color,
     }
 
@@ -25,7 +30,8 @@ def a_store(*objects):
 
 
 @pytest.mark.parametrize(
-    ("version", "news"), [("6", False), ("7", False), ("8", True), ("10", True), ("", True)]
+    ("version", "news"),
+    [("6", False), ("7", False), ("8", True), ("10", True), ("", True)],
 )
 def test_only_a_newer_version_is_news(version, news):
     """Versions are numbers: 10 is newer than 7. An object without a version is always believed."""
@@ -53,7 +59,11 @@ def test_oldest_deletions_are_forgotten():
         store = a_store()
         for number, name in enumerate("abc", 1):
             store.remove(("team", name), number)
-    assert [store.is_news(an_object("1", name)) for name in "abc"] == [True, False, False]
+    assert [store.is_news(an_object("1", name)) for name in "abc"] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_removal_of_an_unknown_object_returns_none():
@@ -62,7 +72,9 @@ def test_removal_of_an_unknown_object_returns_none():
 
 def test_index_follows_updates_and_removals():
     store = a_store(
-        an_object("1"), an_object("1", name="two"), an_object("1", name="other", color="blue")
+        an_object("1"),
+        an_object("1", name="two"),
+        an_object("1", name="other", color="blue"),
     )
     assert len(store.select("color", "red")) == 2
     store.update(an_object("2", color="blue"))
@@ -73,7 +85,9 @@ def test_index_follows_updates_and_removals():
     store.remove(NAME, 3)
     store.remove(("team", "other"), 3)
     assert store.select("color", "blue") == []
-    assert set(store._index["color"]) == {"red"}, "an empty entry of an index would stay forever"
+    assert set(store._index["color"]) == {"red"}, (
+        "an empty entry of an index would stay forever"
+    )
 
 
 def test_only_objects_older_than_the_list_are_unlisted():
@@ -83,13 +97,17 @@ def test_only_objects_older_than_the_list_are_unlisted():
         an_object("9", "new"),
         an_object("1", "x", "other"),
     )
-    assert list(store.unlisted({("team", "listed")}, 5, "team")) == [("team", "missing")]
+    assert list(store.unlisted({("team", "listed")}, 5, "team")) == [
+        ("team", "missing")
+    ]
     assert set(store.unlisted({("team", "listed")}, 5, None)) == {
         ("team", "missing"),
         ("other", "x"),
     }
 
 
-@pytest.mark.parametrize(("text", "number"), [("12", 12), ("", 0), (None, 0), ("abc", 0), ("²", 0)])
+@pytest.mark.parametrize(
+    ("text", "number"), [("12", 12), ("", 0), (None, 0), ("abc", 0), ("²", 0)]
+)
 def test_version_that_is_no_number_is_zero(text, number):
     assert version_of({"metadata": {"resourceVersion": text}}) == number

@@ -43,9 +43,17 @@ def test_unreadable_object_is_stalled_for_kstatus(env):
     before = env.api.objects[PIPELINE]
     env.api.put(
         PIPELINE,
-        {**before, "status": {**before.get("status", {}), "finishedAt": "2030-01-01T00:00:00Z"}},
+        {
+            **before,
+            "status": {
+                **before.get("status", {}),
+                "finishedAt": "2030-01-01T00:00:00Z",
+            },
+        },
     )
-    asyncio.run(env.cluster.mark_invalid(env.pipeline.key, InvalidObject("train: nonsense")))
+    asyncio.run(
+        env.cluster.mark_invalid(env.pipeline.key, InvalidObject("train: nonsense"))
+    )
     raw = env.api.objects[PIPELINE]
     status = PipelineStatus.model_validate(raw["status"])
     assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **raw}) == "Failed"
@@ -55,7 +63,9 @@ def test_unreadable_object_is_stalled_for_kstatus(env):
 def test_unreadable_object_is_told_once_for_each_generation(env):
     for generation in (1, 1, 2):
         env.api.objects[PIPELINE]["metadata"]["generation"] = generation
-        asyncio.run(env.cluster.mark_invalid(env.pipeline.key, InvalidObject("train: nonsense")))
+        asyncio.run(
+            env.cluster.mark_invalid(env.pipeline.key, InvalidObject("train: nonsense"))
+        )
     assert env.api.writes == [f"patch {PIPELINE}/status"] * 2
     message = "train: nonsense (see docs/guides/troubleshooting.md#specinvalid)"
     events = env.cluster.events.waiting["team"]
@@ -91,10 +101,16 @@ def test_pipeline_of_a_newer_crd_is_in_progress(env):
 
 
 def test_finished_pipeline_of_a_newer_crd_keeps_its_status(env):
-    status = {"finishedAt": "2030-01-01T00:00:00Z", "observedGeneration": 1, "phase": "Succeeded"}
+    status = {
+        "finishedAt": "2030-01-01T00:00:00Z",
+        "observedGeneration": 1,
+        "phase": "Succeeded",
+    }
     env.api.put(PIPELINE, {**env.api.objects[PIPELINE], "status": status})
     asyncio.run(
-        env.cluster.mark_invalid(env.pipeline.key, error_of(env.api.objects[PIPELINE], NEWER))
+        env.cluster.mark_invalid(
+            env.pipeline.key, error_of(env.api.objects[PIPELINE], NEWER)
+        )
     )
     assert env.api.objects[PIPELINE]["status"] == status
 

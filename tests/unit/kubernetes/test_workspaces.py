@@ -35,7 +35,9 @@ INTERRUPTED = '{"interruption": {"step": 4, "savedStep": 4}}'
 
 CLAIM = f"{CLAIMS}/demo-workspace"
 PIPELINE = "/apis/finetune.dev/v1alpha1/namespaces/team/finetunepipelines/demo"
-FORBIDDEN = ApiError(403, "cannot set an ownerRef on a resource you cannot delete", "Forbidden")
+FORBIDDEN = ApiError(
+    403, "cannot set an ownerRef on a resource you cannot delete", "Forbidden"
+)
 
 
 class OwnClaim:
@@ -43,7 +45,9 @@ class OwnClaim:
 
     def __init__(self, before=None, after=None):
         self.api = FakeApi()
-        pipeline = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline(workspace=before or {}))
+        pipeline = Pipeline(
+            Key("team", "demo"), "uid-1", 1, a_pipeline(workspace=before or {})
+        )
         self.api.put(CLAIM, build_claim(pipeline))
         self.generation = 1
         self.restart()
@@ -69,21 +73,30 @@ class OwnClaim:
             if path in self.api.objects:
                 self.cache.update(kind, self.api.objects[path])
         with suppress(ClusterError):
-            return asyncio.run(reconcile(Key("team", "demo"), self.cluster, Settings(), NOW))
+            return asyncio.run(
+                reconcile(Key("team", "demo"), self.cluster, Settings(), NOW)
+            )
 
     @property
     def owners(self):
-        return [owner["uid"] for owner in self.api.objects[CLAIM]["metadata"]["ownerReferences"]]
+        return [
+            owner["uid"]
+            for owner in self.api.objects[CLAIM]["metadata"]["ownerReferences"]
+        ]
 
     @property
     def ready(self):
         conditions = self.api.objects[PIPELINE]["status"]["conditions"]
-        return next(condition for condition in conditions if condition["type"] == "Ready")
+        return next(
+            condition for condition in conditions if condition["type"] == "Ready"
+        )
 
 
 def test_when_deleted_is_applied_after_a_failed_patch():
     own = OwnClaim({"whenDeleted": "Delete"}, {"whenDeleted": "Retain"})
-    own.api.rejected_patches["ownerReferences"] = ApiError(0, "the API server does not answer")
+    own.api.rejected_patches["ownerReferences"] = ApiError(
+        0, "the API server does not answer"
+    )
     own.reconcile()
     assert own.owners == ["uid-1"]
     own.api.rejected_patches.clear()
@@ -107,7 +120,11 @@ def test_matching_claim_is_not_written_or_read():
     own = OwnClaim({}, {"whenDeleted": "Delete"})
     for _ in range(4):
         own.reconcile()
-    assert (own.owners, own.api.reads.count(CLAIM), own.api.writes.count(f"patch {CLAIM}")) == (
+    assert (
+        own.owners,
+        own.api.reads.count(CLAIM),
+        own.api.writes.count(f"patch {CLAIM}"),
+    ) == (
         ["uid-1"],
         0,
         1,
@@ -115,7 +132,11 @@ def test_matching_claim_is_not_written_or_read():
     own.edit({"whenDeleted": "Retain"})
     for _ in range(4):
         own.reconcile()
-    assert (own.owners, own.api.reads.count(CLAIM), own.api.writes.count(f"patch {CLAIM}")) == (
+    assert (
+        own.owners,
+        own.api.reads.count(CLAIM),
+        own.api.writes.count(f"patch {CLAIM}"),
+    ) == (
         [],
         0,
         2,
@@ -149,7 +170,8 @@ def size_of(own):
 
 def test_larger_size_grows_the_claim_only():
     own = OwnClaim(
-        {"size": "10Gi", "storageClassName": "fast"}, {"size": "20Gi", "storageClassName": "fast"}
+        {"size": "10Gi", "storageClassName": "fast"},
+        {"size": "20Gi", "storageClassName": "fast"},
     )
     own.reconcile()
     assert size_of(own) == "20Gi"
@@ -195,7 +217,11 @@ def test_rejected_growth_is_reported_until_it_succeeds():
     ("before", "after", "text"),
     [
         ({"size": "20Gi"}, {"size": "10Gi"}, "cannot shrink to 10Gi: set it to 20Gi"),
-        ({"storageClassName": "fast"}, {"storageClassName": "slow"}, "has class fast, not slow"),
+        (
+            {"storageClassName": "fast"},
+            {"storageClassName": "slow"},
+            "has class fast, not slow",
+        ),
         ({}, {"accessMode": "ReadWriteMany"}, "has ReadWriteOnce, not ReadWriteMany"),
     ],
 )
@@ -219,14 +245,20 @@ def test_workspace_warning_does_not_stop_the_stages():
 
     scenario.cluster.observe = observed
     scenario.finish()
-    ready = next(condition for condition in scenario.status.conditions if condition.type == "Ready")
+    ready = next(
+        condition
+        for condition in scenario.status.conditions
+        if condition.type == "Ready"
+    )
     assert (ready.status, ready.reason) == ("True", Reason.ALL_STAGES_SUCCEEDED)
     assert "workspace.size: no" in ready.message
 
 
 def test_claim_of_another_pipeline_is_not_used():
     own = OwnClaim()
-    own.api.objects[CLAIM]["metadata"]["annotations"] = {"finetune.dev/workspace-of": "another"}
+    own.api.objects[CLAIM]["metadata"]["annotations"] = {
+        "finetune.dev/workspace-of": "another"
+    }
     own.edit({}, suspend=False)
     own.reconcile()
     assert own.ready["reason"] == "VolumeNotReady"

@@ -26,7 +26,10 @@ def wait_for_step(workspace: CliWorkspace, step: int) -> None:
     while time.monotonic() < deadline:
         if (workspace.run_folder / "pipeline.json").exists():
             train = workspace.status["stages"].get("train", {})
-            if train.get("state") == "Running" and train.get("progress", {}).get("step", 0) >= step:
+            if (
+                train.get("state") == "Running"
+                and train.get("progress", {}).get("step", 0) >= step
+            ):
                 return
         time.sleep(0.05)
     raise AssertionError("train did not reach the step")
@@ -54,7 +57,11 @@ def test_eviction_by_another_process_loses_no_step(workspace: CliWorkspace) -> N
         assert done.returncode == 0, done.stdout + done.stderr
         assert running.poll() is None
     report = json.loads(done.stdout)
-    assert (report["outcome"], report["lostSteps"], report["complete"]) == ("Interrupted", 0, True)
+    assert (report["outcome"], report["lostSteps"], report["complete"]) == (
+        "Interrupted",
+        0,
+        True,
+    )
     assert report["savedStep"] == report["lastStep"] == report["resumedAtStep"] >= 10
     assert (
         0
@@ -78,12 +85,18 @@ def test_kill_by_another_process_loses_unsaved_steps(workspace: CliWorkspace) ->
     report = json.loads(done.stdout)
     first, second = workspace.status["stages"]["train"]["attempts"]
     assert (first["outcome"], first["exitCode"]) == ("Interrupted", 137)
-    assert report["lostSteps"] == first["lastStep"] - second["startStep"] == first["lostSteps"]
+    assert (
+        report["lostSteps"]
+        == first["lastStep"] - second["startStep"]
+        == first["lostSteps"]
+    )
     assert second["startStep"] % 7 == 0
     assert workspace.status["stages"]["train"]["failures"] == 0
 
 
-def test_timeout_reports_what_was_seen_and_leaves_the_run(workspace: CliWorkspace) -> None:
+def test_timeout_reports_what_was_seen_and_leaves_the_run(
+    workspace: CliWorkspace,
+) -> None:
     with training(workspace) as running:
         done = drill(workspace, "--yes", "--timeout", "0s", "--json")
         assert (done.returncode, json.loads(done.stdout)["complete"]) == (1, False)
@@ -96,7 +109,10 @@ def test_run_without_a_process_is_refused(workspace: CliWorkspace) -> None:
     workspace.wait_for_processes()
     refused = drill(workspace, "--yes")
     assert refused.returncode == 1
-    assert "no `finetune run` works on default/demo, so nothing would resume" in refused.stderr
+    assert (
+        "no `finetune run` works on default/demo, so nothing would resume"
+        in refused.stderr
+    )
 
 
 def test_finished_run_is_refused_with_its_state(workspace: CliWorkspace) -> None:

@@ -45,7 +45,9 @@ def test_run_that_writes_into_its_source_is_rejected(
         assert f"is a source, but contains {folder}" in rejected.stderr
 
 
-def test_suspended_pipeline_starts_nothing_and_run_exits(workspace: CliWorkspace) -> None:
+def test_suspended_pipeline_starts_nothing_and_run_exits(
+    workspace: CliWorkspace,
+) -> None:
     assert workspace.finetune("run", "--until", "prepare").returncode == 0
     workspace.manifest["spec"]["suspend"] = True
     planned = {
@@ -77,23 +79,34 @@ def test_missing_command_is_named(workspace: CliWorkspace) -> None:
 
 
 def test_runner_that_cannot_start_is_a_failure(
-    workspace: CliWorkspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workspace: CliWorkspace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("finetune_operator.local.cluster.RUNNER", (sys.executable, "-c", "exit(3)"))
+    monkeypatch.setattr(
+        "finetune_operator.local.cluster.RUNNER", (sys.executable, "-c", "exit(3)")
+    )
     monkeypatch.chdir(workspace.folder)
     workspace.manifest["spec"]["prepare"]["maxFailures"] = 0
     assert main(workspace.command("run")[3:]) == 1
     assert (
-        "its runner ended with exit code 3 before it started the process" in capsys.readouterr().out
+        "its runner ended with exit code 3 before it started the process"
+        in capsys.readouterr().out
     )
 
 
-def test_files_in_current_folder_do_not_shadow_libraries(workspace: CliWorkspace) -> None:
+def test_files_in_current_folder_do_not_shadow_libraries(
+    workspace: CliWorkspace,
+) -> None:
     (workspace.folder / "select.py").write_text("raise SystemExit(3)")
     finetune = Path(sys.executable).with_name("finetune")
     arguments = workspace.command("run", "--until", "prepare")[3:]
     done = subprocess.run(
-        [finetune, *arguments], cwd=workspace.folder, capture_output=True, text=True, check=False
+        [finetune, *arguments],
+        cwd=workspace.folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
 
@@ -150,7 +163,10 @@ def test_claim_name_cannot_leave_the_claims_folder(workspace: CliWorkspace) -> N
     assert rejected.returncode == 2
     assert "must be NAME=FOLDER" in rejected.stderr
     push = {"targets": [{"uri": "pvc:///demo/out"}]}
-    workspace.manifest["spec"] |= {"datasets": [{"uri": "pvc://../pipeline.json"}], "push": push}
+    workspace.manifest["spec"] |= {
+        "datasets": [{"uri": "pvc://../pipeline.json"}],
+        "push": push,
+    }
     rejected = workspace.finetune("run")
     assert rejected.returncode == 2
     assert "spec.datasets[0].uri: must be pvc://CLAIM/PATH" in rejected.stderr
@@ -174,7 +190,9 @@ def test_closed_stdout_evicts_running_stages(workspace: CliWorkspace) -> None:
     assert workspace.processes() == []
 
 
-def test_unwritable_work_folder_is_reported_once_and_retried(workspace: CliWorkspace) -> None:
+def test_unwritable_work_folder_is_reported_once_and_retried(
+    workspace: CliWorkspace,
+) -> None:
     for stage in ("prepare", "train"):
         workspace.set_env(stage, STEPS="40", STEP_SECONDS="0.05")
     running = workspace.start_run()
@@ -196,7 +214,9 @@ def servers(workspace: CliWorkspace) -> list[str]:
     """Return the ids of all processes that serve the published model."""
     model = str(workspace.folder / "material" / "out").encode()
     return [
-        file.parent.name for file in Path("/proc").glob("[0-9]*/cmdline") if model in _read(file)
+        file.parent.name
+        for file in Path("/proc").glob("[0-9]*/cmdline")
+        if model in _read(file)
     ]
 
 
@@ -208,7 +228,9 @@ def _read(file: Path) -> bytes:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_server_outlives_keep_serving(workspace: CliWorkspace, number: signal.Signals) -> None:
+def test_no_server_outlives_keep_serving(
+    workspace: CliWorkspace, number: signal.Signals
+) -> None:
     published = workspace.folder / "material" / "out"
     published.mkdir()
     (published / "config.json").write_text("{}")
@@ -236,13 +258,17 @@ def test_plan_resumes_only_from_a_complete_checkpoint(workspace: CliWorkspace) -
     assert workspace.finetune("run", "--until", "prepare").returncode == 0
 
     def train() -> dict[str, str]:
-        stages: list[dict[str, str]] = json.loads(workspace.finetune("plan", "--json").stdout)[
-            "stages"
-        ]
+        stages: list[dict[str, str]] = json.loads(
+            workspace.finetune("plan", "--json").stdout
+        )["stages"]
         return stages[1]
 
     folder = workspace.run_folder / "volumes/workspace/train" / train()["identity"]
-    for name in ("config.json", "checkpoints/.step-00000005.77/state.json", "server.log"):
+    for name in (
+        "config.json",
+        "checkpoints/.step-00000005.77/state.json",
+        "server.log",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     assert train()["action"] == "run"
@@ -251,7 +277,9 @@ def test_plan_resumes_only_from_a_complete_checkpoint(workspace: CliWorkspace) -
     assert train()["action"] == "resume"
 
 
-def test_run_stopped_by_ctrl_c_does_not_blame_spec_suspend(workspace: CliWorkspace) -> None:
+def test_run_stopped_by_ctrl_c_does_not_blame_spec_suspend(
+    workspace: CliWorkspace,
+) -> None:
     workspace.set_env("train", STEPS="200", STEP_SECONDS="0.05")
     running = workspace.start_run()
     while not list(workspace.run_folder.glob("jobs/*train*/progress.json")):
@@ -271,7 +299,10 @@ def test_work_folder_is_readable_by_its_owner_only(workspace: CliWorkspace) -> N
 
 
 def test_plan_blocks_stages_after_a_failed_stage(workspace: CliWorkspace) -> None:
-    workspace.manifest["spec"]["prepare"] = {"pod": {"command": ["false"]}, "maxFailures": 0}
+    workspace.manifest["spec"]["prepare"] = {
+        "pod": {"command": ["false"]},
+        "maxFailures": 0,
+    }
     assert workspace.finetune("run").returncode == 1
     stages = json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
     assert [stage["action"] for stage in stages] == ["blocked"] * 5
@@ -292,7 +323,9 @@ def test_interruptions_that_save_nothing_are_spread(workspace: CliWorkspace) -> 
     attempts = workspace.status["stages"]["prepare"]["attempts"]
     ends = [datetime.fromisoformat(attempt["finishedAt"]) for attempt in attempts[:-1]]
     starts = [datetime.fromisoformat(attempt["startedAt"]) for attempt in attempts[1:]]
-    delays = [(start - end).total_seconds() for start, end in zip(starts, ends, strict=True)]
+    delays = [
+        (start - end).total_seconds() for start, end in zip(starts, ends, strict=True)
+    ]
     assert len(delays) == 2
     assert delays[0] >= 1
     assert delays[1] >= 2

@@ -26,7 +26,9 @@ def set_pod(workspace: CliWorkspace, stage: str, **fields: object) -> None:
     spec["pod"] = {**spec["pod"], **fields}
 
 
-def test_second_run_of_finished_pipeline_starts_nothing(workspace: CliWorkspace) -> None:
+def test_second_run_of_finished_pipeline_starts_nothing(
+    workspace: CliWorkspace,
+) -> None:
     first = workspace.finetune("run")
     assert first.returncode == 0, first.stdout + first.stderr
     assert {
@@ -39,7 +41,9 @@ def test_second_run_of_finished_pipeline_starts_nothing(workspace: CliWorkspace)
     assert workspace.processes() == []
 
 
-def test_evictions_are_interruptions_with_reported_lost_steps(workspace: CliWorkspace) -> None:
+def test_evictions_are_interruptions_with_reported_lost_steps(
+    workspace: CliWorkspace,
+) -> None:
     workspace.set_env("train", STEPS="60", STEP_SECONDS="0.03", SAVE_EVERY="7")
     done = workspace.finetune("run", "--evict", "train@15", "--kill", "train@40")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -62,7 +66,9 @@ def test_run_continues_after_ctrl_c(workspace: CliWorkspace) -> None:
     workspace.set_env("train", STEPS="80", STEP_SECONDS="0.05")
     running = workspace.start_run()
     while "train" not in (
-        workspace.status["stages"] if (workspace.run_folder / "pipeline.json").exists() else {}
+        workspace.status["stages"]
+        if (workspace.run_folder / "pipeline.json").exists()
+        else {}
     ) or (workspace.status["stages"]["train"].get("progress", {}).get("step", 0) < 5):
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
@@ -87,7 +93,11 @@ def test_permanent_failure_runs_again_only_on_retry(workspace: CliWorkspace) -> 
     assert failed.returncode == 1
     assert "made to fail at step 3" in failed.stdout
     train = workspace.status["stages"]["train"]
-    assert (train["state"], train["reason"], len(train["attempts"])) == ("Failed", "DataInvalid", 1)
+    assert (train["state"], train["reason"], len(train["attempts"])) == (
+        "Failed",
+        "DataInvalid",
+        1,
+    )
     assert (
         workspace.finetune("run").returncode == 1
     )  # nothing has changed, so no attempt is started
@@ -103,14 +113,20 @@ def test_permanent_failure_runs_again_only_on_retry(workspace: CliWorkspace) -> 
 def test_score_below_gate_skips_deploy_and_exits_3(workspace: CliWorkspace) -> None:
     workspace.set_env("evaluate", SCORE="0.5")
     assert workspace.finetune("run").returncode == 3
-    states = {name: stage["state"] for name, stage in workspace.status["stages"].items()}
+    states = {
+        name: stage["state"] for name, stage in workspace.status["stages"].items()
+    }
     assert states == {**dict.fromkeys(STAGES, "Succeeded"), "deploy": "Skipped"}
     workspace.manifest["spec"]["evaluate"]["gates"][0]["value"] = 0.4
     assert workspace.finetune("run").returncode == 0
-    assert workspace.starts("evaluate") == ["work"]  # another value does not repeat the measurement
+    assert workspace.starts("evaluate") == [
+        "work"
+    ]  # another value does not repeat the measurement
     workspace.manifest["spec"]["evaluate"]["gates"][0]["value"] = 0.6
     del workspace.manifest["spec"]["deploy"]
-    assert workspace.finetune("run").returncode == 3  # also without a stage that waits for the gate
+    assert (
+        workspace.finetune("run").returncode == 3
+    )  # also without a stage that waits for the gate
 
 
 def test_edit_reruns_the_stages_that_plan_named(workspace: CliWorkspace) -> None:
@@ -132,14 +148,19 @@ def test_edit_reruns_the_stages_that_plan_named(workspace: CliWorkspace) -> None
     assert [len(workspace.starts(stage)) for stage in STAGES] == [1, 1, 2, 2, 2]
     spec["train"]["lora"] = {"rank": 4}
     planned = {
-        s["stage"]: s for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
+        s["stage"]: s
+        for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
     }
     assert planned["prepare"]["action"] == "reuse"
     assert planned["train"]["action"] == "run"
     assert "spec.train.lora.rank: 16 → 4" in planned["train"]["why"]
     before = workspace.status["stages"]["train"]["identity"]
     assert workspace.finetune("run").returncode == 0
-    assert workspace.status["stages"]["train"]["identity"] == planned["train"]["identity"] != before
+    assert (
+        workspace.status["stages"]["train"]["identity"]
+        == planned["train"]["identity"]
+        != before
+    )
 
 
 def test_edited_resources_resume_the_stage(workspace: CliWorkspace) -> None:
@@ -148,10 +169,14 @@ def test_edited_resources_resume_the_stage(workspace: CliWorkspace) -> None:
     before = workspace.status["stages"]["train"]
     set_pod(workspace, "train", resources={"limits": {"memory": "8Gi"}})
     planned = {
-        s["stage"]: s for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
+        s["stage"]: s
+        for s in json.loads(workspace.finetune("plan", "--json").stdout)["stages"]
     }
     assert planned["train"]["action"] == "resume"
-    assert "spec.train.pod.resources.limits.memory: absent → 8Gi" in planned["train"]["why"]
+    assert (
+        "spec.train.pod.resources.limits.memory: absent → 8Gi"
+        in planned["train"]["why"]
+    )
     assert workspace.finetune("run").returncode == 0
     train = workspace.status["stages"]["train"]
     assert train["identity"] == before["identity"]
@@ -234,7 +259,9 @@ def assert_succeeded_once(workspace: CliWorkspace) -> None:
         assert len(workspace.starts(name)) <= last["number"], workspace.starts(name)
 
 
-def test_damaged_pipeline_file_is_named_and_results_are_reused(workspace: CliWorkspace) -> None:
+def test_damaged_pipeline_file_is_named_and_results_are_reused(
+    workspace: CliWorkspace,
+) -> None:
     assert workspace.finetune("run").returncode == 0
     file = workspace.run_folder / "pipeline.json"
     file.write_text(file.read_text()[:200])
@@ -297,7 +324,9 @@ def test_usage_error_is_explained_and_writes_nothing(workspace: CliWorkspace) ->
     assert not (workspace.run_folder / "pipeline.json").exists()
 
 
-def test_result_that_violates_the_contract_is_a_failure(workspace: CliWorkspace) -> None:
+def test_result_that_violates_the_contract_is_a_failure(
+    workspace: CliWorkspace,
+) -> None:
     code = "import os; open(os.environ['FINETUNE_TERMINATION_LOG'],'w').write('{\"result\": {\"stage\": \"train\"}}')"
     workspace.manifest["spec"]["train"] = {
         "pod": {"command": [sys.executable, "-c", code]},
@@ -313,7 +342,9 @@ def test_result_that_violates_the_contract_is_a_failure(workspace: CliWorkspace)
 
 def test_logs_name_the_attempt(workspace: CliWorkspace) -> None:
     set_pod(
-        workspace, "prepare", command=[sys.executable, "-c", "print('hello'); raise SystemExit(64)"]
+        workspace,
+        "prepare",
+        command=[sys.executable, "-c", "print('hello'); raise SystemExit(64)"],
     )
     assert workspace.finetune("run").returncode == 1
     logs = workspace.finetune("logs", "prepare")

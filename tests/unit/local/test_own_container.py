@@ -45,7 +45,9 @@ EVALUATE_CONFIG = EvaluateConfig(
     prepare="prepared",
     train="trained",
     model=ModelSource(uri="hf://org/base"),
-    recipe=EvaluateRecipe(tasks=tuple(Task(name=task["name"]) for task in EVALUATE["tasks"])),
+    recipe=EvaluateRecipe(
+        tasks=tuple(Task(name=task["name"]) for task in EVALUATE["tasks"])
+    ),
 )
 
 
@@ -61,7 +63,10 @@ class StageRun:
 
     @property
     def result(self) -> Path:
-        return self.environment.stage_dir("evaluate", EVALUATE_CONFIG.identity) / "result.json"
+        return (
+            self.environment.stage_dir("evaluate", EVALUATE_CONFIG.identity)
+            / "result.json"
+        )
 
     def write_training(self, training: TrainResult) -> None:
         self.training_result.parent.mkdir(parents=True, exist_ok=True)
@@ -69,9 +74,14 @@ class StageRun:
 
     def start(self, config: str = "") -> subprocess.Popen[bytes]:
         config_variable = {
-            CONFIG: config or EVALUATE_CONFIG.model_dump_json(by_alias=True, exclude_none=True)
+            CONFIG: config
+            or EVALUATE_CONFIG.model_dump_json(by_alias=True, exclude_none=True)
         }
-        variables = {**self.environment.variables(), **config_variable, "PATH": os.environ["PATH"]}
+        variables = {
+            **self.environment.variables(),
+            **config_variable,
+            "PATH": os.environ["PATH"],
+        }
         command = [sys.executable, *POD["command"][1:], *POD["args"]]
         return subprocess.Popen(command, env=variables, cwd=self.environment.workspace)
 
@@ -81,14 +91,19 @@ class StageRun:
 
     @property
     def termination_message(self) -> TerminationMessage:
-        return TerminationMessage.model_validate_json(self.environment.termination_log.read_text())
+        return TerminationMessage.model_validate_json(
+            self.environment.termination_log.read_text()
+        )
 
 
 @pytest.fixture
 def stage(tmp_path):
     (tmp_path / "workspace").mkdir()
     stage = StageRun(
-        Environment(workspace=tmp_path / "workspace", termination_log=tmp_path / "termination-log")
+        Environment(
+            workspace=tmp_path / "workspace",
+            termination_log=tmp_path / "termination-log",
+        )
     )
     stage.write_training(TRAINED)
     return stage
@@ -113,8 +128,12 @@ def test_result_follows_the_contract(stage: StageRun):
     assert code == 0
     assert isinstance(message.result, EvaluateResult)
     assert message.result.identity == EVALUATE_CONFIG.identity
-    assert message.result.scores["held-out"]["probability"].value == pytest.approx(math.exp(-1.5))
-    assert EvaluateResult.model_validate_json(stage.result.read_text()) == message.result
+    assert message.result.scores["held-out"]["probability"].value == pytest.approx(
+        math.exp(-1.5)
+    )
+    assert (
+        EvaluateResult.model_validate_json(stage.result.read_text()) == message.result
+    )
 
 
 def test_second_attempt_repeats_the_result(stage: StageRun):
@@ -158,7 +177,10 @@ def test_permanent_failure_has_exit_code_and_fix(stage: StageRun):
         "FINETUNE_CONFIG is no config of evaluate: KeyError('identity')",
     )
     stage.write_training(TRAINED.model_copy(update={"validation_loss": None}))
-    assert failure(stage) == (65, "no records were held out: set validation.fraction above 0")
+    assert failure(stage) == (
+        65,
+        "no records were held out: set validation.fraction above 0",
+    )
     stage.training_result.unlink()
     code, message = failure(stage)
     assert (code, "run the stage train first" in message) == (66, True)

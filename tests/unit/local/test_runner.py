@@ -23,7 +23,12 @@ class Job:
     def __init__(self, folder: Path, *command: str, grace: float = 0.5) -> None:
         self.folder = folder / "job"
         self.folder.mkdir()
-        job = {"command": command, "env": {}, "folder": str(folder), "graceSeconds": grace}
+        job = {
+            "command": command,
+            "env": {},
+            "folder": str(folder),
+            "graceSeconds": grace,
+        }
         (self.folder / JOB_FILE).write_text(json.dumps(job))
         self.runner = self.start_runner()
 

@@ -52,7 +52,9 @@ def new_training(
     def new(options: dict[str, Any] | None = None, **changes: Any) -> Training:
         workspace = tmp_path_factory.mktemp("ranks")
         (workspace / "prepare").symlink_to(prepared)
-        return Training(fork_server, config_of(tiny_model, **changes), workspace, options or {})
+        return Training(
+            fork_server, config_of(tiny_model, **changes), workspace, options or {}
+        )
 
     return new
 

@@ -25,8 +25,17 @@ from finetune_trainer.contract.datasets import (
 )
 from finetune_trainer.contract.engines import served_name
 from finetune_trainer.contract.environment import Environment
-from finetune_trainer.contract.loss_curve import LossCurve, MaybeLossCurve, ValidationPoint
-from finetune_trainer.contract.models import ContractModel, ExtensibleModel, ListMap, one_of
+from finetune_trainer.contract.loss_curve import (
+    LossCurve,
+    MaybeLossCurve,
+    ValidationPoint,
+)
+from finetune_trainer.contract.models import (
+    ContractModel,
+    ExtensibleModel,
+    ListMap,
+    one_of,
+)
 from finetune_trainer.contract.recipes import (
     AdapterSource,
     Checkpoint,

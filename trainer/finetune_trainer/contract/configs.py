@@ -85,7 +85,9 @@ class TrainConfig(StageConfig):
     """Config of the stage that trains the adapter on the packed rows of `prepare`."""
 
     # Training resumes exactly from any checkpoint, so they do not affect the result.
-    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"checkpoint", "samples", "tracking"})
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset(
+        {"checkpoint", "samples", "tracking"}
+    )
 
     stage: Literal["train"] = "train"
     prepare: str

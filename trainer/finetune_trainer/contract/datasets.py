@@ -10,9 +10,14 @@ from finetune_trainer.contract.uris import DataUri
 
 DataFormat = Literal["Auto", "JSONLines", "JSON", "CSV", "Parquet"]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-ConfigName = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")]
+ConfigName = Annotated[
+    str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")
+]
 SplitName = Annotated[
-    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    str,
+    StringConstraints(
+        min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+    ),
 ]
 
 

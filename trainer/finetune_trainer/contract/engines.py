@@ -17,7 +17,11 @@ OFFLINE = {
     "HF_HUB_DISABLE_UPDATE_CHECK": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
-VLLM_OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
+VLLM_OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_DO_NOT_TRACK": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,24 @@ def _transformers_container(model: PurePosixPath, host: str, port: int) -> Launc
 def _transformers_process(model: Path, host: str, port: int) -> LaunchSpec:
     name = served_name(model.name)
     # -P: Python must not import from the working directory, where a file of the model could shadow a library.
-    program = (sys.executable, "-P", "-m", "transformers.cli.transformers", "serve", name)
-    options = ("--host", host, "--port", str(port), "--device", "auto", "--default-seed", "0")
+    program = (
+        sys.executable,
+        "-P",
+        "-m",
+        "transformers.cli.transformers",
+        "serve",
+        name,
+    )
+    options = (
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--device",
+        "auto",
+        "--default-seed",
+        "0",
+    )
     working_dir = model if name == "." else model.parent
     return LaunchSpec((*program, *options), name, OFFLINE, working_dir)
 
@@ -102,6 +122,8 @@ def _vllm_process(model: Path, host: str, port: int) -> LaunchSpec:
 
 # The only list of engines: the enum of the CRD, the operator's Deployment and the local server read it (ADR 11).
 ENGINES: dict[str, Engine] = {
-    "Transformers": Engine(_transformers_container, _transformers_process, "transformers"),
+    "Transformers": Engine(
+        _transformers_container, _transformers_process, "transformers"
+    ),
     "VLLM": Engine(_vllm_container, _vllm_process, "vllm"),
 }

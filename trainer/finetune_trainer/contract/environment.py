@@ -213,7 +213,9 @@ class Environment:
         # Symbolic links are followed before the check: a link in a claim must not lead to another pipeline's files.
         target = Path(os.path.realpath(root / path))
         if not target.is_relative_to(os.path.realpath(root)):
-            raise InvalidLocation(f"{uri}: leaves the claim {claim}; use a path inside it")
+            raise InvalidLocation(
+                f"{uri}: leaves the claim {claim}; use a path inside it"
+            )
         return target
 
 

@@ -48,7 +48,9 @@ def _parsed(path: Path) -> Iterator[tuple[int, float, dict[str, float]]]:
             recorded = float(values.pop("time"))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-        finite = {name: float(value) for name, value in values.items() if _is_finite(value)}
+        finite = {
+            name: float(value) for name, value in values.items() if _is_finite(value)
+        }
         yield step, recorded, finite
 
 

@@ -31,7 +31,9 @@ class ContractModel(BaseModel):
     )
 
     @override
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> Self:
         """Return a copy with some fields changed. Raises TypeError if the model has no field of such a name.
 
         Pydantic checks neither names nor values. A misspelt name would be stored and never read.
@@ -39,7 +41,9 @@ class ContractModel(BaseModel):
         unknown = set(update or ()) - type(self).model_fields.keys()
         if unknown:
             names = ", ".join(sorted(unknown))
-            raise TypeError(f"{type(self).__name__} has no field {names}; use its name in Python")
+            raise TypeError(
+                f"{type(self).__name__} has no field {names}; use its name in Python"
+            )
         return super().model_copy(update=update, deep=deep)
 
 
@@ -50,7 +54,9 @@ class ExtensibleModel(ContractModel):
     """
 
     # In the schema nothing changes: the API server prunes fields that the CRD does not know.
-    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
+    model_config = ConfigDict(
+        extra="allow", json_schema_extra={"additionalProperties": False}
+    )
 
     def with_unknown_fields_of(self, other: "ExtensibleModel | None") -> Self:
         """Return a copy with the unknown fields of another object, so that a new object does not lose them."""
@@ -81,7 +87,9 @@ class ListMap:
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
+        return core_schema.no_info_after_validator_function(
+            self._check, handler(source)
+        )
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
@@ -99,7 +107,9 @@ class ListMap:
             if key in seen:
                 pairs = zip(self.keys, key, strict=True)
                 shown = ", ".join(f"{name} {value}" for name, value in pairs)
-                raise ValueError(f"two entries have the same {shown}: remove or rename one")
+                raise ValueError(
+                    f"two entries have the same {shown}: remove or rename one"
+                )
             seen.add(key)
         return entries
 

@@ -12,9 +12,14 @@ from finetune_trainer.contract.engines import ENGINES
 from finetune_trainer.contract.models import ContractModel, ListMap, one_of
 from finetune_trainer.contract.uris import ModelUri, TargetUri, TaskUri
 
-Revision = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")]
+Revision = Annotated[
+    str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")
+]
 TaskName = Annotated[
-    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    str,
+    StringConstraints(
+        min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+    ),
 ]
 Weights = Literal["Merged", "Adapter"]
 Objective = Literal["SFT", "DPO"]
@@ -136,9 +141,9 @@ class Checkpoint(ContractModel):
 class Samples(ContractModel):
     """Texts that the model generates at each validation, greedily. They do not change the result."""
 
-    prompts: tuple[Annotated[str, StringConstraints(min_length=1, max_length=4096)], ...] = Field(
-        min_length=1, max_length=8
-    )
+    prompts: tuple[
+        Annotated[str, StringConstraints(min_length=1, max_length=4096)], ...
+    ] = Field(min_length=1, max_length=8)
     """Prompts. If the training records are conversations, each prompt is the first message of a conversation."""
 
     max_new_tokens: int = Field(default=64, ge=1, le=512)
@@ -279,7 +284,9 @@ class EvaluateRecipe(ContractModel):
     """The tasks to evaluate, and the model to evaluate them on."""
 
     # A map by name, as a task's scores are stored by its name.
-    tasks: Annotated[tuple[Task, ...], ListMap("name")] = Field(min_length=1, max_length=16)
+    tasks: Annotated[tuple[Task, ...], ListMap("name")] = Field(
+        min_length=1, max_length=16
+    )
     """lm-eval tasks."""
 
     weights: Weights | None = None
@@ -298,9 +305,9 @@ class EvaluateRecipe(ContractModel):
     """Write each few-shot example as a turn of the user and a turn of the assistant, instead of all examples in one
     turn. Absent: the same as applyChatTemplate."""
 
-    system_instruction: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = (
-        None
-    )
+    system_instruction: (
+        Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None
+    ) = None
     """System message before every question. Without a chat template, it is text directly before the question: end it
     with a line break, because lm-eval adds none."""
 
@@ -328,7 +335,9 @@ class PushRecipe(ContractModel):
     """The targets and the data type of the published model."""
 
     # A map by URI, so that server-side apply merges the targets of several field managers.
-    targets: Annotated[tuple[PushTarget, ...], ListMap("uri")] = Field(min_length=1, max_length=4)
+    targets: Annotated[tuple[PushTarget, ...], ListMap("uri")] = Field(
+        min_length=1, max_length=4
+    )
     """Targets to publish to. The stage is done when all targets have the model."""
 
     dtype: Literal["BF16", "FP16", "FP32"] = "BF16"

@@ -92,7 +92,9 @@ def _is_storable(value: Any, depth: int = MAX_UNKNOWN_DEPTH) -> bool:
         case list():
             return depth > 0 and all(_is_storable(inner, depth - 1) for inner in value)
         case dict():
-            return depth > 0 and all(_is_storable(inner, depth - 1) for inner in value.values())
+            return depth > 0 and all(
+                _is_storable(inner, depth - 1) for inner in value.values()
+            )
         case _:
             return False
 

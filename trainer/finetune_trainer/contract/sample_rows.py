@@ -37,7 +37,9 @@ def parse_samples(lines: Iterable[str]) -> list[SampleRow]:
     for line in lines:
         try:
             fields = json.loads(line)
-            row = SampleRow(int(fields["step"]), str(fields["prompt"]), str(fields["text"]))
+            row = SampleRow(
+                int(fields["step"]), str(fields["prompt"]), str(fields["text"])
+            )
         except (ValueError, TypeError, KeyError):
             continue
         # The first row stays: a step that is repeated after an interruption generates the same text again.

@@ -11,7 +11,10 @@ from finetune_trainer.contract.models import ContractModel
 from finetune_trainer.contract.uris import FolderUri
 
 TrackerName = Annotated[
-    str, StringConstraints(min_length=1, max_length=250, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$")
+    str,
+    StringConstraints(
+        min_length=1, max_length=250, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$"
+    ),
 ]
 """A name that MLflow and W&B accept and that needs no quoting in their queries."""
 # No @: credentials come from the environment, never from the manifest.
@@ -20,7 +23,9 @@ ServerUri = Annotated[
 ]
 
 
-Alias = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_-]+$")]
+Alias = Annotated[
+    str, StringConstraints(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_-]+$")
+]
 
 
 class Mlflow(ContractModel):
@@ -64,7 +69,9 @@ class TensorBoard(ContractModel):
 class Tracking(ContractModel):
     """Experiment trackers. A tracker that is down costs a warning, never the stage."""
 
-    run_name: Annotated[str, StringConstraints(min_length=1, max_length=250)] | None = None
+    run_name: Annotated[str, StringConstraints(min_length=1, max_length=250)] | None = (
+        None
+    )
     """Name of the run in every tracker. Absent: namespace/name of the pipeline."""
 
     mlflow: Mlflow | None = None

@@ -72,7 +72,8 @@ DATA = ("hf-file", *STORES, "https", *LOCAL)
 TASK_FILE = LOCAL
 TARGET = ("to-hf", "to-s3", "to-gs", "to-az", "to-oci", "to-pvc", "file", "path")
 DESCRIPTIONS = {
-    pattern_of(*stores): description_of(*stores) for stores in (MODEL, DATA, TASK_FILE, TARGET)
+    pattern_of(*stores): description_of(*stores)
+    for stores in (MODEL, DATA, TASK_FILE, TARGET)
 }
 """Pattern of a field -> the message about a value that does not match it."""
 
@@ -89,9 +90,19 @@ def _bounded(pattern: str, length: int = 1024) -> StringConstraints:
     return StringConstraints(min_length=1, max_length=length, pattern=pattern)
 
 
-ModelUri = Annotated[str, _bounded(pattern_of(*MODEL)), AfterValidator(_check_inside_claim)]
-DataUri = Annotated[str, _bounded(pattern_of(*DATA)), AfterValidator(_check_inside_claim)]
-TaskUri = Annotated[str, _bounded(pattern_of(*TASK_FILE)), AfterValidator(_check_inside_claim)]
-FolderUri = Annotated[str, _bounded(pattern_of(*LOCAL)), AfterValidator(_check_inside_claim)]
+ModelUri = Annotated[
+    str, _bounded(pattern_of(*MODEL)), AfterValidator(_check_inside_claim)
+]
+DataUri = Annotated[
+    str, _bounded(pattern_of(*DATA)), AfterValidator(_check_inside_claim)
+]
+TaskUri = Annotated[
+    str, _bounded(pattern_of(*TASK_FILE)), AfterValidator(_check_inside_claim)
+]
+FolderUri = Annotated[
+    str, _bounded(pattern_of(*LOCAL)), AfterValidator(_check_inside_claim)
+]
 # Results have the URIs of all targets twice, and a termination message has 4,096 bytes.
-TargetUri = Annotated[str, _bounded(pattern_of(*TARGET), 256), AfterValidator(_check_inside_claim)]
+TargetUri = Annotated[
+    str, _bounded(pattern_of(*TARGET), 256), AfterValidator(_check_inside_claim)
+]

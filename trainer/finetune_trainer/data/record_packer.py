@@ -64,7 +64,9 @@ class RecordPacker:
         a batch has been read, and `end_part` receives the position at the end of the part.
         """
         try:
-            batches = batches_of(records, self._datasets, self._seed, self._names, position)
+            batches = batches_of(
+                records, self._datasets, self._seed, self._names, position
+            )
             for batch, tokenized in self._tokenized(batches):
                 yield self._pack_batch(batch, tokenized)
                 if batch.position and self.writer.part_tokens >= self._part_tokens:
@@ -173,7 +175,9 @@ class Summary:
                 + "\n".join(counts.reasons)
             )
         if not self._writer.rows("train"):
-            raise DataInvalid(f"{self._data}: no training rows: {self._no_training_rows_reason()}")
+            raise DataInvalid(
+                f"{self._data}: no training rows: {self._no_training_rows_reason()}"
+            )
 
     def _no_training_rows_reason(self) -> str:
         counts = self._counts
@@ -182,9 +186,7 @@ class Summary:
         if counts.dropped:
             return f"{counts.dropped} records are longer than prepare.contextLength ({self._length}); raise it"
         if counts.unused and not counts.invalid:
-            return (
-                f"the weights leave out all {counts.unused} records; raise the weights in datasets"
-            )
+            return f"the weights leave out all {counts.unused} records; raise the weights in datasets"
         return "all records are invalid:\n" + "\n".join(self._counts.reasons)
 
     def _no_validation_rows_message(self) -> str:
@@ -193,13 +195,15 @@ class Summary:
             return "no validation rows: no record of validation.uri can be used"
         if not validation.fraction:
             return "no validation rows: validation.fraction is 0"
-        return (
-            f"no validation rows: too few records for validation.fraction {validation.fraction:g}"
-        )
+        return f"no validation rows: too few records for validation.fraction {validation.fraction:g}"
 
     def text(self, tokens_per_second: float) -> str:
         """Return a line with the counts of rows and records."""
-        parts = [self._training_rows(), self._validation_rows(), *self._unusual_records()]
+        parts = [
+            self._training_rows(),
+            self._validation_rows(),
+            *self._unusual_records(),
+        ]
         if tokens_per_second:
             parts.append(f"{tokens_per_second:,.0f} tokens/s")
         return "; ".join(parts)
@@ -213,7 +217,11 @@ class Summary:
 
     def _validation_rows(self) -> str:
         rows = self._writer.rows("validation")
-        return self._counted(rows, "validation") if rows else self._no_validation_rows_message()
+        return (
+            self._counted(rows, "validation")
+            if rows
+            else self._no_validation_rows_message()
+        )
 
     def _counted(self, rows: int, split: str) -> str:
         if self._writer.pairs:

@@ -36,11 +36,15 @@ def longest_request(lm: Any, kind: str, requests: Sequence[Any]) -> int:
     """Return the number of tokens of the longest request, including those to be generated."""
     # Each text once: requests of a question share most of their text.
     texts = {
-        "".join(text for text in request.args if isinstance(text, str)) for request in requests
+        "".join(text for text in request.args if isinstance(text, str))
+        for request in requests
     }
     longest = max(len(tokens) for tokens in lm.tokenizer(sorted(texts)).input_ids)
     if kind == "generate_until":
-        arguments = [normalize_gen_kwargs(request.args[1], lm.max_gen_toks) for request in requests]
+        arguments = [
+            normalize_gen_kwargs(request.args[1], lm.max_gen_toks)
+            for request in requests
+        ]
         longest += max(argument["max_gen_toks"] for argument in arguments)
     return int(min(max(longest, 1), lm.max_length))
 

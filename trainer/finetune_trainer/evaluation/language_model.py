@@ -12,7 +12,11 @@ import transformers
 from lm_eval.models.huggingface import HFLM
 
 from finetune_trainer.evaluation.batch_size import MAX_ON_GPU
-from finetune_trainer.evaluation.prompts import needs_no_bos, set_chat_template, set_end_tokens
+from finetune_trainer.evaluation.prompts import (
+    needs_no_bos,
+    set_chat_template,
+    set_end_tokens,
+)
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.merge import load_merged, with_adapter
@@ -45,7 +49,9 @@ class EvaluatedModel:
             set_chat_template(tokenizer)
         return tokenizer
 
-    def cache_key(self, tokenizer: Any, ends: Sequence[int], *, apply_chat_template: bool) -> str:
+    def cache_key(
+        self, tokenizer: Any, ends: Sequence[int], *, apply_chat_template: bool
+    ) -> str:
         """Return 16 hex digits of a hash over everything that affects the model's responses besides the requests.
 
         That includes the versions of the libraries. The system instruction and the examples are in the requests.

@@ -51,7 +51,9 @@ def needs_no_bos(tokenizer: Any) -> bool:
     """
     if not writes_bos(tokenizer):
         return False
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "?"}], tokenize=False
+    )
     return not str(prompt).startswith(tokenizer.bos_token)
 
 

@@ -112,7 +112,10 @@ class CachingLM:
         self._on_progress(self._done, self._total, self._cached)
 
     def _run(
-        self, kind: str, requests: Sequence[Any], split: Callable[[list[Any]], Iterable[list[Any]]]
+        self,
+        kind: str,
+        requests: Sequence[Any],
+        split: Callable[[list[Any]], Iterable[list[Any]]],
     ) -> list[Any]:
         responses = [self._cache.get(kind, request.args) for request in requests]
         pairs = zip(requests, responses, strict=True)
@@ -123,7 +126,9 @@ class CachingLM:
         self._on_progress(self._done, self._total, self._cached)
         if missing and self._batch_size:
             # All requests count, not only the missing ones, so that a resumed run chooses the same batch size.
-            self._model.batch_size_per_gpu = self._batch_size(self._model, kind, requests)
+            self._model.batch_size_per_gpu = self._batch_size(
+                self._model, kind, requests
+            )
         answer = getattr(self._model, kind)
         computed: list[Any] = []
         for part in split(missing):
@@ -131,7 +136,9 @@ class CachingLM:
                 computed += answer(part, disable_tqdm=True)
         # The new responses fill the gaps in their order.
         remaining = iter(computed)
-        return [next(remaining) if response is None else response for response in responses]
+        return [
+            next(remaining) if response is None else response for response in responses
+        ]
 
     def _parts_of_full_batches(self, requests: list[Any]) -> Iterator[list[Any]]:
         """Yield the texts in parts that end with a full batch of windows, so that lm-eval forms the same batches.

@@ -45,7 +45,11 @@ def _scores(results: Numbers, base: Numbers, differences: Numbers) -> dict[str, 
     filters: dict[str, list[str]] = {}
     for key in results:
         metric, comma, filter_name = key.partition(",")
-        if comma and not metric.endswith("_stderr") and _number(results[key]) is not None:
+        if (
+            comma
+            and not metric.endswith("_stderr")
+            and _number(results[key]) is not None
+        ):
             filters.setdefault(metric, []).append(filter_name)
     scores = {}
     for metric, names in filters.items():
@@ -89,7 +93,9 @@ def _number(value: Any) -> float | None:
     return float(f"{number:.6g}")
 
 
-def paired_differences(output: Output, base: Output, loaded: Loaded) -> dict[str, Numbers]:
+def paired_differences(
+    output: Output, base: Output, loaded: Loaded
+) -> dict[str, Numbers]:
     """Return mean and standard error of the differences output - base, by task or group, in lm-eval's names.
 
     Only metrics that lm-eval aggregates as a mean over questions are in it, and groups of such metrics.
@@ -116,7 +122,9 @@ def _task_differences(
         if by_question.keys() != of_base.keys():
             # Without a value for some questions, the two means are not over the same questions.
             continue
-        differences = [value - of_base[question] for question, value in by_question.items()]
+        differences = [
+            value - of_base[question] for question, value in by_question.items()
+        ]
         numbers[f"{metric},{filter_name}"] = mean(differences)
         # A single question has no standard error; this is lm-eval's own placeholder.
         numbers[f"{metric}_stderr,{filter_name}"] = "N/A"
@@ -139,7 +147,9 @@ def _group_differences(
         if "," in key and key not in differences[name]
     }
     complete = {
-        name: {key: value for key, value in differences[name].items() if key not in partial}
+        name: {
+            key: value for key, value in differences[name].items() if key not in partial
+        }
         for name in members
     }
     aggregated: Numbers = group.aggregate(complete)

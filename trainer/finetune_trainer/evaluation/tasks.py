@@ -53,7 +53,9 @@ def load_tasks(
             loaded = _load_task(manager, name, recipe.file, environment)
             for member, task in loaded["tasks"].items():
                 if member in result["tasks"]:
-                    problem = f"{member} is already part of another task; name it only once"
+                    problem = (
+                        f"{member} is already part of another task; name it only once"
+                    )
                     raise ConfigInvalid(problem)
                 _set_up(task, recipe)
                 if recipe.limit is not None:
@@ -80,7 +82,9 @@ def prepare_tasks(loaded: Loaded, seed: int, end_texts: list[str]) -> None:
             task.set_config("generation_kwargs", {"until": all_ends}, update=True)
 
 
-def _load_task(manager: Any, name: str, uri: str | None, environment: Environment) -> Loaded:
+def _load_task(
+    manager: Any, name: str, uri: str | None, environment: Environment
+) -> Loaded:
     if uri is None:
         return _built_in(manager, name)
     return _from_file(manager, name, uri, environment)
@@ -95,7 +99,9 @@ def _from_file(manager: Any, name: str, uri: str, environment: Environment) -> L
         loaded: Loaded = manager.load([str(file)])
     if name not in loaded["tasks"] and name not in loaded.get("groups", {}):
         names = ", ".join([*loaded.get("groups", {}), *loaded["tasks"]])
-        raise ConfigInvalid(f"{uri} defines `task: {names}`; set the name in evaluate.tasks to it")
+        raise ConfigInvalid(
+            f"{uri} defines `task: {names}`; set the name in evaluate.tasks to it"
+        )
     return loaded
 
 

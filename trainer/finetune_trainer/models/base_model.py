@@ -29,7 +29,13 @@ DIGESTED_FILES = (
         "chat_template.*",
         "*.jinja",
     ),
-    *("special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model"),
+    *(
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.*",
+        "merges.txt",
+        "*.model",
+    ),
 )
 """Patterns of a model's configuration and tokenizer. Other files, such as a license, may change."""
 THREADS = 4
@@ -67,7 +73,9 @@ def open_base_model(
     fetched = fetch_model(source.uri, environment, revision=source.revision, pin=pin)
     # A workspace may hold several models, and several revisions of each.
     key = hashlib.sha256(f"{source.uri}@{source.revision}".encode()).hexdigest()[:16]
-    digest = model_digest(fetched.folder, environment.workspace / "models" / f"{key}.json")
+    digest = model_digest(
+        fetched.folder, environment.workspace / "models" / f"{key}.json"
+    )
     return BaseModel(source.uri, fetched.folder, digest, fetched.pin)
 
 
@@ -80,7 +88,9 @@ def model_digest(folder: Path, record: Path) -> str:
             zip(
                 files,
                 threads.map(
-                    lambda path: _digest(path, known.get(path.relative_to(folder).as_posix())),
+                    lambda path: _digest(
+                        path, known.get(path.relative_to(folder).as_posix())
+                    ),
                     files,
                 ),
                 strict=True,
@@ -88,7 +98,8 @@ def model_digest(folder: Path, record: Path) -> str:
         )
     names = {path: path.relative_to(folder).as_posix() for path in files}
     entries = {
-        names[path]: {"stat": _stat(path), "sha256": digest} for path, digest in digests.items()
+        names[path]: {"stat": _stat(path), "sha256": digest}
+        for path, digest in digests.items()
     }
     if entries != known:
         write_durably(record, json.dumps(entries, indent=1, sort_keys=True).encode())
@@ -98,7 +109,12 @@ def model_digest(folder: Path, record: Path) -> str:
 
 def _files_of(folder: Path) -> list[Path]:
     """Return the files of a model that determine what it computes, sorted; raise ConfigInvalid if a file is missing."""
-    small = (path for pattern in DIGESTED_FILES for path in folder.glob(pattern) if path.is_file())
+    small = (
+        path
+        for pattern in DIGESTED_FILES
+        for path in folder.glob(pattern)
+        if path.is_file()
+    )
     weights = weight_files(folder)
     missing = [path for path in weights if not path.is_file()]
     if missing:
@@ -124,7 +140,11 @@ def _stat(path: Path) -> list[int]:
 def _read_record(record: Path) -> dict[str, Any]:
     try:
         known = json.loads(record.read_bytes())
-        return {name: entry for name, entry in known.items() if {"stat", "sha256"} <= entry.keys()}
+        return {
+            name: entry
+            for name, entry in known.items()
+            if {"stat", "sha256"} <= entry.keys()
+        }
     except (OSError, ValueError, AttributeError):
         # The record only saves time: without it all files are read again.
         return {}

@@ -30,7 +30,9 @@ def dtype_of(name: str, model_folder: Path) -> torch.dtype:
 def load_config(folder: Path, uri: str = "") -> Any:
     """Load a model's configuration; `uri` names it in errors. Raises ConfigInvalid if it is invalid."""
     with _load_errors(folder, uri):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        return AutoConfig.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
 
 
 def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -> Any:
@@ -96,6 +98,8 @@ def open_trained_adapter(environment: Environment, train: str, base: BaseModel) 
     try:
         about = verify(folder)
     except CorruptArtifact as error:
-        raise SourceNotFound(f"the adapter of train/{train}: {error}; run train again") from error
+        raise SourceNotFound(
+            f"the adapter of train/{train}: {error}; run train again"
+        ) from error
     base.require(about.get("model"), f"the adapter of train/{train}")
     return folder

@@ -53,13 +53,17 @@ def load_merged(model_folder: Path, trained: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-def _published(model_folder: Path, trained: Path, dtype: torch.dtype) -> PublishedWeights:
+def _published(
+    model_folder: Path, trained: Path, dtype: torch.dtype
+) -> PublishedWeights:
     if is_adapter(trained):
         return MergedWeights(model_folder, trained, dtype)
     return FullWeights(model_folder, trained, dtype)
 
 
-def save_merged(model_folder: Path, trained: Path, dtype: torch.dtype, folder: Path) -> None:
+def save_merged(
+    model_folder: Path, trained: Path, dtype: torch.dtype, folder: Path
+) -> None:
     """Write config.json and the weights, as safetensors files of at most SHARD, to an existing folder.
 
     Raises ConfigInvalid if the adapter does not match the model.
@@ -75,7 +79,9 @@ def save_merged(model_folder: Path, trained: Path, dtype: torch.dtype, folder: P
     shards = split_torch_state_dict_into_shards(merged.meta, max_shard_size=SHARD)
     for file, names in shards.filename_to_tensors.items():
         save_file(
-            {name: merged.read(name) for name in names}, folder / file, metadata={"format": "pt"}
+            {name: merged.read(name) for name in names},
+            folder / file,
+            metadata={"format": "pt"},
         )
     if shards.is_sharded:
         index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
@@ -90,7 +96,8 @@ def save_merged(model_folder: Path, trained: Path, dtype: torch.dtype, folder: P
 def merged_size(model_folder: Path, dtype: torch.dtype) -> int:
     """Return the size in bytes of a model's weights in `dtype`."""
     return sum(
-        tensor.numel() * dtype.itemsize for tensor in StoredWeights(model_folder).meta.values()
+        tensor.numel() * dtype.itemsize
+        for tensor in StoredWeights(model_folder).meta.values()
     )
 
 
@@ -105,7 +112,9 @@ def _merge_whole(
     tied = tied_layers(model.get_base_model()) or ()
     # PEFT would merge a shared weight twice, or for both layers, and so publish another model than the trained model.
     shared = [
-        name for name in tied if hasattr(model.get_base_model().get_submodule(name), "lora_A")
+        name
+        for name in tied
+        if hasattr(model.get_base_model().get_submodule(name), "lora_A")
     ]
     if shared:
         raise ConfigInvalid(

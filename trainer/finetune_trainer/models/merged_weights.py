@@ -60,7 +60,9 @@ class MergedWeights(PublishedWeights):
         self._lora = _separable_config(adapter)
         # Without memory for the weights: only names and shapes of the layers are needed.
         with torch.device("meta"):
-            self._model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_folder))
+            self._model = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(model_folder)
+            )
         layers = _adapted_layers(adapter)
         embedding, head = tied_layers(self._model) or ("", "")
         self.is_untied = any(layer.name in {embedding, head} for layer in layers)
@@ -72,7 +74,9 @@ class MergedWeights(PublishedWeights):
 
     @override
     def _read_changed(self, name: str) -> torch.Tensor:
-        return self._merge(self._layers[name], self._stored.read(self._sources[name]).float())
+        return self._merge(
+            self._layers[name], self._stored.read(self._sources[name]).float()
+        )
 
     @override
     def load_into(self, model: Any) -> None:
@@ -112,7 +116,8 @@ class MergedWeights(PublishedWeights):
             )
             if loaded.unexpected_keys:
                 raise mismatch(
-                    self._folder, f"{layer.name} has no place for {loaded.unexpected_keys[0]}"
+                    self._folder,
+                    f"{layer.name} has no place for {loaded.unexpected_keys[0]}",
                 )
             model.layer.merge(safe_merge=True)
         except (ValueError, KeyError, RuntimeError) as error:

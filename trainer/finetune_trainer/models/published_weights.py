@@ -42,7 +42,9 @@ class PublishedWeights(ABC):
     def meta(self) -> dict[str, torch.Tensor]:
         """Shape and dtype of every tensor, as tensors without storage."""
         return {
-            name: torch.empty_like(self._stored.meta[source], dtype=self._dtype_of(name))
+            name: torch.empty_like(
+                self._stored.meta[source], dtype=self._dtype_of(name)
+            )
             for name, source in sorted(self._sources.items())
         }
 
@@ -62,8 +64,13 @@ class PublishedWeights(ABC):
         config.pop("auto_map", None)
         # Nested configurations, as of a multimodal model's text model, have a dtype of their own.
         config["dtype"] = self._dtype_name
-        for part in (config, *(value for value in config.values() if isinstance(value, dict))):
-            part |= {key: self._dtype_name for key in ("dtype", "torch_dtype") if key in part}
+        for part in (
+            config,
+            *(value for value in config.values() if isinstance(value, dict)),
+        ):
+            part |= {
+                key: self._dtype_name for key in ("dtype", "torch_dtype") if key in part
+            }
             if self.is_untied and (part is config or "tie_word_embeddings" in part):
                 part["tie_word_embeddings"] = False
         return config

@@ -46,9 +46,15 @@ def open_start_adapter(
         return None
     fetched = fetch_adapter(source.uri, environment, revision=source.revision, pin=pin)
     # Of both files: the configuration, such as the scaling, changes the model as much as the weights do.
-    digest = digest_of_value({name: digest_file(fetched.folder / name) for name in ADAPTER_FILES})
+    digest = digest_of_value(
+        {name: digest_file(fetched.folder / name) for name in ADAPTER_FILES}
+    )
     return StartAdapter(
-        source.uri, fetched.folder, _read_config(source.uri, fetched.folder), digest, fetched.pin
+        source.uri,
+        fetched.folder,
+        _read_config(source.uri, fetched.folder),
+        digest,
+        fetched.pin,
     )
 
 

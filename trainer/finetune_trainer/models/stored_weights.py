@@ -31,7 +31,10 @@ def weight_files(folder: Path) -> list[Path]:
         return [path for path in [folder / SAFE_WEIGHTS_NAME] if path.is_file()]
     try:
         return sorted(
-            {folder / name for name in json.loads(index.read_bytes())["weight_map"].values()}
+            {
+                folder / name
+                for name in json.loads(index.read_bytes())["weight_map"].values()
+            }
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigInvalid(
@@ -55,7 +58,9 @@ class StoredWeights:
                 for name in file.keys():  # noqa: SIM118  the file is no mapping
                     header = file.get_slice(name)
                     dtype = DTYPE_NAMES[header.get_dtype()]
-                    self.meta[name] = torch.empty(header.get_shape(), dtype=dtype, device="meta")
+                    self.meta[name] = torch.empty(
+                        header.get_shape(), dtype=dtype, device="meta"
+                    )
                     self._files[name] = path
         except KeyError as error:
             raise ConfigInvalid(

@@ -42,7 +42,9 @@ def _config_of(base: Path) -> dict[str, Any]:
     return config
 
 
-def all_end_tokens(known: int | list[int] | None, end_tokens: Iterable[int]) -> list[int]:
+def all_end_tokens(
+    known: int | list[int] | None, end_tokens: Iterable[int]
+) -> list[int]:
     """Return `end_tokens` and the tokens that a generation config names already, each once."""
     before = known if isinstance(known, list) else [known]
     tokens = [token for token in (*end_tokens, *before) if token is not None]

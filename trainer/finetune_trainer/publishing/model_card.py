@@ -246,7 +246,9 @@ def _decimals(value: float | None) -> str:
     return f"{value:.4f}"
 
 
-def _training(config: PushConfig, trained: AnyResult | None, train_config: object) -> str:
+def _training(
+    config: PushConfig, trained: AnyResult | None, train_config: object
+) -> str:
     lineage = config.lineage
     rows = [("Pipeline", lineage.pipeline)]
     if isinstance(train_config, TrainConfig):
@@ -255,7 +257,9 @@ def _training(config: PushConfig, trained: AnyResult | None, train_config: objec
     if isinstance(trained, TrainResult):
         steps = f"{trained.steps:,}"
         best = f"{trained.best_step:,}"
-        rows.append(("Optimizer steps", f"{steps}; the weights are those of step {best}"))
+        rows.append(
+            ("Optimizer steps", f"{steps}; the weights are those of step {best}")
+        )
         rows.append(("Tokens", f"{trained.tokens:,}"))
         rows.append(("Training loss", f"{trained.loss:.4f}"))
         if trained.validation_loss is not None:

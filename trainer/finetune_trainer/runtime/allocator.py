@@ -8,7 +8,11 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 NEVER = -1
 """Threshold at which malloc never returns memory."""
-CHOSEN_BY_USER = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_"}
+CHOSEN_BY_USER = {
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_MMAP_MAX_",
+}
 """Environment variables by which a user decides about freed memory; GLIBC_TUNABLES is another."""
 
 

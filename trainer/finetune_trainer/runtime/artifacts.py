@@ -57,7 +57,9 @@ def digest_file(path: Path) -> str:
 
 def canonical_json(value: object) -> bytes:
     """Return the canonical JSON encoding of a value: sorted keys, no spaces, UTF-8."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False
+    ).encode()
 
 
 def digest_of_value(value: object) -> str:
@@ -68,7 +70,9 @@ def digest_of_value(value: object) -> str:
 def files_in(folder: Path) -> list[Path]:
     """Return all files below a folder except its manifest, sorted by path."""
     return sorted(
-        path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path != folder / MANIFEST
     )
 
 
@@ -96,7 +100,9 @@ def seal(
         }
     digest = digest_of_value(entries)
     manifest = {"digest": digest, "files": entries, "about": about or {}}
-    write_durably(folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+    write_durably(
+        folder / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode()
+    )
     return digest
 
 
@@ -119,21 +125,28 @@ def verify(folder: Path, *, sizes_only: str = "") -> dict[str, object]:
         digest = manifest["digest"]
         about = manifest["about"]
         expected = {
-            (folder / name): (entry["size"], entry["sha256"]) for name, entry in entries.items()
+            (folder / name): (entry["size"], entry["sha256"])
+            for name, entry in entries.items()
         }
     except FileNotFoundError:
         raise CorruptArtifact(f"{folder.name}: there is no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptArtifact(f"{folder.name}/{MANIFEST} cannot be read: {error!r}") from None
+        raise CorruptArtifact(
+            f"{folder.name}/{MANIFEST} cannot be read: {error!r}"
+        ) from None
     if digest != digest_of_value(entries):
         raise CorruptArtifact(f"{folder.name}/{MANIFEST} does not match its own digest")
     _verify_files(folder, expected, sizes_only)
     if not isinstance(about, dict):
-        raise CorruptArtifact(f"{folder.name}/{MANIFEST} cannot be read: about is not an object")
+        raise CorruptArtifact(
+            f"{folder.name}/{MANIFEST} cannot be read: about is not an object"
+        )
     return about
 
 
-def _verify_files(folder: Path, expected: dict[Path, tuple[int, str]], sizes_only: str) -> None:
+def _verify_files(
+    folder: Path, expected: dict[Path, tuple[int, str]], sizes_only: str
+) -> None:
     for path, (size, sha256) in expected.items():
         name = f"{folder.name}/{path.relative_to(folder)}"
         if not path.is_file():
@@ -169,11 +182,15 @@ def digest_of(folder: Path) -> str:
     try:
         return str(json.loads((folder / MANIFEST).read_bytes())["digest"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CorruptArtifact(f"{folder.name}/{MANIFEST} cannot be read: {error!r}") from None
+        raise CorruptArtifact(
+            f"{folder.name}/{MANIFEST} cannot be read: {error!r}"
+        ) from None
 
 
 @contextmanager
-def atomic_folder(folder: Path, *, shared: bool = False, fence: Fence = UNFENCED) -> Iterator[Path]:
+def atomic_folder(
+    folder: Path, *, shared: bool = False, fence: Fence = UNFENCED
+) -> Iterator[Path]:
     """Yield an empty temporary folder and rename it to `folder` at the end of the block.
 
     An existing `folder` is replaced. If the block raises, the temporary folder is deleted and `folder` stays.
@@ -186,7 +203,10 @@ def atomic_folder(folder: Path, *, shared: bool = False, fence: Fence = UNFENCED
     with _replacing(folder, shared=shared):
         _finish_replacement(folder)
     remove_leftovers(folder)
-    with _temporary_folder(_labelled(folder, fence)) as temporary, fence.raising_replaced():
+    with (
+        _temporary_folder(_labelled(folder, fence)) as temporary,
+        fence.raising_replaced(),
+    ):
         yield temporary
         with _replacing(folder, shared=shared):
             # Right before the rename: a process that is replaced after this check has lost its temporary folder.
@@ -255,7 +275,10 @@ def remove_leftovers(folder: Path) -> None:
     """
     own = f".{glob.escape(folder.name)}"
     # Names without and with the label of an attempt.
-    for pattern in (f"{own}.{SUFFIX_PATTERN}.lock", f"{own}.a*t*.{SUFFIX_PATTERN}.lock"):
+    for pattern in (
+        f"{own}.{SUFFIX_PATTERN}.lock",
+        f"{own}.a*t*.{SUFFIX_PATTERN}.lock",
+    ):
         for lock in folder.parent.glob(pattern):
             _remove_if_abandoned(lock)
 
@@ -372,7 +395,9 @@ def _exchange(first: Path, second: Path) -> bool:
     second_name = os.fsencode(second)
     # Linux with glibc 2.28 or musl 1.2.5.
     if hasattr(library, "renameat2"):
-        result = library.renameat2(AT_FDCWD, first_name, AT_FDCWD, second_name, RENAME_EXCHANGE)
+        result = library.renameat2(
+            AT_FDCWD, first_name, AT_FDCWD, second_name, RENAME_EXCHANGE
+        )
         return bool(result == 0)
     # macOS.
     if hasattr(library, "renamex_np"):

@@ -12,7 +12,11 @@ from finetune_trainer.contract import (
     TrainConfig,
     TrainRecipe,
 )
-from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable, StageError
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    ServiceUnavailable,
+    StageError,
+)
 from finetune_trainer.runtime.stage_folder import read_config
 
 GIB = 1024**3
@@ -31,7 +35,9 @@ NO_COMPILER = re.compile(r"No working C\+\+ compiler|Failed to find C compiler")
 GPU_ERROR = re.compile(r"(CUDA|HIP) error")
 
 
-def translate(error: Exception, config: AnyConfig, environment: Environment) -> StageError | None:
+def translate(
+    error: Exception, config: AnyConfig, environment: Environment
+) -> StageError | None:
     """Return the stage's error for an error of memory or of PyTorch, or None for any other error.
 
     Errors that depend on the config alone are permanent. Errors of hardware, and of a GPU that other processes use,
@@ -41,7 +47,9 @@ def translate(error: Exception, config: AnyConfig, environment: Environment) -> 
     if isinstance(error, MemoryError) or HOST_MEMORY.search(text):
         fixes = [f"raise {config.stage}.pod.resources.limits.memory"]
         fixes += ways_to_save_memory(config, environment)
-        return ConfigInvalid(f"out of memory ({text or 'MemoryError'}): {', or '.join(fixes)}")
+        return ConfigInvalid(
+            f"out of memory ({text or 'MemoryError'}): {', or '.join(fixes)}"
+        )
     # Not imported, which takes seconds: a stage that has not imported torch does not raise its errors.
     torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(error, RuntimeError):
@@ -79,7 +87,9 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=[a-z)'])\. ", text, maxsplit=1)[0]
 
 
-def _gpu_memory(torch: Any, text: str, config: AnyConfig, environment: Environment) -> StageError:
+def _gpu_memory(
+    torch: Any, text: str, config: AnyConfig, environment: Environment
+) -> StageError:
     foreign, total = _foreign_memory(torch)
     if foreign > OWN_SHARE * total + OWN_BYTES:
         return ServiceUnavailable(
@@ -104,7 +114,9 @@ def ways_to_save_memory(config: AnyConfig, environment: Environment) -> list[str
     """Return the change of the manifest that saves memory and costs least; an empty list if there is none."""
     match config:
         case TrainConfig():
-            return [_train_with_less(config.recipe, context_length(config, environment))]
+            return [
+                _train_with_less(config.recipe, context_length(config, environment))
+            ]
         case EvaluateConfig():
             return _evaluate_with_less(config.recipe.batch_size)
         case _:

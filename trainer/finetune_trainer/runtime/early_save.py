@@ -23,7 +23,10 @@ class EarlySave:
 
     def take(self) -> bool:
         """Return whether to save now, and if so, forget the request; False until MIN_SECONDS after the last save."""
-        if not self._requested.is_set() or time.monotonic() - self._taken_at < MIN_SECONDS:
+        if (
+            not self._requested.is_set()
+            or time.monotonic() - self._taken_at < MIN_SECONDS
+        ):
             return False
         self._taken_at = time.monotonic()
         # Before the snapshot: a request from now on is for a later boundary.

@@ -31,7 +31,11 @@ from finetune_trainer.runtime.errors import (
     StageError,
 )
 from finetune_trainer.runtime.fence import Attempt
-from finetune_trainer.runtime.progress import OtherRankProgress, ProgressReporter, log_line
+from finetune_trainer.runtime.progress import (
+    OtherRankProgress,
+    ProgressReporter,
+    log_line,
+)
 from finetune_trainer.runtime.stage_folder import (
     Context,
     exclusive,
@@ -48,7 +52,9 @@ STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 def main(arguments: list[str]) -> int:
     """Run a stage and return the exit code of the process."""
     if len(arguments) != 1 or arguments[0] not in STAGES:
-        print(f"usage: python -m finetune_trainer {{{'|'.join(STAGES)}}}", file=sys.stderr)
+        print(
+            f"usage: python -m finetune_trainer {{{'|'.join(STAGES)}}}", file=sys.stderr
+        )
         return ExitCode.CONFIG
     try:
         environment = Environment.read(os.environ)
@@ -62,7 +68,9 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def run_stage(stage: str, environment: Environment) -> tuple[TerminationMessage, ExitCode]:
+def run_stage(
+    stage: str, environment: Environment
+) -> tuple[TerminationMessage, ExitCode]:
     """Run a stage; return its termination message with the final progress, and its exit code."""
     # A list, because the reporter is also needed if the stage raises; empty if the stage did not start.
     reporters: list[ProgressReporter] = []
@@ -107,7 +115,9 @@ def read_config(stage: str) -> AnyConfig:
     try:
         config = parse_config(os.environ.get(CONFIG, ""))
     except ValidationError as error:
-        raise ConfigInvalid(f"{CONFIG} is not the JSON of a {stage} config: {error}") from error
+        raise ConfigInvalid(
+            f"{CONFIG} is not the JSON of a {stage} config: {error}"
+        ) from error
     if config.stage != stage:
         raise ConfigInvalid(f"{CONFIG} is for the stage {config.stage}, not {stage}")
     return config
@@ -133,7 +143,9 @@ def run_or_reuse(
 
     with exclusive(folder, attempt, on_replaced) as fence:
         existing = read_result(folder)
-        if existing is not None and module.is_output_valid(existing, config, environment):
+        if existing is not None and module.is_output_valid(
+            existing, config, environment
+        ):
             log_line(f"{config.stage}: reusing the existing result {existing.digest}")
             return existing
         write_config(folder, config, fence)
@@ -172,7 +184,9 @@ def end_replaced(stage: str, environment: Environment, error: Replaced) -> None:
     stop.request()
 
 
-def report_interruption(stage: str, error: Interrupted | Replaced) -> TerminationMessage:
+def report_interruption(
+    stage: str, error: Interrupted | Replaced
+) -> TerminationMessage:
     """Return the termination message of a process that stops; log the reason, unless it is a signal."""
     if isinstance(error, Interrupted):
         interruption = Interruption(step=error.step, saved_step=error.saved_step)

@@ -29,7 +29,12 @@ from typing import Any
 
 from typing_extensions import override
 
-from finetune_trainer.files import SUFFIX_PATTERN, sync_folder, temporary_name, write_durably
+from finetune_trainer.files import (
+    SUFFIX_PATTERN,
+    sync_folder,
+    temporary_name,
+    write_durably,
+)
 from finetune_trainer.runtime.errors import Replaced
 
 TOKENS = ".attempts"
@@ -95,11 +100,16 @@ class Fence:
             raise
 
     @contextmanager
-    def heartbeats(self, lock: Path, on_replaced: Callable[[Replaced], None]) -> Iterator[None]:
+    def heartbeats(
+        self, lock: Path, on_replaced: Callable[[Replaced], None]
+    ) -> Iterator[None]:
         """Touch the lock file while the context is open; a thread calls `on_replaced` if there is a larger token."""
         over = threading.Event()
         threading.Thread(
-            target=self._beat, args=(lock, on_replaced, over), daemon=True, name="heartbeat"
+            target=self._beat,
+            args=(lock, on_replaced, over),
+            daemon=True,
+            name="heartbeat",
         ).start()
         try:
             yield
@@ -235,7 +245,11 @@ def _newest(folder: Path) -> int:
 
 def _tokens(folder: Path) -> list[int]:
     try:
-        return [int(path.name) for path in (folder / TOKENS).iterdir() if path.name.isdecimal()]
+        return [
+            int(path.name)
+            for path in (folder / TOKENS).iterdir()
+            if path.name.isdecimal()
+        ]
     except FileNotFoundError:
         return []
 

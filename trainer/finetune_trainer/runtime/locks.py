@@ -34,7 +34,9 @@ def locked(
     try:
         descriptor = _wait_for_lock(path, holder, take_over)
     except LockingUnsupported as error:
-        log_once(f"this file system has no locks ({error}): a second writer cannot be kept out")
+        log_once(
+            f"this file system has no locks ({error}): a second writer cannot be kept out"
+        )
         yield False
         return
     try:
@@ -57,7 +59,10 @@ def _wait_for_lock(path: Path, holder: str, take_over: Callable[[], bool]) -> in
             continue
         if pause == FIRST_PAUSE_SECONDS:
             with contextlib.suppress(OSError):
-                print(f"{path}: waiting up to {LOCK_TIMEOUT_SECONDS} s for {holder}", flush=True)
+                print(
+                    f"{path}: waiting up to {LOCK_TIMEOUT_SECONDS} s for {holder}",
+                    flush=True,
+                )
         if time.monotonic() > deadline:
             raise ServiceUnavailable(
                 f"{path} is locked by another process for more than {LOCK_TIMEOUT_SECONDS} s: "

@@ -91,7 +91,9 @@ def fetch(
     try:
         connection.request(method, path, headers=dict(headers))
         response = connection.getresponse()
-        return MetadataResponse(response.status, response.headers, response.read(MAX_BYTES))
+        return MetadataResponse(
+            response.status, response.headers, response.read(MAX_BYTES)
+        )
     finally:
         connection.close()
 
@@ -115,7 +117,9 @@ class Ec2:
         notices = []
         action = self._read(self.ACTION)
         if action is not None:
-            notices.append(Notice("EC2", _text(action.get("action")), _text(action.get("time"))))
+            notices.append(
+                Notice("EC2", _text(action.get("action")), _text(action.get("time")))
+            )
         rebalance = self._read(self.REBALANCE)
         if rebalance is not None:
             time = _text(rebalance.get("noticeTime"))
@@ -140,7 +144,9 @@ class Ec2:
         lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(self.TOKEN_SECONDS)}
         answer = fetch(self._base, "/latest/api/token", lifetime, method="PUT")
         if answer.status != HTTPStatus.OK:
-            raise ValueError(f"it gave no token and answered with status {answer.status}")
+            raise ValueError(
+                f"it gave no token and answered with status {answer.status}"
+            )
         return answer.content.decode("ascii").strip()
 
 
@@ -203,7 +209,9 @@ class Azure:
         return notices
 
     def _ends_this_machine(self, event: dict[str, Any]) -> bool:
-        return event.get("EventType") in self.EVENTS and self._is_concerned(event.get("Resources"))
+        return event.get("EventType") in self.EVENTS and self._is_concerned(
+            event.get("Resources")
+        )
 
     def _is_concerned(self, machines: object) -> bool:
         """Return whether this machine is among them, or True if the machines or this machine's name are unknown."""
@@ -220,15 +228,23 @@ class Azure:
         return answer.content.decode(errors="replace").strip()
 
 
-ENDPOINTS: dict[str, Callable[[str], Endpoint]] = {"EC2": Ec2, "GCE": Gce, "Azure": Azure}
+ENDPOINTS: dict[str, Callable[[str], Endpoint]] = {
+    "EC2": Ec2,
+    "GCE": Gce,
+    "Azure": Azure,
+}
 
 
 @contextmanager
-def watch_notices(environment: Environment, on_notice: Callable[[str], None]) -> Iterator[None]:
+def watch_notices(
+    environment: Environment, on_notice: Callable[[str], None]
+) -> Iterator[None]:
     """Watch the endpoint that the environment names, if any, while the context is open; pass on each notice once."""
     over = threading.Event()
     if environment.interruption_notices:
-        endpoint = ENDPOINTS[environment.interruption_notices](environment.metadata_endpoint)
+        endpoint = ENDPOINTS[environment.interruption_notices](
+            environment.metadata_endpoint
+        )
         threading.Thread(
             target=_watch, args=(endpoint, on_notice, over), daemon=True, name="notices"
         ).start()
@@ -239,7 +255,9 @@ def watch_notices(environment: Environment, on_notice: Callable[[str], None]) ->
         over.set()
 
 
-def _watch(endpoint: Endpoint, on_notice: Callable[[str], None], over: threading.Event) -> None:
+def _watch(
+    endpoint: Endpoint, on_notice: Callable[[str], None], over: threading.Event
+) -> None:
     known: set[Notice] = set()
     problem = ""
     while not over.is_set():

@@ -26,7 +26,9 @@ LOG_SECONDS = 5.0
 TERMINAL_SECONDS = 0.2
 """Minimum interval between two updates of the progress line on a terminal."""
 METRICS = {
-    f"finetune_stage_{name}": " ".join((field.description or "").removesuffix(".").split())
+    f"finetune_stage_{name}": " ".join(
+        (field.description or "").removesuffix(".").split()
+    )
     for name, field in Progress.model_fields.items()
     if name not in {"stage", "updated_at", "note", "notice", "loss_curve"}
 }
@@ -56,7 +58,9 @@ class ProgressReporter:
         self.early_save = EarlySave()
         if environment.metrics_port:
             serve_metrics(
-                environment.metrics_port, lambda: self.now, lambda: self.announce(SAVE_REQUESTED)
+                environment.metrics_port,
+                lambda: self.now,
+                lambda: self.announce(SAVE_REQUESTED),
             )
 
     def update(self, **fields: Any) -> None:
@@ -121,7 +125,9 @@ class OtherRankProgress(ProgressReporter):
     """
 
     def __init__(self, stage: str, environment: Environment) -> None:
-        super().__init__(stage, replace(environment, progress_file=None, metrics_port=0))
+        super().__init__(
+            stage, replace(environment, progress_file=None, metrics_port=0)
+        )
         self._is_silent = bool(environment.local_rank)
 
     @override
@@ -157,7 +163,9 @@ def _replace(path: Path, text: str) -> None:
         temporary.replace(path)
 
 
-def serve_metrics(port: int, progress: Callable[[], Progress], save: Callable[[], None]) -> None:
+def serve_metrics(
+    port: int, progress: Callable[[], Progress], save: Callable[[], None]
+) -> None:
     """Serve /metrics, /progress and POST /save on all interfaces, in a daemon thread.
 
     Raise ServiceUnavailable if binding fails.
@@ -180,7 +188,9 @@ def serve_metrics(port: int, progress: Callable[[], Progress], save: Callable[[]
     registry.register(Collector())
     metrics = make_wsgi_app(registry)
 
-    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def app(
+        environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
         if environ.get("PATH_INFO") == "/save":
             return _save(environ, start_response, save)
         if environ.get("PATH_INFO") != "/progress":
@@ -199,11 +209,15 @@ def serve_metrics(port: int, progress: Callable[[], Progress], save: Callable[[]
 
 
 def _save(
-    environ: dict[str, Any], start_response: Callable[..., Any], save: Callable[[], None]
+    environ: dict[str, Any],
+    start_response: Callable[..., Any],
+    save: Callable[[], None],
 ) -> Iterable[bytes]:
     """Accept a request for an early save, which the training loop fulfils; other stages have nothing to save."""
     if environ.get("REQUEST_METHOD") != "POST":
-        start_response("405 Method Not Allowed", [("Allow", "POST"), ("Content-Length", "0")])
+        start_response(
+            "405 Method Not Allowed", [("Allow", "POST"), ("Content-Length", "0")]
+        )
         return []
     save()
     start_response("202 Accepted", [("Content-Length", "0")])

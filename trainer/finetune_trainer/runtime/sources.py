@@ -26,5 +26,7 @@ def locate_existing(uri: str, environment: Environment) -> Path:
     """Return the path like `locate`, but raise SourceNotFound if it does not exist."""
     path = locate(uri, environment)
     if not is_present(path):
-        raise SourceNotFound(f"{uri}: {path} does not exist; correct the URI or create the file")
+        raise SourceNotFound(
+            f"{uri}: {path} does not exist; correct the URI or create the file"
+        )
     return path

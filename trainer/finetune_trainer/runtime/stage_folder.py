@@ -20,7 +20,13 @@ from finetune_trainer.contract import (
 from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES
 from finetune_trainer.files import remove_temporary_files, write_durably
 from finetune_trainer.runtime.errors import Replaced
-from finetune_trainer.runtime.fence import UNFENCED, Attempt, Fence, SilentHolder, take_token
+from finetune_trainer.runtime.fence import (
+    UNFENCED,
+    Attempt,
+    Fence,
+    SilentHolder,
+    take_token,
+)
 from finetune_trainer.runtime.locks import locked
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
@@ -100,7 +106,9 @@ def read_result(folder: Path) -> AnyResult | None:
         return None
 
 
-def write_termination_message(environment: Environment, message: TerminationMessage) -> None:
+def write_termination_message(
+    environment: Environment, message: TerminationMessage
+) -> None:
     """Write the termination message, shrunk to TERMINATION_MESSAGE_BYTES if necessary."""
     data = _encoded(message)
     # The kubelet cuts a longer message, which would not be JSON any more.
@@ -138,6 +146,8 @@ def shrink_message(message: TerminationMessage) -> TerminationMessage:
     task = max(scores, key=lambda name: len(scores[name]))
     metrics = dict(scores[task])
     last, _ = metrics.popitem()
-    log_line(f"evaluate: the termination message is full; {task} {last} is only in results.json")
+    log_line(
+        f"evaluate: the termination message is full; {task} {last} is only in results.json"
+    )
     result = message.result.model_copy(update={"scores": scores | {task: metrics}})
     return message.model_copy(update={"result": result})

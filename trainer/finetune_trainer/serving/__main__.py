@@ -13,15 +13,24 @@ from pathlib import Path  # noqa: E402
 
 from finetune_trainer.contract.engines import ENGINES  # noqa: E402
 from finetune_trainer.exit_codes import ExitCode  # noqa: E402
-from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable  # noqa: E402
+from finetune_trainer.runtime.errors import (  # noqa: E402
+    ConfigInvalid,
+    Interrupted,
+    ServiceUnavailable,
+)
 from finetune_trainer.serving.server import HOST, POLL_SECONDS, serving  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
     """Serve and return the exit code: 0 after a signal, 69 if the server exited by itself."""
-    parser = argparse.ArgumentParser(prog="python -m finetune_trainer.serving", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m finetune_trainer.serving", description=__doc__
+    )
     parser.add_argument(
-        "model", type=Path, metavar="MODEL_DIR", help="folder of the model in Hugging Face format"
+        "model",
+        type=Path,
+        metavar="MODEL_DIR",
+        help="folder of the model in Hugging Face format",
     )
     parser.add_argument(
         "--host", default=HOST, help="address to listen on; 0.0.0.0 for all addresses"
@@ -30,7 +39,10 @@ def main(arguments: list[str]) -> int:
         "--port", type=int, default=0, help="port to listen on; 0 for any free port"
     )
     parser.add_argument(
-        "--engine", choices=sorted(ENGINES), default="Transformers", help="model server to start"
+        "--engine",
+        choices=sorted(ENGINES),
+        default="Transformers",
+        help="model server to start",
     )
     options = parser.parse_args(arguments)
     if not (options.model / "config.json").is_file():
@@ -42,7 +54,10 @@ def main(arguments: list[str]) -> int:
     try:
         # Deferred, so that a signal ends the block below, which stops the server.
         with stop.deferred(), serving(engine, options.model, stop, **address) as server:
-            print(f"serving {server.model} at {server.url}; press Ctrl-C to stop", flush=True)
+            print(
+                f"serving {server.model} at {server.url}; press Ctrl-C to stop",
+                flush=True,
+            )
             while not stop.requested and server.process.poll() is None:
                 time.sleep(POLL_SECONDS)
     except Interrupted:

@@ -17,7 +17,11 @@ from typing import Any
 
 from finetune_trainer.contract.engines import Engine, LaunchSpec, model_name
 from finetune_trainer.runtime.child_process import ending_with_this_process
-from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    Interrupted,
+    ServiceUnavailable,
+)
 from finetune_trainer.stop_signal import StopSignal
 
 HOST = "127.0.0.1"
@@ -170,12 +174,22 @@ def _is_healthy(port: int) -> bool:
 
 def complete(server: Server, prompt: str, max_tokens: int, stop: StopSignal) -> str:
     """Return the greedy completion of a prompt; raise Interrupted, or ServiceUnavailable if the request fails."""
-    body = {"model": server.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+    body = {
+        "model": server.model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+    }
     # In the background, so that this thread can check for the stop signal.
     pool = ThreadPoolExecutor(1)
     try:
         request = pool.submit(
-            _request, server.port, "POST", "/v1/completions", body, ANSWER_TIMEOUT_SECONDS
+            _request,
+            server.port,
+            "POST",
+            "/v1/completions",
+            body,
+            ANSWER_TIMEOUT_SECONDS,
         )
         while not wait([request], POLL_SECONDS).done:
             if stop.requested:
@@ -186,8 +200,16 @@ def complete(server: Server, prompt: str, max_tokens: int, stop: StopSignal) -> 
                 f"the server answered the prompt with status {status}: {text[:500]}"
             )
         return str(json.loads(text)["choices"][0]["text"])
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
-        raise ServiceUnavailable(f"the server did not answer the prompt: {error!r}") from error
+    except (
+        OSError,
+        http.client.HTTPException,
+        ValueError,
+        LookupError,
+        TypeError,
+    ) as error:
+        raise ServiceUnavailable(
+            f"the server did not answer the prompt: {error!r}"
+        ) from error
     finally:
         # Without waiting: after a stop signal the request may still take minutes.
         pool.shutdown(wait=False)

@@ -65,7 +65,9 @@ def fetch_model_to(folder: Path, uri: str) -> None:
 
     source = open_source(uri, "model")
     if source is None:
-        raise ConfigInvalid(f"{uri} is a path: mount its volume instead of downloading it")
+        raise ConfigInvalid(
+            f"{uri} is a path: mount its volume instead of downloading it"
+        )
     if (folder / MANIFEST).exists():
         # The container was restarted after a complete download, since the manifest is moved last.
         return
@@ -85,9 +87,13 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m finetune_trainer.serving.verify", description=__doc__
     )
-    parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="folder of the pushed model")
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL_DIR", help="folder of the pushed model"
+    )
     parser.add_argument("--digest", help="expected digest, from the result of push")
-    parser.add_argument("--fetch", metavar="URI", help="download the model to the folder first")
+    parser.add_argument(
+        "--fetch", metavar="URI", help="download the model to the folder first"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.fetch:

@@ -6,7 +6,12 @@ from pathlib import Path
 
 from finetune_trainer.contract import DeployConfig, DeployResult, Environment
 from finetune_trainer.contract.engines import ENGINES, model_name
-from finetune_trainer.runtime.artifacts import CorruptArtifact, atomic_folder, seal, verify
+from finetune_trainer.runtime.artifacts import (
+    CorruptArtifact,
+    atomic_folder,
+    seal,
+    verify,
+)
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.serving.server import Server, complete, serving
 from finetune_trainer.serving.verify import verify_model
@@ -47,7 +52,9 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
     )
 
 
-def _serving(config: DeployConfig, model: Path, context: Context) -> AbstractContextManager[Server]:
+def _serving(
+    config: DeployConfig, model: Path, context: Context
+) -> AbstractContextManager[Server]:
     engine = ENGINES[config.recipe.engine]
     log = context.folder / "server.log"
     return serving(engine, model, context.stop, log, name=model_name(config.model.uri))
@@ -62,7 +69,9 @@ def truncate_answer(answer: str) -> str:
     return answer
 
 
-def is_output_valid(_result: DeployResult, config: DeployConfig, environment: Environment) -> bool:
+def is_output_valid(
+    _result: DeployResult, config: DeployConfig, environment: Environment
+) -> bool:
     """Return whether the output is intact. The model itself is checked by `push`."""
     try:
         verify(environment.stage_dir("deploy", config.identity) / "output")

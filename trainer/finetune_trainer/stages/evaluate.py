@@ -27,8 +27,17 @@ from finetune_trainer.data.records.records import InvalidRecord
 from finetune_trainer.evaluation.batch_size import largest_batch_size
 from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm
 from finetune_trainer.evaluation.prompts import PromptFormat
-from finetune_trainer.evaluation.response_cache import CachingLM, OnProgress, ResponseCache
-from finetune_trainer.evaluation.scores import Output, compare_scores, extract_scores, numbers_of
+from finetune_trainer.evaluation.response_cache import (
+    CachingLM,
+    OnProgress,
+    ResponseCache,
+)
+from finetune_trainer.evaluation.scores import (
+    Output,
+    compare_scores,
+    extract_scores,
+    numbers_of,
+)
 from finetune_trainer.evaluation.tasks import load_tasks, prepare_tasks
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import dtype_of, open_trained_adapter
@@ -62,11 +71,15 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     )
     models = 2 if config.recipe.compare_with_base else 1
     progress = RequestProgress(context.progress, models)
-    model = EvaluatedModel(source, adapter, dtype, is_merged=config.recipe.weights == "Merged")
+    model = EvaluatedModel(
+        source, adapter, dtype, is_merged=config.recipe.weights == "Merged"
+    )
     outputs = {"": evaluation.answer(model, progress.next_model("evaluating"))}
     if config.recipe.compare_with_base:
         base = EvaluatedModel(source, None, dtype)
-        outputs["base-"] = evaluation.answer(base, progress.next_model("evaluating the base model"))
+        outputs["base-"] = evaluation.answer(
+            base, progress.next_model("evaluating the base model")
+        )
     with atomic_folder(context.folder / "output", fence=context.fence) as output_folder:
         for prefix, output in outputs.items():
             write_output(output, output_folder, prefix)
@@ -136,7 +149,9 @@ class Evaluation:
         self._tasks, self._questions = load_tasks(recipe.tasks, environment, seed)
 
     def answer(
-        self, model: EvaluatedModel, on_progress: OnProgress = lambda _done, _total, _cached: None
+        self,
+        model: EvaluatedModel,
+        on_progress: OnProgress = lambda _done, _total, _cached: None,
     ) -> Output:
         """Ask a model all questions and return lm-eval's output. The model is in memory only during this call."""
         free_memory()
@@ -185,7 +200,9 @@ class Evaluation:
         )
         return output
 
-    def scores(self, output: Output, base: Output | None = None) -> dict[str, dict[str, Score]]:
+    def scores(
+        self, output: Output, base: Output | None = None
+    ) -> dict[str, dict[str, Score]]:
         """Return the scores by task and metric, compared with the base model's output if there is one."""
         if base is None:
             return extract_scores(output, self._names)
@@ -206,7 +223,9 @@ def write_output(output: Output, folder: Path, prefix: str = "") -> None:
     The names start with the prefix.
     """
     samples = output.get("samples") or {}
-    rest: dict[str, Any] = {key: value for key, value in output.items() if key != "samples"}
+    rest: dict[str, Any] = {
+        key: value for key, value in output.items() if key != "samples"
+    }
     rest["versions_of_libraries"] = {
         "lm_eval": lm_eval.__version__,
         "transformers": transformers.__version__,
@@ -215,7 +234,8 @@ def write_output(output: Output, folder: Path, prefix: str = "") -> None:
     (folder / f"{prefix}results.json").write_text(results)
     for task, task_samples in samples.items():
         lines = [
-            json.dumps(sample, default=handle_non_serializable) + "\n" for sample in task_samples
+            json.dumps(sample, default=handle_non_serializable) + "\n"
+            for sample in task_samples
         ]
         (folder / f"{prefix}samples-{task}.jsonl").write_text("".join(lines))
 
@@ -243,7 +263,11 @@ class RequestProgress:
             if done == cached:
                 self._progress.update(note=note)
             earlier_done, earlier_total, earlier_cached = self._before
-            self._latest = (earlier_done + done, earlier_total + total, earlier_cached + cached)
+            self._latest = (
+                earlier_done + done,
+                earlier_total + total,
+                earlier_cached + cached,
+            )
             self._report(total)
 
         return report

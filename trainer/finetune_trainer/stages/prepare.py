@@ -18,18 +18,32 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from finetune_trainer import data
-from finetune_trainer.contract import Environment, PrepareConfig, PrepareResult, StageResult
+from finetune_trainer.contract import (
+    Environment,
+    PrepareConfig,
+    PrepareResult,
+    StageResult,
+)
 from finetune_trainer.data.documents import Counts
 from finetune_trainer.data.packing.parts import PartFolder, PartState
 from finetune_trainer.data.packing.writer import PackedWriter
-from finetune_trainer.data.reading.datasets import NumberedRecord, RecordReader, fetch_datasets
+from finetune_trainer.data.reading.datasets import (
+    NumberedRecord,
+    RecordReader,
+    fetch_datasets,
+)
 from finetune_trainer.data.reading.record_batches import Position
 from finetune_trainer.data.record_packer import RecordPacker, Summary
 from finetune_trainer.data.records.chat_template import turn_end
 from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.start_adapter import open_start_adapter
-from finetune_trainer.runtime.artifacts import canonical_json, digest_file, matches_digest, seal
+from finetune_trainer.runtime.artifacts import (
+    canonical_json,
+    digest_file,
+    matches_digest,
+    seal,
+)
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.runtime.stage_folder import Context
@@ -50,7 +64,9 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     tokenizer = load_tokenizer(base)
     start = open_start_adapter(config.start_from, context.environment)
     folder = PartFolder(
-        context.folder / PARTIAL, config.recipe.context_length, digest_of_inputs(config, base)
+        context.folder / PARTIAL,
+        config.recipe.context_length,
+        digest_of_inputs(config, base),
     )
     records, parts = resume(reader, folder, context)
     writer = new_writer(config, tokenizer, folder, parts)
@@ -194,7 +210,9 @@ def publish(folder: PartFolder, writer: PackedWriter, context: Context) -> str:
 class Meter:
     """Reports records, their total if it can be estimated, and tokens per second of this process as progress."""
 
-    def __init__(self, progress: ProgressReporter, reader: RecordReader, counts: Counts) -> None:
+    def __init__(
+        self, progress: ProgressReporter, reader: RecordReader, counts: Counts
+    ) -> None:
         self.tokens_per_second = 0.0
         self._progress = progress
         self._reader = reader
@@ -208,16 +226,24 @@ class Meter:
     def add(self, tokens: int) -> None:
         """Report the tokens of a batch."""
         self._tokens += tokens
-        self.tokens_per_second = self._tokens / max(time.monotonic() - self._started, 1e-9)
+        self.tokens_per_second = self._tokens / max(
+            time.monotonic() - self._started, 1e-9
+        )
         if not self._total_is_known:
-            self._total = self._reader.estimated_total(self._counts.records) or self._total
+            self._total = (
+                self._reader.estimated_total(self._counts.records) or self._total
+            )
         self._progress.update(
-            step=self._counts.records, total=self._total, tokens_per_second=self.tokens_per_second
+            step=self._counts.records,
+            total=self._total,
+            tokens_per_second=self.tokens_per_second,
         )
 
     def part_saved(self) -> None:
         """Report that the records so far need not be tokenized again."""
-        self._progress.update(step=self._counts.records, saved_step=self._counts.records)
+        self._progress.update(
+            step=self._counts.records, saved_step=self._counts.records
+        )
 
 
 def digest_of_inputs(config: PrepareConfig, base: BaseModel) -> str:
@@ -237,9 +263,13 @@ def digest_of_inputs(config: PrepareConfig, base: BaseModel) -> str:
     return hashlib.sha256(canonical_json(inputs)).hexdigest()
 
 
-def is_output_valid(result: StageResult, config: PrepareConfig, environment: Environment) -> bool:
+def is_output_valid(
+    result: StageResult, config: PrepareConfig, environment: Environment
+) -> bool:
     """Return whether the packed rows are intact; read every byte of them."""
-    return matches_digest(environment.stage_dir("prepare", config.identity) / OUTPUT, result.digest)
+    return matches_digest(
+        environment.stage_dir("prepare", config.identity) / OUTPUT, result.digest
+    )
 
 
 def load_tokenizer(base: BaseModel) -> Any:
@@ -249,7 +279,9 @@ def load_tokenizer(base: BaseModel) -> Any:
             base.folder, trust_remote_code=False, local_files_only=True
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigInvalid(f"{base.uri}: its tokenizer cannot be loaded: {error}") from error
+        raise ConfigInvalid(
+            f"{base.uri}: its tokenizer cannot be loaded: {error}"
+        ) from error
     if not tokenizer.is_fast:
         raise ConfigInvalid(
             f"{base.uri} has no fast tokenizer; add tokenizer.json to the model's folder"

@@ -27,9 +27,17 @@ from finetune_trainer.models.loading import DTYPES, open_trained_adapter
 from finetune_trainer.models.merge import is_adapter, merged_size, save_merged
 from finetune_trainer.publishing.generation_config import generation_config
 from finetune_trainer.publishing.model_card import card
-from finetune_trainer.publishing.published_model import PublishedModel, describe, read_published
+from finetune_trainer.publishing.published_model import (
+    PublishedModel,
+    describe,
+    read_published,
+)
 from finetune_trainer.runtime.artifacts import atomic_folder, digest_of, files_in, seal
-from finetune_trainer.runtime.errors import DataInvalid, ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.errors import (
+    DataInvalid,
+    ServiceUnavailable,
+    SourceNotFound,
+)
 from finetune_trainer.runtime.sources import locate
 from finetune_trainer.runtime.stage_folder import Context, read_result
 from finetune_trainer.stop_signal import StopSignal
@@ -59,7 +67,9 @@ def run(config: PushConfig, context: Context) -> PushResult:
     published = []
     for number, (target, store) in enumerate(zip(requested, stores, strict=True)):
         folder, model = built[target.format]
-        context.progress.update(step=number, total=len(stores), note=f"publishing to {target.uri}")
+        context.progress.update(
+            step=number, total=len(stores), note=f"publishing to {target.uri}"
+        )
         context.fence.check()
         published.append(publish(target, store, folder, model, context.stop))
     context.progress.update(step=len(stores), total=len(stores), note="published")
@@ -72,7 +82,9 @@ def run(config: PushConfig, context: Context) -> PushResult:
     return result
 
 
-def report(config: PushConfig, context: Context, result: PushResult, trackers: Trackers) -> None:
+def report(
+    config: PushConfig, context: Context, result: PushResult, trackers: Trackers
+) -> None:
     """Record the published model with the trackers, and what interruptions cost its training."""
     model = result.first("Merged") or result.published[0]
     with trackers:
@@ -82,7 +94,11 @@ def report(config: PushConfig, context: Context, result: PushResult, trackers: T
 
 
 def publish(
-    target: PushTarget, store: StoreTarget, folder: Path, model: PublishedModel, stop: StopSignal
+    target: PushTarget,
+    store: StoreTarget,
+    folder: Path,
+    model: PublishedModel,
+    stop: StopSignal,
 ) -> PublishedTarget:
     """Publish a built model to one target."""
     names = [path.relative_to(folder).as_posix() for path in files_in(folder)]
@@ -100,7 +116,11 @@ def publish(
     )
 
 
-def is_output_valid(result: PushResult, config: PushConfig, environment: Environment) -> bool:  # noqa: ARG001  same for all
+def is_output_valid(
+    result: PushResult,
+    config: PushConfig,  # noqa: ARG001  the same for all stages
+    environment: Environment,
+) -> bool:
     """Return whether all targets still have the models of the result."""
     return all(_is_published(target, environment) for target in result.published)
 
@@ -130,12 +150,16 @@ class Models:
     @cached_property
     def base(self) -> BaseModel:
         """The base model."""
-        return open_base_model(self.config.model, self.context.environment, self.config.model_pin)
+        return open_base_model(
+            self.config.model, self.context.environment, self.config.model_pin
+        )
 
     @cached_property
     def adapter(self) -> Path:
         """The folder of the adapter."""
-        return open_trained_adapter(self.context.environment, self.config.train, self.base)
+        return open_trained_adapter(
+            self.context.environment, self.config.train, self.base
+        )
 
     def build(self, form: str) -> tuple[Path, PublishedModel]:
         """Return the sealed folder of a format, and its manifest.
@@ -162,7 +186,11 @@ class Models:
         dtype = DTYPES[self.config.recipe.dtype]
         environment = self.context.environment
         is_merged = form == "Merged"
-        needed = merged_size(self.base.folder, dtype) if is_merged else _size_of(self.adapter)
+        needed = (
+            merged_size(self.base.folder, dtype)
+            if is_merged
+            else _size_of(self.adapter)
+        )
         with (
             _check_disk_space(needed, folder),
             atomic_folder(folder, fence=self.context.fence) as temporary,
@@ -174,9 +202,15 @@ class Models:
                 for name in ADAPTER_FILES:
                     shutil.copyfile(self.adapter / name, temporary / name)
             save_tokenizer(
-                self.config, environment, self.base.folder, temporary, is_merged=is_merged
+                self.config,
+                environment,
+                self.base.folder,
+                temporary,
+                is_merged=is_merged,
             )
-            readme = card(self.config, environment, form, has_adapter=is_adapter(self.adapter))
+            readme = card(
+                self.config, environment, form, has_adapter=is_adapter(self.adapter)
+            )
             (temporary / CARD).write_text(readme)
             for path in files_in(temporary):
                 path.chmod(FILE_MODE)
@@ -184,7 +218,12 @@ class Models:
 
 
 def save_tokenizer(
-    config: PushConfig, environment: Environment, base: Path, folder: Path, *, is_merged: bool
+    config: PushConfig,
+    environment: Environment,
+    base: Path,
+    folder: Path,
+    *,
+    is_merged: bool,
 ) -> None:
     """Write the tokenizer with the chat template of the training; for a merged model, also the end tokens."""
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
@@ -195,7 +234,9 @@ def save_tokenizer(
         tokenizer.chat_template = template_of(tokenizer)
     tokenizer.save_pretrained(folder)
     if is_merged:
-        generation = generation_config(base, end_tokens(tokenizer, conversations=conversations))
+        generation = generation_config(
+            base, end_tokens(tokenizer, conversations=conversations)
+        )
         text = json.dumps(generation, indent=2, sort_keys=True)
         (folder / GENERATION_CONFIG_NAME).write_text(f"{text}\n")
 

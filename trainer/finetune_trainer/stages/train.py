@@ -59,7 +59,9 @@ from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.validation import Validator
 
 CHECKPOINTS = "checkpoints"
-UNLIKE = "the last bits of their weights may differ, so run all pods on nodes of one kind"
+UNLIKE = (
+    "the last bits of their weights may differ, so run all pods on nodes of one kind"
+)
 
 
 def run(config: TrainConfig, context: Context) -> TrainResult | None:
@@ -72,7 +74,9 @@ def run(config: TrainConfig, context: Context) -> TrainResult | None:
         return run_with(others, config, context)
 
 
-def run_with(others: RankProcesses, config: TrainConfig, context: Context) -> TrainResult | None:
+def run_with(
+    others: RankProcesses, config: TrainConfig, context: Context
+) -> TrainResult | None:
     """Run the stage in this process, together with the others."""
     is_first = context.environment.is_first
     check_gpu(context.environment, others.local_size)
@@ -174,7 +178,9 @@ def load_model(
     set_thread_count(min(ranks.gather(torch.get_num_threads())))
     if len(set(ranks.gather(numeric_fingerprint(device)))) > 1:
         own = numeric_environment(device)
-        log_line(f"train: process {ranks.rank} has {own}, and another process differs: {UNLIKE}")
+        log_line(
+            f"train: process {ranks.rank} has {own}, and another process differs: {UNLIKE}"
+        )
     if ranks.is_sharded:
         trainable = shard(trainable, ranks, device)
     model = TrainedModel(trainable, device, config.recipe)
@@ -202,7 +208,11 @@ def open_checkpoints(
 
 
 def begin(
-    splits: Iterable[Objective], model: TrainedModel, ranks: Ranks, context: Context, inputs: str
+    splits: Iterable[Objective],
+    model: TrainedModel,
+    ranks: Ranks,
+    context: Context,
+    inputs: str,
 ) -> None:
     """Let the objectives compute values of the untrained model, or read them from the stage's folder."""
     start = Start(model, context.folder, inputs, context.progress, ranks, context.fence)
@@ -221,13 +231,17 @@ def sample_generator(
     return SampleGenerator(config.samples, source.folder, conversations=conversations)
 
 
-def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows, PackedRows, str]:
+def open_rows(
+    config: TrainConfig, environment: Environment
+) -> tuple[PackedRows, PackedRows, str]:
     """Open the packed rows of `prepare`; return the training rows, the validation rows and the digest.
 
     No row is read here. Every row is verified when it is read, so that a resumed process trains at once.
     """
     if config.recipe.early_stopping and not config.recipe.eval_steps:
-        raise ConfigInvalid("train.earlyStopping needs repeated validation: set train.evalSteps")
+        raise ConfigInvalid(
+            "train.earlyStopping needs repeated validation: set train.evalSteps"
+        )
     folder = environment.stage_dir("prepare", config.prepare) / "output"
     if not folder.is_dir():
         raise SourceNotFound(
@@ -240,7 +254,9 @@ def open_rows(config: TrainConfig, environment: Environment) -> tuple[PackedRows
     rows = PackedRows(folder, "train")
     validation_rows = PackedRows(folder, "validation")
     if not len(rows):
-        raise DataInvalid(f"{folder} has no training rows: add valid records to the data set")
+        raise DataInvalid(
+            f"{folder} has no training rows: add valid records to the data set"
+        )
     if config.recipe.early_stopping and not len(validation_rows):
         raise DataInvalid(
             "train.earlyStopping needs validation rows: raise validation.fraction, or set validation.uri"
@@ -310,7 +326,9 @@ def numerics_of(run: TrainingRun) -> dict[str, str]:
     return numerics
 
 
-def publish(run: TrainingRun, weights: Tensors, context: Context, source: BaseModel) -> TrainResult:
+def publish(
+    run: TrainingRun, weights: Tensors, context: Context, source: BaseModel
+) -> TrainResult:
     """Write the weights to `output`. They have the lowest validation loss; without validation, they are the last."""
     output = context.folder / "output"
     with artifacts.atomic_folder(output, fence=context.fence) as temporary:
@@ -330,7 +348,9 @@ def publish(run: TrainingRun, weights: Tensors, context: Context, source: BaseMo
     )
 
 
-def is_output_valid(result: AnyResult, config: TrainConfig, environment: Environment) -> bool:
+def is_output_valid(
+    result: AnyResult, config: TrainConfig, environment: Environment
+) -> bool:
     """Return whether the trained weights are intact; read every byte of them."""
     return artifacts.matches_digest(
         environment.stage_dir("train", config.identity) / "output", result.digest

@@ -74,9 +74,15 @@ def _look_at(item: Item) -> None:
         open_target(PushTarget(uri=item.uri), Environment(Path())).check()
         return
     # An adapter lies in a repository of models.
-    repository: Literal["model", "dataset"] = "dataset" if item.kind == "dataset" else "model"
+    repository: Literal["model", "dataset"] = (
+        "dataset" if item.kind == "dataset" else "model"
+    )
     source = open_source(
-        item.uri, repository, revision=item.revision, config=item.config, split=item.split
+        item.uri,
+        repository,
+        revision=item.revision,
+        config=item.config,
+        split=item.split,
     )
     # A path on this machine: the pod that reads it may have another file system.
     if source is None:
@@ -103,7 +109,9 @@ def _read_smallest(source: StoreSource, files: Iterable[RemoteFile]) -> None:
         source.download(smallest, Path(folder) / "file")
 
 
-def look_at_all(items: list[Item], budget: float = BUDGET_SECONDS) -> list[Problem | None]:
+def look_at_all(
+    items: list[Item], budget: float = BUDGET_SECONDS
+) -> list[Problem | None]:
     """Return the problem of each item, looked at in parallel. An item that exceeds the budget is unavailable."""
     answers: queue.SimpleQueue[tuple[int, Problem | None]] = queue.SimpleQueue()
 

@@ -43,7 +43,11 @@ def fetch_dataset(source: DatasetSource, environment: Environment) -> FetchedDat
     or ServiceUnavailable.
     """
     store = open_source(
-        source.uri, "dataset", revision=source.revision, config=source.config, split=source.split
+        source.uri,
+        "dataset",
+        revision=source.revision,
+        config=source.config,
+        split=source.split,
     )
     if store is None:
         uris = _local_files(source.uri, environment)

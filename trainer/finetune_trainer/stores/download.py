@@ -13,8 +13,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from finetune_trainer.files import sync_folder
-from finetune_trainer.runtime.artifacts import MANIFEST, canonical_json, digest_file, seal
-from finetune_trainer.runtime.errors import DataInvalid, ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.artifacts import (
+    MANIFEST,
+    canonical_json,
+    digest_file,
+    seal,
+)
+from finetune_trainer.runtime.errors import (
+    DataInvalid,
+    ServiceUnavailable,
+    SourceNotFound,
+)
 from finetune_trainer.runtime.locks import locked
 from finetune_trainer.runtime.progress import log_line
 from finetune_trainer.stores.concurrent import for_each, in_thread
@@ -165,9 +174,13 @@ def _complete(source: StoreSource, listing: Listing, folder: Path) -> Listing:
     """Download the missing files and seal the folder."""
     files = folder / FILES
     _remove_others(files, {file.name for file in listing.files})
-    missing = [file for file in listing.files if not _is_present(files / file.name, file)]
+    missing = [
+        file for file in listing.files if not _is_present(files / file.name, file)
+    ]
     with _check_disk_space(source.uri, missing, folder):
-        for_each(lambda file: _download(source, file, folder), missing, PARALLEL_DOWNLOADS)
+        for_each(
+            lambda file: _download(source, file, folder), missing, PARALLEL_DOWNLOADS
+        )
         # Before the seal, which takes all files of the folder.
         shutil.rmtree(folder / PARTS, ignore_errors=True)
         about: dict[str, object] = {
@@ -240,7 +253,9 @@ def _complete_part(source: StoreSource, file: RemoteFile, part: Path) -> str:
 
 
 @contextmanager
-def _check_disk_space(uri: str, files: Sequence[RemoteFile], folder: Path) -> Iterator[None]:
+def _check_disk_space(
+    uri: str, files: Sequence[RemoteFile], folder: Path
+) -> Iterator[None]:
     """Raise ServiceUnavailable if the disk has too little free space, or if a write in the block fails."""
     needed = 0
     for file in files:

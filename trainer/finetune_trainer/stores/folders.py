@@ -25,7 +25,11 @@ from finetune_trainer.runtime.artifacts import (
     remove_leftovers,
     verify,
 )
-from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted, ServiceUnavailable
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    Interrupted,
+    ServiceUnavailable,
+)
 from finetune_trainer.runtime.locks import locked
 from finetune_trainer.stop_signal import stop
 from finetune_trainer.stores.port import Publication
@@ -44,7 +48,12 @@ HIDDEN = (".sha256-", f".{LATEST}.", "lost+found")
 # Another attempt would get these errors, too, so they are no reason to retry.
 FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 """Errors of a folder that this user may not write."""
-NO_LINKS = UNKNOWN_TO_FILE_SYSTEM | {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES}
+NO_LINKS = UNKNOWN_TO_FILE_SYSTEM | {
+    errno.EXDEV,
+    errno.EPERM,
+    errno.EMLINK,
+    errno.EACCES,
+}
 """Errors of a hard link for which a copy is made: another file system, or a limit of this file system."""
 
 
@@ -127,7 +136,9 @@ class FolderTarget:
             )
         try:
             verify(folder)
-            return without_card(sealed_entries(folder, list(local))) == without_card(local)
+            return without_card(sealed_entries(folder, list(local))) == without_card(
+                local
+            )
         except (CorruptArtifact, ValueError):
             return False
 

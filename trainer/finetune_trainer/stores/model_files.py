@@ -49,7 +49,11 @@ def fetch_model(
 
 
 def fetch_adapter(
-    uri: str, environment: Environment, *, revision: str | None = None, pin: str | None = None
+    uri: str,
+    environment: Environment,
+    *,
+    revision: str | None = None,
+    pin: str | None = None,
 ) -> FetchedModel:
     """Return an adapter's folder, in the same way. Raise like `fetch_model`."""
     fetched = _fetch(uri, environment, revision, pin, ADAPTER_FILES)
@@ -62,7 +66,11 @@ def fetch_adapter(
 
 
 def _fetch(
-    uri: str, environment: Environment, revision: str | None, pin: str | None, wanted: Sequence[str]
+    uri: str,
+    environment: Environment,
+    revision: str | None,
+    pin: str | None,
+    wanted: Sequence[str],
 ) -> FetchedModel:
     source = open_source(uri, "model", revision=revision)
     if source is None:

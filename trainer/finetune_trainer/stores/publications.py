@@ -43,7 +43,9 @@ def sealed_entries(folder: Path, names: Sequence[str]) -> Entries:
     manifest = (folder / MANIFEST).read_bytes()
     entries = entries_of(manifest)
     if entries is None or set(entries) != set(names):
-        raise ValueError(f"{folder} is not sealed with exactly the files {sorted(names)}")
+        raise ValueError(
+            f"{folder} is not sealed with exactly the files {sorted(names)}"
+        )
     return entries
 
 
@@ -54,7 +56,8 @@ def entries_of(manifest: bytes) -> Entries | None:
         files = content["files"]
         digest = content["digest"]
         entries = {
-            str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()
+            str(name): (int(entry["size"]), str(entry["sha256"]))
+            for name, entry in files.items()
         }
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -37,7 +37,9 @@ class MlflowTracker(Tracker):
     name: ClassVar[str] = "mlflow"
     package: ClassVar[str] = "mlflow"
 
-    def __init__(self, settings: Mlflow, run: TrackedRun, _environment: Environment) -> None:
+    def __init__(
+        self, settings: Mlflow, run: TrackedRun, _environment: Environment
+    ) -> None:
         self._settings = settings
         self._run = run
         self._client: Any = None

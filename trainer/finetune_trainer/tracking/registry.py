@@ -4,7 +4,13 @@ import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
-from finetune_trainer.contract import Environment, EvaluateConfig, PushConfig, Tracking, TrainConfig
+from finetune_trainer.contract import (
+    Environment,
+    EvaluateConfig,
+    PushConfig,
+    Tracking,
+    TrainConfig,
+)
 from finetune_trainer.contract.metric_rows import METRICS, Row, read_rows
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.stage_folder import Context, read_config
@@ -31,7 +37,9 @@ def open_trackers(config: TrackedConfig, context: Context) -> Trackers:
     return Trackers(config.stage, _requested(config.tracking, run, context.environment))
 
 
-def _requested(settings: Tracking, run: TrackedRun, environment: Environment) -> Iterator[Tracker]:
+def _requested(
+    settings: Tracking, run: TrackedRun, environment: Environment
+) -> Iterator[Tracker]:
     for kind in TRACKERS:
         tracker_settings = getattr(settings, kind.name)
         if tracker_settings is None:
@@ -45,7 +53,9 @@ def _requested(settings: Tracking, run: TrackedRun, environment: Environment) ->
         yield kind(tracker_settings, run, environment)
 
 
-def tracked_run(config: TrackedConfig, settings: Tracking, context: Context) -> TrackedRun:
+def tracked_run(
+    config: TrackedConfig, settings: Tracking, context: Context
+) -> TrackedRun:
     """Return the run of a config. All stages report to the run of their train stage, with its config as parameters."""
     identity = config.identity if isinstance(config, TrainConfig) else config.train
     train_folder = context.environment.stage_dir("train", identity)

@@ -24,7 +24,9 @@ class TensorBoardTracker(Tracker):
     name: ClassVar[str] = "tensorboard"
     package: ClassVar[str] = "tensorboardX"
 
-    def __init__(self, settings: TensorBoard, run: TrackedRun, environment: Environment) -> None:
+    def __init__(
+        self, settings: TensorBoard, run: TrackedRun, environment: Environment
+    ) -> None:
         self._run = run
         self._folder = run.train_folder / "tensorboard"
         if settings.uri:
@@ -41,7 +43,9 @@ class TensorBoardTracker(Tracker):
         if self._run.stage == "train":
             events = []
             for row in missing:
-                events += [_scalar(name, value, row) for name, value in row.values.items()]
+                events += [
+                    _scalar(name, value, row) for name, value in row.values.items()
+                ]
             self._write(events, missing)
         self._last_step = missing[-1].step
 

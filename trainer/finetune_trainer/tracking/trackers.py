@@ -12,7 +12,11 @@ from finetune_trainer.runtime.progress import log_line
 from finetune_trainer.tracking.port import ReportEnd, Tracker
 
 # An evicted pod has 30 s by default for everything, also for its last checkpoint.
-CLOSE_SECONDS = {ReportEnd.FINISHED: 15.0, ReportEnd.INTERRUPTED: 5.0, ReportEnd.FAILED: 5.0}
+CLOSE_SECONDS = {
+    ReportEnd.FINISHED: 15.0,
+    ReportEnd.INTERRUPTED: 5.0,
+    ReportEnd.FAILED: 5.0,
+}
 """Time for all trackers together to receive the remaining calls."""
 # Errors of clients may contain a whole response.
 MESSAGE_LENGTH = 300

@@ -26,7 +26,9 @@ class WandbTracker(Tracker):
     name: ClassVar[str] = "wandb"
     package: ClassVar[str] = "wandb"
 
-    def __init__(self, settings: Wandb, run: TrackedRun, _environment: Environment) -> None:
+    def __init__(
+        self, settings: Wandb, run: TrackedRun, _environment: Environment
+    ) -> None:
         self._settings = settings
         self._run = run
         self._opened: Any = None
@@ -69,7 +71,9 @@ class WandbTracker(Tracker):
         if self._opened is not None:
             return self._opened
         if not (self._is_offline() or os.environ.get("WANDB_API_KEY")):
-            raise PermissionError("WANDB_API_KEY is not set; set it, or set mode to Offline")
+            raise PermissionError(
+                "WANDB_API_KEY is not set; set it, or set mode to Offline"
+            )
         if "wandb" not in sys.modules:
             # The service of another process, such as a notebook that started this process: it would keep the run of a
             # killed attempt open, and refuse it to the next attempt as in use.

@@ -47,13 +47,17 @@ class Batch:
     def without_targets(self) -> "Batch":
         """Return the batch with nothing to learn from and nothing to count."""
         return replace(
-            self, target_positions=self.target_positions[:0], targets=self.targets[:0], size=0
+            self,
+            target_positions=self.target_positions[:0],
+            targets=self.targets[:0],
+            size=0,
         )
 
     def doubled(self) -> "Batch":
         """Return the batch with each row twice; only the first copy is learned from and counted."""
         twice = {
-            name: getattr(self, name).repeat(2, 1) for name in ("tokens", "positions", "is_padding")
+            name: getattr(self, name).repeat(2, 1)
+            for name in ("tokens", "positions", "is_padding")
         }
         return replace(self, **twice)
 
@@ -147,7 +151,12 @@ def cut_length(longest: int, context_length: int) -> int:
 
 
 def batches(
-    rows: PackedRows, indices: Indices, batch_size: int, *, flat: bool = False, ranks: Ranks = ALONE
+    rows: PackedRows,
+    indices: Indices,
+    batch_size: int,
+    *,
+    flat: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Iterator[Batch]:
     """Yield the rows with these indices in micro-batches of `batch_size`; the last micro-batch may be smaller.
 
@@ -181,7 +190,9 @@ class StepSampler:
     def of(cls, recipe: TrainRecipe, rows: int, seed: int) -> "StepSampler":
         """Return the sampler of a recipe."""
         rows_per_step = (
-            recipe.micro_batch_size * recipe.gradient_accumulation_steps * recipe.processes
+            recipe.micro_batch_size
+            * recipe.gradient_accumulation_steps
+            * recipe.processes
         )
         epochs = recipe.effective_epochs()
         samples = (recipe.max_steps or 0) * rows_per_step

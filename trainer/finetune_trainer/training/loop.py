@@ -19,7 +19,11 @@ from finetune_trainer.training.checkpoints.manager import CheckpointManager
 from finetune_trainer.training.checkpoints.reader import CheckpointReader
 from finetune_trainer.training.determinism import Tensors, seed_generators
 from finetune_trainer.training.distributed.ranks import ALONE, PeerLost, Ranks
-from finetune_trainer.training.distributed.sharding import copy_to_cpu, reserve_copies, whole
+from finetune_trainer.training.distributed.sharding import (
+    copy_to_cpu,
+    reserve_copies,
+    whole,
+)
 from finetune_trainer.training.model.model import TrainedModel
 from finetune_trainer.training.non_finite import is_finite, non_finite
 from finetune_trainer.training.objectives.base import LOSS, MicroBatch, Objective
@@ -96,7 +100,10 @@ class TrainingRun:
     def layout(self) -> Layout:
         """Return the tensor layout that a checkpoint of this run must have."""
         return Layout(
-            self.model.weights, self.optimizer.layout(), self.sampler.steps, self.model.format
+            self.model.weights,
+            self.optimizer.layout(),
+            self.sampler.steps,
+            self.model.format,
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -117,7 +124,9 @@ class TrainingRun:
         # The decision depends on the clock of the first process, and all must gather at the same boundary.
         return self.ranks.any(is_due)
 
-    def save_boundary(self, checkpoints: "Checkpoints", error: Interrupted) -> int | None:
+    def save_boundary(
+        self, checkpoints: "Checkpoints", error: Interrupted
+    ) -> int | None:
         """Make the last step boundary durable and return the newest durable step, or None before the first step.
 
         A sharded boundary cannot be saved if another process was lost. It is gathered from all before it is written,
@@ -181,10 +190,13 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
             with throughput:
                 metrics = train_step(run)
             run.metrics.record_step(
-                run.state.step, {**metrics, "tokens_per_second": throughput.tokens_per_second}
+                run.state.step,
+                {**metrics, "tokens_per_second": throughput.tokens_per_second},
             )
             more = run.objective.progress_of(metrics)
-            run.progress.update(step=run.state.step, loss_curve=run.metrics.loss_curve(), **more)
+            run.progress.update(
+                step=run.state.step, loss_curve=run.metrics.loss_curve(), **more
+            )
     except RuntimeError as error:
         if not run.ranks.has_lost_peer(error):
             raise
@@ -193,7 +205,9 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
         raise interrupted(run, checkpoints, error) from None
 
 
-def interrupted(run: TrainingRun, checkpoints: Checkpoints, error: Interrupted) -> Interrupted:
+def interrupted(
+    run: TrainingRun, checkpoints: Checkpoints, error: Interrupted
+) -> Interrupted:
     """Save the last step boundary. Return the error with that step and the newest durable step.
 
     The unfinished step is discarded: weights and optimizer state are still as they were at the boundary.
@@ -217,7 +231,9 @@ def train_step(run: TrainingRun) -> dict[str, float]:
     step = run.state.step
     examples = run.sampler.rows_for_step(step)
     # All are read before the first is computed: their weights are needed for the mean over the step.
-    micro_batches = list(run.objective.batches(examples, flat=run.model.is_flat, ranks=run.ranks))
+    micro_batches = list(
+        run.objective.batches(examples, flat=run.model.is_flat, ranks=run.ranks)
+    )
     own_weight = sum(batch.weight for batch in micro_batches)
     own_tokens = sum(batch.size for batch in micro_batches)
     # The notice travels with the counts, so it costs no message of its own.
@@ -238,7 +254,11 @@ def train_step(run: TrainingRun) -> dict[str, float]:
     rate = learning_rate(run.config.recipe.optimizer, step, run.sampler.steps)
     run.optimizer.step(rate)
     run.state.record_step(sums[0], weight, tokens)
-    return {**run.objective.means(sums, weight), "gradient_norm": norm, "learning_rate": rate}
+    return {
+        **run.objective.means(sums, weight),
+        "gradient_norm": norm,
+        "learning_rate": rate,
+    }
 
 
 def compute_gradients(
@@ -256,7 +276,9 @@ def compute_gradients(
     sums = run.ranks.sum(*own)
     # Before clipping: the norm of the whole gradient is needed, and then every process clips by the same bits.
     run.ranks.sum_gradients(run.model.trainable.values())
-    return sums, clip_gradients(run.model.trainable, run.config.recipe.optimizer.max_grad_norm)
+    return sums, clip_gradients(
+        run.model.trainable, run.config.recipe.optimizer.max_grad_norm
+    )
 
 
 def accumulate_gradients(
@@ -295,8 +317,12 @@ def validate(run: TrainingRun) -> None:
     means = run.validator.means(run.model, run.ranks, run.raise_if_stop_requested)
     loss = means[LOSS]
     if not is_finite(loss):
-        again = run.validator.means(run.model, run.ranks, run.raise_if_stop_requested)[LOSS]
-        raise non_finite(f"step {run.state.step}", "the validation loss is {}", (loss,), (again,))
+        again = run.validator.means(run.model, run.ranks, run.raise_if_stop_requested)[
+            LOSS
+        ]
+        raise non_finite(
+            f"step {run.state.step}", "the validation loss is {}", (loss,), (again,)
+        )
     # Before the loss is recorded: a process that stops here validates again.
     generate_samples(run)
     run.metrics.record(

@@ -26,7 +26,9 @@ LEAST_8_BIT = 4096
 class NamedOptimizer(ABC):
     """An optimizer of named parameters whose state can be saved and restored."""
 
-    def __init__(self, recipe: Optimizer, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def __init__(
+        self, recipe: Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+    ) -> None:
         self._parameters = parameters
         matrices = [p for p in parameters.values() if p.ndim > 1]
         vectors = [p for p in parameters.values() if p.ndim <= 1]
@@ -36,10 +38,14 @@ class NamedOptimizer(ABC):
             {"params": vectors, "weight_decay": 0.0},
         ]
         options = {"lr": recipe.learning_rate, "betas": (recipe.beta1, recipe.beta2)}
-        self.optimizer = self._create(groups, **options, weight_decay=recipe.weight_decay)
+        self.optimizer = self._create(
+            groups, **options, weight_decay=recipe.weight_decay
+        )
 
     @abstractmethod
-    def _create(self, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    def _create(
+        self, groups: list[dict[str, Any]], **options: Any
+    ) -> torch.optim.Optimizer:
         """Return the optimizer."""
 
     @abstractmethod
@@ -93,7 +99,9 @@ class AdamW(NamedOptimizer):
     """PyTorch's AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101)."""
 
     @override
-    def _create(self, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    def _create(
+        self, groups: list[dict[str, Any]], **options: Any
+    ) -> torch.optim.Optimizer:
         return torch.optim.AdamW(groups, fused=True, **options)
 
     @override
@@ -114,7 +122,11 @@ class AdamW(NamedOptimizer):
         # Copies: the tensors of a snapshot must not change with the training.
         self.optimizer.state[parameter] = {
             "step": state["step"].to(parameter.device, copy=True),
-            **{key: sharded_like(state[key], parameter).clone() for key in state if key != "step"},
+            **{
+                key: sharded_like(state[key], parameter).clone()
+                for key in state
+                if key != "step"
+            },
         }
 
 
@@ -122,7 +134,9 @@ class AdamW8Bit(NamedOptimizer):
     """AdamW whose moments take 8 bits each, of bitsandbytes (Dettmers et al. 2022, arXiv:2110.02861)."""
 
     @override
-    def _create(self, groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    def _create(
+        self, groups: list[dict[str, Any]], **options: Any
+    ) -> torch.optim.Optimizer:
         if importlib.util.find_spec("bitsandbytes") is None:
             raise ConfigInvalid(
                 "train.optimizer.name AdamW8Bit needs bitsandbytes: pip install 'finetune-operator[qlora]'"

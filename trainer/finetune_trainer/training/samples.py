@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from typing_extensions import override
 
 from finetune_trainer.contract import Samples
@@ -20,7 +25,9 @@ class SampleGenerator:
     """Generates a text for each prompt, greedily and in their order."""
 
     def __init__(self, settings: Samples, base: Path, *, conversations: bool) -> None:
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(base, local_files_only=True)
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(
+            base, local_files_only=True
+        )
         self._conversations = conversations
         if conversations:
             self._tokenizer.chat_template = dated_template_of(self._tokenizer)
@@ -37,7 +44,12 @@ class SampleGenerator:
             _check(prompt, tokens, model)
         model.model.eval()
         try:
-            with torch.no_grad(), model.autocast(), attention_with_mask(model), model.eager():
+            with (
+                torch.no_grad(),
+                model.autocast(),
+                attention_with_mask(model),
+                model.eager(),
+            ):
                 return {
                     prompt: self._text(model, tokens, raise_if_stop_requested)
                     for prompt, tokens in self._prompts.items()
@@ -46,7 +58,10 @@ class SampleGenerator:
             model.model.train()
 
     def _text(
-        self, model: TrainedModel, tokens: list[int], raise_if_stop_requested: Callable[[], None]
+        self,
+        model: TrainedModel,
+        tokens: list[int],
+        raise_if_stop_requested: Callable[[], None],
     ) -> str:
         ends = all_end_tokens(
             model.model.generation_config.eos_token_id,
@@ -57,7 +72,9 @@ class SampleGenerator:
         if padding is None and ends:
             padding = ends[0]
         config = GenerationConfig(
-            max_new_tokens=int(min(self._settings.max_new_tokens, model.positions - len(tokens))),
+            max_new_tokens=int(
+                min(self._settings.max_new_tokens, model.positions - len(tokens))
+            ),
             # Greedy: the same weights give the same text, also in a resumed process.
             do_sample=False,
             num_beams=1,
@@ -69,9 +86,15 @@ class SampleGenerator:
             input_ids=given,
             attention_mask=torch.ones_like(given),
             generation_config=config,
-            stopping_criteria=StoppingCriteriaList([_StopSignalCheck(raise_if_stop_requested)]),
+            stopping_criteria=StoppingCriteriaList(
+                [_StopSignalCheck(raise_if_stop_requested)]
+            ),
         )
-        return str(self._tokenizer.decode(generated[0, len(tokens) :], skip_special_tokens=True))
+        return str(
+            self._tokenizer.decode(
+                generated[0, len(tokens) :], skip_special_tokens=True
+            )
+        )
 
     @cached_property
     def _prompts(self) -> dict[str, list[int]]:
@@ -99,10 +122,14 @@ def _check(prompt: str, tokens: list[int], model: TrainedModel) -> None:
     """
     if len(tokens) >= model.positions:
         has = f"has {len(tokens)} tokens, and the model {model.positions} positions"
-        raise ValueError(f"the prompt {prompt[:40]!r} {has}: shorten it in train.samples.prompts")
+        raise ValueError(
+            f"the prompt {prompt[:40]!r} {has}: shorten it in train.samples.prompts"
+        )
     if max(tokens) >= model.vocabulary:
         has = f"has token {max(tokens)}, and the model 0 to {model.vocabulary - 1}"
-        raise ValueError(f"the prompt {prompt[:40]!r} {has}: the tokenizer is of another model")
+        raise ValueError(
+            f"the prompt {prompt[:40]!r} {has}: the tokenizer is of another model"
+        )
 
 
 class _StopSignalCheck(StoppingCriteria):  # type: ignore[misc]  # the class has no types
@@ -114,4 +141,6 @@ class _StopSignalCheck(StoppingCriteria):  # type: ignore[misc]  # the class has
     @override
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
         self._raise_if_stop_requested()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        return torch.zeros(
+            input_ids.shape[0], dtype=torch.bool, device=input_ids.device
+        )

@@ -33,5 +33,7 @@ def _height(recipe: Optimizer, done: int, after_warmup: int, steps: int) -> floa
         case "WarmupStableDecay":
             # The warm-up comes first: if both do not fit, the decay is shorter.
             return min(
-                1.0, (after_warmup - done) / min(recipe.decay_fraction * steps, after_warmup)
+                1.0,
+                (after_warmup - done)
+                / min(recipe.decay_fraction * steps, after_warmup),
             )

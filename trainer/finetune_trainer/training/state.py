@@ -18,7 +18,9 @@ class State(BaseModel):
     """Finished optimizer steps."""
     tokens: int = Field(default=0, ge=0)
     """Tokens seen, without padding."""
-    recent_losses: list[tuple[FiniteFloat, int]] = Field(default=[], max_length=LOSS_WINDOW)
+    recent_losses: list[tuple[FiniteFloat, int]] = Field(
+        default=[], max_length=LOSS_WINDOW
+    )
     """(loss sum, number of targets or of pairs) of each of the last steps."""
     validated_step: int | None = None
     """The step of the last validation."""

@@ -14,7 +14,9 @@ from finetune_trainer.training.state import State
 class Validator:
     """Decides when a validation is due and computes its loss and metrics."""
 
-    def __init__(self, objective: Objective, every_steps: int | None, last_step: int) -> None:
+    def __init__(
+        self, objective: Objective, every_steps: int | None, last_step: int
+    ) -> None:
         self._objective = objective
         self._every = every_steps
         self._last_step = last_step
@@ -33,7 +35,10 @@ class Validator:
         )
 
     def means(
-        self, model: TrainedModel, ranks: Ranks, raise_if_stop_requested: Callable[[], None]
+        self,
+        model: TrainedModel,
+        ranks: Ranks,
+        raise_if_stop_requested: Callable[[], None],
     ) -> dict[str, float]:
         """Return the loss over all validation examples and the objective's metrics; uses no random numbers."""
         sums = [0.0] * (1 + len(self._objective.metrics))
@@ -43,10 +48,17 @@ class Validator:
         model.model.eval()
         try:
             with torch.no_grad():
-                for batch in self._objective.batches(everything, flat=model.is_flat, ranks=ranks):
+                for batch in self._objective.batches(
+                    everything, flat=model.is_flat, ranks=ranks
+                ):
                     raise_if_stop_requested()
-                    batch_sums: list[float] = self._objective.sums(model, batch).tolist()
-                    sums = [total + value for total, value in zip(sums, batch_sums, strict=True)]
+                    batch_sums: list[float] = self._objective.sums(
+                        model, batch
+                    ).tolist()
+                    sums = [
+                        total + value
+                        for total, value in zip(sums, batch_sums, strict=True)
+                    ]
                     weight += batch.weight
         finally:
             model.model.train()

@@ -69,7 +69,9 @@ ARGS_NEED_COMMAND = Rule(
     field="pod.args",
     message="has no effect without command, because the trainer takes no arguments: add command, or remove args",
     cel=f"!has(self.pod) || !has(self.pod.args) || size(self.pod.args) == 0 || ({HAS_COMMAND})",
-    is_valid=lambda data: not data.get("pod", {}).get("args") or bool(data["pod"].get("command")),
+    is_valid=lambda data: (
+        not data.get("pod", {}).get("args") or bool(data["pod"].get("command"))
+    ),
 )
 """Applies to stages that run to completion. A server passes `args` to its engine instead."""
 
@@ -85,7 +87,10 @@ def _one_accelerator(pod: str, users: str, fix: str, exempt: str = "") -> Rule:
         is_valid=lambda data: (
             all(
                 str(count) in {"0", "1"}
-                for name, count in data.get(pod, {}).get("resources", {}).get("limits", {}).items()
+                for name, count in data.get(pod, {})
+                .get("resources", {})
+                .get("limits", {})
+                .items()
                 if ACCELERATOR.fullmatch(name)
             )
             or bool(data[pod].get("command"))
@@ -94,7 +99,10 @@ def _one_accelerator(pod: str, users: str, fix: str, exempt: str = "") -> Rule:
 
 
 ONE_GPU = _one_accelerator(
-    "pod", "this stage uses", "add a command that uses more", exempt=f" || ({HAS_COMMAND})"
+    "pod",
+    "this stage uses",
+    "add a command that uses more",
+    exempt=f" || ({HAS_COMMAND})",
 )
 """Applies to stages of a single process. `train` starts a process for each accelerator, and the engine of `deploy` may
 use several."""
@@ -185,7 +193,9 @@ class GatedSpec(StageSpec):
             message="must be OnDemand: this stage writes outside the workspace, and half a write cannot be undone",
             cel="!has(self.placement) || !has(self.placement.capacity)"
             " || !(self.placement.capacity in ['Spot', 'Auto'])",
-            is_valid=lambda data: data.get("placement", {}).get("capacity") not in {SPOT, AUTO},
+            is_valid=lambda data: (
+                data.get("placement", {}).get("capacity") not in {SPOT, AUTO}
+            ),
         ),
     )
 

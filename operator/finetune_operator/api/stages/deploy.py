@@ -5,7 +5,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from finetune_operator.api.stages.base import ConfigContext, GatedSpec, Serving, recipe_from
+from finetune_operator.api.stages.base import (
+    ConfigContext,
+    GatedSpec,
+    Serving,
+    recipe_from,
+)
 from finetune_operator.api.stages.push import Push
 from finetune_trainer.contract import (
     DeployConfig,
@@ -37,7 +42,9 @@ class Deploy(GatedSpec, DeployRecipe):
         push = context.specs.get(Push.name)
         if not isinstance(push, Push) or not push.has("Merged"):
             # The check is for the type checker: no such spec gets here.
-            raise TypeError("deploy without a merged model: validation rejects this spec")
+            raise TypeError(
+                "deploy without a merged model: validation rejects this spec"
+            )
         target = next(target for target in push.targets if target.format == "Merged")
         result = context.statuses[Push.name].result
         pushed = result.first("Merged") if isinstance(result, PushResult) else None

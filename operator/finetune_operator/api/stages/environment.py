@@ -11,7 +11,11 @@ from pydantic import StringConstraints
 
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_trainer.contract import ContractModel
-from finetune_trainer.contract.environment import GIT_SHA, INSECURE_REGISTRIES, METRICS_PORT
+from finetune_trainer.contract.environment import (
+    GIT_SHA,
+    INSECURE_REGISTRIES,
+    METRICS_PORT,
+)
 
 MAX_TEXT = 65536
 """Characters of env, command and args of one pod together. etcd stores an object of at most 1.5 MiB by default, and a
@@ -110,7 +114,9 @@ class EnvVar(WithRules):
 class EnvFrom(WithRules):
     """All keys of a Secret or ConfigMap as variables. A local run uses your environment instead."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (_exactly_one("envFrom", ("secretRef", "configMapRef")),)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        _exactly_one("envFrom", ("secretRef", "configMapRef")),
+    )
 
     prefix: Annotated[str, StringConstraints(max_length=128)] | None = None
     """Text before the name of each variable."""
@@ -126,13 +132,16 @@ RESERVED_NAMES = Rule(
     f" and {USER_SETTABLE[-1]} may be set",
     cel=f"!has(self.env) || self.env.all(one, !one.name.startsWith('FINETUNE_') || one.name in {list(USER_SETTABLE)})",
     is_valid=lambda data: all(
-        variable["name"] in USER_SETTABLE or not variable["name"].startswith(RESERVED_PREFIX)
+        variable["name"] in USER_SETTABLE
+        or not variable["name"].startswith(RESERVED_PREFIX)
         for variable in data.get("env", ())
     ),
 )
 
 
-ENV_LENGTH = "self.env.map(one, size(one.name) + (has(one.value) ? size(one.value) : 0)).sum()"
+ENV_LENGTH = (
+    "self.env.map(one, size(one.name) + (has(one.value) ? size(one.value) : 0)).sum()"
+)
 
 
 def text_is_bounded(*more: str) -> Rule:
@@ -140,7 +149,9 @@ def text_is_bounded(*more: str) -> Rule:
     lengths = {"env": ENV_LENGTH} | {
         name: f"self.{name}.map(word, size(word)).sum()" for name in more
     }
-    total = " + ".join(f"(has(self.{name}) ? {length} : 0)" for name, length in lengths.items())
+    total = " + ".join(
+        f"(has(self.{name}) ? {length} : 0)" for name, length in lengths.items()
+    )
     return Rule(
         field="env",
         message=f"{', '.join(lengths)} have more than {MAX_TEXT} characters together: move long texts into a Secret"

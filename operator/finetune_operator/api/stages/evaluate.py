@@ -17,7 +17,12 @@ from finetune_operator.api.stages.base import (
 from finetune_operator.api.stages.push import Push
 from finetune_operator.api.stages.train import Train
 from finetune_operator.api.status import GateStatus
-from finetune_trainer.contract import AnyResult, EvaluateConfig, EvaluateRecipe, EvaluateResult
+from finetune_trainer.contract import (
+    AnyResult,
+    EvaluateConfig,
+    EvaluateRecipe,
+    EvaluateResult,
+)
 
 
 class Evaluate(StageSpec, EvaluateRecipe):
@@ -46,7 +51,8 @@ class Evaluate(StageSpec, EvaluateRecipe):
             cel="!has(self.fewshotAsMultiturn) || !self.fewshotAsMultiturn"
             " || (has(self.applyChatTemplate) && self.applyChatTemplate)",
             is_valid=lambda data: (
-                not data.get("fewshotAsMultiturn") or bool(data.get("applyChatTemplate"))
+                not data.get("fewshotAsMultiturn")
+                or bool(data.get("applyChatTemplate"))
             ),
         ),
     )
@@ -66,7 +72,10 @@ class Evaluate(StageSpec, EvaluateRecipe):
         weights = self.weights or default_weights
         # Such a gate needs the scores of the base model, whatever the spec says.
         against_base = any(gate.against == "Base" for gate in self.gates)
-        resolved = {"weights": weights, "compare_with_base": self.compare_with_base or against_base}
+        resolved = {
+            "weights": weights,
+            "compare_with_base": self.compare_with_base or against_base,
+        }
         return EvaluateConfig(
             identity="",
             seed=context.seed,
@@ -76,7 +85,9 @@ class Evaluate(StageSpec, EvaluateRecipe):
             model_pin=context.statuses["prepare"].model_pin,
             recipe=recipe_from(self, EvaluateRecipe).model_copy(update=resolved),
             # A merged model is evaluated in the type in which push stores it.
-            dtype=push.dtype if weights == "Merged" and isinstance(push, Push) else "Auto",
+            dtype=push.dtype
+            if weights == "Merged" and isinstance(push, Push)
+            else "Auto",
             tracking=context.tracking,
         )
 

@@ -9,7 +9,13 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
 
 from finetune_operator.api.placement import Toleration
 from finetune_operator.api.rules import Rule, WithRules
@@ -99,10 +105,16 @@ StorageSize = Annotated[
 ]
 """A quantity of bytes, at least a megabyte."""
 LabelKey = Annotated[
-    str, StringConstraints(max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$")
+    str,
+    StringConstraints(
+        max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$"
+    ),
 ]
 LabelValue = Annotated[
-    str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$")
+    str,
+    StringConstraints(
+        max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$"
+    ),
 ]
 AnnotationValue = Annotated[str, StringConstraints(max_length=1024)]
 ResourceList = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
@@ -115,7 +127,9 @@ def _has_bytes(field: str, resource: str) -> Rule:
         field=f"{field}.{resource}",
         message="is less than a megabyte; write 16Gi for gibibytes or 16G for gigabytes",
         cel=f"!has(self.{field}) || !('{resource}' in self.{field}) || string({amount}).matches('{BYTES}')",
-        is_valid=lambda data: bool(re.match(BYTES, str(data.get(field, {}).get(resource, "1Gi")))),
+        is_valid=lambda data: bool(
+            re.match(BYTES, str(data.get(field, {}).get(resource, "1Gi")))
+        ),
     )
 
 
@@ -207,13 +221,17 @@ class PodDefaults(WithRules):
     resources: Resources = Resources()
     """Compute resources of the container."""
 
-    env: Annotated[tuple[EnvVar, ...], ListMap("name")] = Field(default=(), max_length=128)
+    env: Annotated[tuple[EnvVar, ...], ListMap("name")] = Field(
+        default=(), max_length=128
+    )
     """Environment variables."""
 
     env_from: tuple[EnvFrom, ...] = Field(default=(), max_length=16)
     """Secrets and ConfigMaps whose keys become environment variables."""
 
-    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
+    node_selector: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, max_length=32
+    )
     """Labels that the node must have. Absent: the labels of the stage's pool, if the operator defines it."""
 
     tolerations: tuple[Toleration, ...] = Field(default=(), max_length=32)
@@ -222,14 +240,21 @@ class PodDefaults(WithRules):
     affinity: Annotated[
         dict[str, Any],
         AfterValidator(_check_depth_and_size),
-        Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
+        Field(
+            json_schema_extra={
+                "type": "object",
+                "x-kubernetes-preserve-unknown-fields": True,
+            }
+        ),
     ] = Field(default_factory=dict)
     """Affinity of the pod, as in a pod spec. The API server validates it when the Job is created."""
 
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
     """Labels of the Job and of its pods, for example kueue.x-k8s.io/queue-name."""
 
-    annotations: dict[LabelKey, AnnotationValue] = Field(default_factory=dict, max_length=16)
+    annotations: dict[LabelKey, AnnotationValue] = Field(
+        default_factory=dict, max_length=16
+    )
     """Annotations of the Job and of its pods."""
 
     service_account_name: ObjectName | None = None
@@ -249,7 +274,9 @@ class PodDefaults(WithRules):
         # Not the fields of Pod: image, command and args have no defaults.
         mine = {name: getattr(self, name) for name in PodDefaults.model_fields}
         theirs = {name: getattr(defaults, name) for name in PodDefaults.model_fields}
-        return self.model_copy(update={name: _over(mine[name], theirs[name]) for name in mine})
+        return self.model_copy(
+            update={name: _over(mine[name], theirs[name]) for name in mine}
+        )
 
 
 class Pod(PodDefaults):
@@ -258,7 +285,10 @@ class Pod(PodDefaults):
     rules: ClassVar[tuple[Rule, ...]] = (text_is_bounded("command", "args"),)
 
     image: (
-        Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^\S+$")] | None
+        Annotated[
+            str, StringConstraints(min_length=1, max_length=512, pattern=r"^\S+$")
+        ]
+        | None
     ) = None
     """Container image that replaces the trainer's. Absent: the trainer's image with CUDA for a pod with a
     device in resources.limits or with a runtimeClassName, and the image without CUDA for every other pod."""
@@ -272,7 +302,10 @@ class Pod(PodDefaults):
     @property
     def may_have_devices(self) -> bool:
         """Whether the pod asks for an extended resource, or has a runtime that may add a device."""
-        asked = any("/" in name and amount != "0" for name, amount in self.resources.limits.items())
+        asked = any(
+            "/" in name and amount != "0"
+            for name, amount in self.resources.limits.items()
+        )
         return asked or self.runtime_class_name is not None
 
     def literal_env(self) -> dict[str, str]:
@@ -297,7 +330,9 @@ def _over(mine: Any, theirs: Any) -> Any:
         case tuple():
             # Entries without a name, such as tolerations, replace nothing: they are only added.
             names = {entry.name for entry in mine if hasattr(entry, "name")}
-            kept = (entry for entry in theirs if getattr(entry, "name", None) not in names)
+            kept = (
+                entry for entry in theirs if getattr(entry, "name", None) not in names
+            )
             return (*kept, *mine)
         case _:
             return theirs if mine is None else mine

@@ -13,7 +13,12 @@ from finetune_operator.api.stages.base import (
     recipe_from,
 )
 from finetune_operator.api.stages.train import Train
-from finetune_trainer.contract import DatasetSource, PrepareConfig, PrepareRecipe, Validation
+from finetune_trainer.contract import (
+    DatasetSource,
+    PrepareConfig,
+    PrepareRecipe,
+    Validation,
+)
 
 
 class Prepare(StageSpec, PrepareRecipe):
@@ -32,7 +37,9 @@ class Prepare(StageSpec, PrepareRecipe):
             identity="",
             seed=context.seed,
             model=context.model,
-            datasets=tuple(recipe_from(dataset, DatasetSource) for dataset in context.datasets),
+            datasets=tuple(
+                recipe_from(dataset, DatasetSource) for dataset in context.datasets
+            ),
             validation=recipe_from(context.validation, Validation),
             objective=train.objective if isinstance(train, Train) else "SFT",
             start_from=train.start_from if isinstance(train, Train) else None,

@@ -34,7 +34,9 @@ class Push(GatedSpec, PushRecipe):
             evaluate=context.identities.get("evaluate"),
             model=context.model,
             model_pin=context.statuses["prepare"].model_pin,
-            datasets=tuple(recipe_from(dataset, DatasetSource) for dataset in context.datasets),
+            datasets=tuple(
+                recipe_from(dataset, DatasetSource) for dataset in context.datasets
+            ),
             recipe=recipe_from(self, PushRecipe),
             lineage=lineage(context),
             tracking=context.tracking,
@@ -47,9 +49,15 @@ def lineage(context: ConfigContext) -> Lineage:
     costs = context.costs()
     money: dict[str, str] = {}
     if costs:
-        amounts = {"spent": costs.spent, "lost": costs.lost, "on_demand": costs.on_demand}
+        amounts = {
+            "spent": costs.spent,
+            "lost": costs.lost,
+            "on_demand": costs.on_demand,
+        }
         # Rounded to cents: the card is for readers, and the status keeps the exact amounts.
-        money = {name: f"{amount:.2f} {costs.currency}" for name, amount in amounts.items()}
+        money = {
+            name: f"{amount:.2f} {costs.currency}" for name, amount in amounts.items()
+        }
     return Lineage(
         pipeline=context.pipeline,
         interruptions=train.interruptions,

@@ -15,7 +15,14 @@ from finetune_operator.api.stages.base import (
     recipe_from,
 )
 from finetune_operator.api.stages.pod import ACCELERATOR
-from finetune_trainer.contract import Checkpoint, Dpo, Lora, Samples, TrainConfig, TrainRecipe
+from finetune_trainer.contract import (
+    Checkpoint,
+    Dpo,
+    Lora,
+    Samples,
+    TrainConfig,
+    TrainRecipe,
+)
 
 LIMITS = "self.pod.resources.limits"
 
@@ -30,7 +37,10 @@ ONE_PROCESS_PER_GPU = Rule(
         or bool(data["pod"].get("command"))
         or all(
             str(count) in {"0", str(data["processesPerNode"])}
-            for name, count in data["pod"].get("resources", {}).get("limits", {}).items()
+            for name, count in data["pod"]
+            .get("resources", {})
+            .get("limits", {})
+            .items()
             if ACCELERATOR.fullmatch(name)
         )
     ),
@@ -74,7 +84,10 @@ class Train(StageSpec, TrainRecipe):
             " && !(has(self.optimizer) && has(self.optimizer.name) && self.optimizer.name == 'AdamW8Bit'))",
             is_valid=lambda data: (
                 data["parallelism"] == "DDP"
-                or (data["method"] != "QLoRA" and data["optimizer"]["name"] != "AdamW8Bit")
+                or (
+                    data["method"] != "QLoRA"
+                    and data["optimizer"]["name"] != "AdamW8Bit"
+                )
             ),
         ),
         Rule(
@@ -145,7 +158,9 @@ class Train(StageSpec, TrainRecipe):
         # The defaults, written out, are the same as an absent block, and so have the same identity. With startFrom this
         # is not so: an absent block then means the settings of the other adapter.
         blocks = {
-            "lora": None if self.adapter == Lora() and not self.start_from else self.lora,
+            "lora": None
+            if self.adapter == Lora() and not self.start_from
+            else self.lora,
             "dpo": None if self.preference == Dpo() else self.dpo,
             "processes_per_node": self._processes_per_node,
             "parallelism": self.parallelism if self.processes > 1 else "DDP",

@@ -63,7 +63,11 @@ class CapacityChoice:
     def placement(self) -> PlacementStatus:
         """The choice for the status, with its reason."""
         message = message_of(
-            self.decision, self._experience, self._limits, self.defaults, self.now.date()
+            self.decision,
+            self._experience,
+            self._limits,
+            self.defaults,
+            self.now.date(),
         )
         return PlacementStatus(
             capacity=self.decision.capacity,
@@ -88,7 +92,9 @@ class CapacityChoice:
         """The running time that the stage still needs. None: not known."""
         return self._experience.remaining
 
-    def reason_to_move(self, attempt: AttemptStatus, job: ObservedJob | None) -> Reason | None:
+    def reason_to_move(
+        self, attempt: AttemptStatus, job: ObservedJob | None
+    ) -> Reason | None:
         """Return why the running attempt is to be replaced by one on other nodes, or None."""
         if job is None or _is_ending(job):
             return None
@@ -100,7 +106,9 @@ class CapacityChoice:
             return Reason.PLACEMENT_CHANGED
         return None
 
-    def review_times(self, attempt: AttemptStatus, job: ObservedJob | None) -> Iterator[timedelta]:
+    def review_times(
+        self, attempt: AttemptStatus, job: ObservedJob | None
+    ) -> Iterator[timedelta]:
         """Yield the times after which the running attempt may have to move."""
         yield from self._pending_times(attempt, job)
         yield from self._incomplete_times(attempt, job)
@@ -132,13 +140,22 @@ class CapacityChoice:
 
         It does so even if it can only start again on the same nodes: two such attempts would wait for each other.
         """
-        if job is None or job.incomplete_since is None or attempt.started_at or _is_ending(job):
+        if (
+            job is None
+            or job.incomplete_since is None
+            or attempt.started_at
+            or _is_ending(job)
+        ):
             return
         waited = self.now - job.incomplete_since
-        limit = self._pending_limit(attempt, self._experience_without_node(attempt, waited))
+        limit = self._pending_limit(
+            attempt, self._experience_without_node(attempt, waited)
+        )
         yield min(limit, LONGEST_INCOMPLETE) - waited
 
-    def _experience_without_node(self, attempt: AttemptStatus, waited: timedelta) -> Experience:
+    def _experience_without_node(
+        self, attempt: AttemptStatus, waited: timedelta
+    ) -> Experience:
         """Return the experience at the time when an attempt began to wait for a node.
 
         While it waits, a deadline leaves less and less. The deadline bounds the wait for spot nodes only, and only
@@ -152,7 +169,9 @@ class CapacityChoice:
             return experience
         return replace(experience, deadline=experience.deadline + waited)
 
-    def _pending_limit(self, attempt: AttemptStatus, experience: Experience) -> timedelta:
+    def _pending_limit(
+        self, attempt: AttemptStatus, experience: Experience
+    ) -> timedelta:
         """Return how long the attempt waits for a node; twice as long as before if all classes were full."""
         nodes = nodes_of(attempt)
         same_capacity = offers(self.stage, attempt.capacity or "", self.defaults)
@@ -185,7 +204,11 @@ class CapacityChoice:
     def _can_resume(self) -> bool:
         """Return whether a stopped attempt goes on where it was. No other attempt is stopped for money."""
         status = self.statuses[self.stage.name]
-        current = [attempt for attempt in status.attempts if attempt.identity == status.identity]
+        current = [
+            attempt
+            for attempt in status.attempts
+            if attempt.identity == status.identity
+        ]
         return saves(self.stage, current)
 
     def _cause(self) -> Cause:
@@ -203,11 +226,15 @@ class CapacityChoice:
     def _decide(self, experience: Experience) -> Decision:
         spot = offers(self.stage, SPOT, self.defaults)
         on_demand = offers(self.stage, ON_DEMAND, self.defaults)
-        return decide(self.stage.placement.capacity, spot, on_demand, experience, self._limits)
+        return decide(
+            self.stage.placement.capacity, spot, on_demand, experience, self._limits
+        )
 
     @cached_property
     def _experience(self) -> Experience:
-        return experience_of(self.pipeline, self.stage, self.statuses, self.defaults, self.now)
+        return experience_of(
+            self.pipeline, self.stage, self.statuses, self.defaults, self.now
+        )
 
     @cached_property
     def _limits(self) -> Limits:

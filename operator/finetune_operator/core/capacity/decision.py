@@ -120,14 +120,20 @@ class Experience:
         if self.deadline is None or self.remaining is None:
             return None
         share = RESERVE_SHARE if self.measured else ESTIMATE_SHARE
-        work = self.remaining + share * self.remaining + (1 + ESTIMATE_SHARE) * self.later_stages
+        work = (
+            self.remaining
+            + share * self.remaining
+            + (1 + ESTIMATE_SHARE) * self.later_stages
+        )
         # One restart before the interruption, if the attempt has not begun yet, and one after it.
         interruption = self.loss + 2 * self.restart
         return self.deadline - work - interruption
 
     def has_time_for_interruption(self) -> bool:
         """Return whether the deadline can be kept after an interruption."""
-        return self.deadline is None or (self.spare is not None and self.spare > timedelta())
+        return self.deadline is None or (
+            self.spare is not None and self.spare > timedelta()
+        )
 
 
 @dataclass(frozen=True)

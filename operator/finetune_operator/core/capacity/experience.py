@@ -52,9 +52,13 @@ def experience_of(
 ) -> Experience:
     """Return the experience of a stage. `statuses` has the status of each stage by its name."""
     status = statuses[spec.name]
-    current = [attempt for attempt in status.attempts if attempt.identity == status.identity]
+    current = [
+        attempt for attempt in status.attempts if attempt.identity == status.identity
+    ]
     on_spot = [
-        attempt for attempt in status.attempts if attempt.capacity == SPOT and attempt.started_at
+        attempt
+        for attempt in status.attempts
+        if attempt.capacity == SPOT and attempt.started_at
     ]
     duration = _duration(spec, current, now)
     # A requested capacity is kept whatever the deadline: another class of it costs nothing but its price.
@@ -65,9 +69,13 @@ def experience_of(
         total=duration.total,
         remaining=duration.remaining,
         measured=duration.measured,
-        restart=_restart(spec, current, timedelta(seconds=defaults.restart_seconds), now),
+        restart=_restart(
+            spec, current, timedelta(seconds=defaults.restart_seconds), now
+        ),
         loss=_longest_loss(spec, current, duration.total),
-        interruptions=sum(attempt.outcome is Outcome.INTERRUPTED for attempt in on_spot),
+        interruptions=sum(
+            attempt.outcome is Outcome.INTERRUPTED for attempt in on_spot
+        ),
         spot_time=timedelta(seconds=sum(_seconds(attempt, now) for attempt in on_spot)),
         on_demand_attempts=_on_demand_in_a_row(status),
         deadline=deadline,
@@ -87,7 +95,9 @@ class _Duration(NamedTuple):
     """Whether both are from the stage's own speed. Else they are an estimate."""
 
 
-def _duration(spec: StageSpec, current: Sequence[AttemptStatus], now: datetime) -> _Duration:
+def _duration(
+    spec: StageSpec, current: Sequence[AttemptStatus], now: datetime
+) -> _Duration:
     """Return the running time of the whole stage and of the rest."""
     for attempt in reversed(current):
         if _has_measured(attempt):
@@ -118,7 +128,9 @@ def _duration_by_speed(
     seconds = attempt.step_seconds or 0.0
     total = attempt.total_steps or 0
     durable = max((_durable_step(earlier) for earlier in current), default=0)
-    return _Duration(_time(seconds * total), _time(seconds * (total - durable)), measured)
+    return _Duration(
+        _time(seconds * total), _time(seconds * (total - durable)), measured
+    )
 
 
 def _steps_of(attempt: AttemptStatus) -> int:
@@ -151,7 +163,10 @@ def _durable_step(attempt: AttemptStatus) -> int:
 
 
 def _restart(
-    spec: StageSpec, current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime
+    spec: StageSpec,
+    current: Sequence[AttemptStatus],
+    otherwise: timedelta,
+    now: datetime,
 ) -> timedelta:
     """Return the shortest measured time of an attempt without steps: before its process started, and in it.
 
@@ -175,7 +190,11 @@ def _measured_restarts(
     current: Sequence[AttemptStatus], otherwise: timedelta, now: datetime
 ) -> Iterator[timedelta]:
     for attempt in current:
-        if not attempt.created_at or not attempt.started_at or not _has_measured(attempt):
+        if (
+            not attempt.created_at
+            or not attempt.started_at
+            or not _has_measured(attempt)
+        ):
             continue
         steps = _steps_of(attempt) * (attempt.step_seconds or 0.0)
         # The time before its process started may have been a wait for capacity or quota.
@@ -255,7 +274,10 @@ def _since_return(attempts: Sequence[AttemptStatus]) -> Sequence[AttemptStatus]:
 def wait_of(status: StageStatus, nodes: NodeGroup) -> timedelta:
     """Return how long the last attempt on these nodes existed that ended without a node; zero if none did."""
     for attempt in reversed(_counted(status)):
-        if nodes_of(attempt) != nodes or attempt.stopping is not Reason.WAITING_FOR_CAPACITY:
+        if (
+            nodes_of(attempt) != nodes
+            or attempt.stopping is not Reason.WAITING_FOR_CAPACITY
+        ):
             continue
         if attempt.finished_at and attempt.created_at:
             return attempt.finished_at - attempt.created_at
@@ -269,11 +291,18 @@ def nodes_of(attempt: AttemptStatus) -> NodeGroup:
 
 def _counted(status: StageStatus) -> list[AttemptStatus]:
     """Return the attempts since the last retry request or change of the spec."""
-    return [attempt for attempt in status.attempts if attempt.capacity and status.counts(attempt)]
+    return [
+        attempt
+        for attempt in status.attempts
+        if attempt.capacity and status.counts(attempt)
+    ]
 
 
 def _cause(
-    attempts: Sequence[AttemptStatus], status: StageStatus, experience: Experience, limits: Limits
+    attempts: Sequence[AttemptStatus],
+    status: StageStatus,
+    experience: Experience,
+    limits: Limits,
 ) -> Cause | None:
     """Return why a node class is given up after these attempts on it, or None."""
     if attempts[-1].stopping is Reason.WAITING_FOR_CAPACITY:

@@ -70,7 +70,9 @@ def _left(decision: Decision, experience: Experience) -> str:
     return ", ".join(parts)
 
 
-def _reason(decision: Decision, experience: Experience, limits: Limits, currency: str) -> str:  # noqa: PLR0911
+def _reason(  # noqa: PLR0911  one for each cause
+    decision: Decision, experience: Experience, limits: Limits, currency: str
+) -> str:
     match decision.cause:
         case Cause.REQUESTED | Cause.LAST_INTERRUPTION:
             return FIXED[decision.cause]
@@ -123,7 +125,9 @@ def _comparison(decision: Decision, experience: Experience, currency: str) -> st
 
 
 def _cost(estimate: Estimate, currency: str) -> str:
-    return amount_text(estimate.cost, currency) if estimate.cost.is_finite() else "no end"
+    return (
+        amount_text(estimate.cost, currency) if estimate.cost.is_finite() else "no end"
+    )
 
 
 def _deadline(experience: Experience) -> str:
@@ -142,7 +146,9 @@ def _text(time: timedelta | None) -> str:
 
 
 def _price_date(decision: Decision, defaults: PlacementDefaults, today: date) -> str:
-    dates = {node_class.name: node_class.price_date for node_class in defaults.node_classes}
+    dates = {
+        node_class.name: node_class.price_date for node_class in defaults.node_classes
+    }
     price_date = dates.get(decision.offer.node_class or "")
     if price_date is None:
         return ""

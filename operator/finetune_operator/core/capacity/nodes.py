@@ -17,7 +17,9 @@ from finetune_operator.core.capacity.decision import NodeGroup, Offer
 from finetune_operator.core.capacity.policy import PRIOR_RATE
 
 # Clouds taint GPU nodes with it, so that other pods stay away.
-GPU_TOLERATION = Toleration(key="nvidia.com/gpu", operator="Exists", effect="NoSchedule")
+GPU_TOLERATION = Toleration(
+    key="nvidia.com/gpu", operator="Exists", effect="NoSchedule"
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class PodPlacement:
     """Annotations of a Job's pod. The user's replace them."""
 
 
-def offers(spec: StageSpec, capacity: str, defaults: PlacementDefaults) -> Sequence[Offer]:
+def offers(
+    spec: StageSpec, capacity: str, defaults: PlacementDefaults
+) -> Sequence[Offer]:
     """Return the node classes of a capacity type on which the stage can run, at least one.
 
     Without a configured class, it is any node of the capacity type, at an unknown price. The price is for all pods of
@@ -115,4 +119,6 @@ def pod_placement(
     # A pod that asks for a label and excludes it would find no node: the selector is the user's word.
     excluded -= selector.items()
     annotations = {**nodes.annotations, **pool.annotations, **own.annotations}
-    return PodPlacement(capacity, selector, tolerations, tuple(sorted(excluded)), annotations)
+    return PodPlacement(
+        capacity, selector, tolerations, tuple(sorted(excluded)), annotations
+    )

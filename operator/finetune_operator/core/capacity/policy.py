@@ -78,7 +78,9 @@ def decide(
     if cause and are_full(on_demand, experience):
         return _without_on_demand(spot, on_demand, spot_offer, estimates, experience)
     if cause or spot_offer is None:
-        return Decision(ON_DEMAND, on_demand_choice, cause or Cause.NO_CAPACITY, *estimates)
+        return Decision(
+            ON_DEMAND, on_demand_choice, cause or Cause.NO_CAPACITY, *estimates
+        )
     if estimates.spot is None or estimates.on_demand is None:
         return Decision(SPOT, spot_offer, Cause.PRICE_UNKNOWN, *estimates)
     return Decision(SPOT, spot_offer, Cause.LOWER_COST, *estimates)
@@ -99,7 +101,9 @@ def _requested(
 ) -> Decision:
     """Return the decision for a capacity that the user has chosen; its classes take turns if all are full."""
     spot_offer = _next(spot, experience, limits) or _first_given_up(spot, experience)
-    on_demand_offer = _next(on_demand, experience, limits) or _first_given_up(on_demand, experience)
+    on_demand_offer = _next(on_demand, experience, limits) or _first_given_up(
+        on_demand, experience
+    )
     estimates = Estimates(
         spot=estimate(spot_offer, experience),
         on_demand=estimate_on_demand(on_demand_offer, experience),
@@ -107,7 +111,11 @@ def _requested(
     if capacity == ON_DEMAND:
         return Decision(ON_DEMAND, on_demand_offer, Cause.REQUESTED, *estimates)
     cause = Cause.REQUESTED
-    if estimates.spot and estimates.on_demand and estimates.spot.cost > estimates.on_demand.cost:
+    if (
+        estimates.spot
+        and estimates.on_demand
+        and estimates.spot.cost > estimates.on_demand.cost
+    ):
         cause = Cause.REQUESTED_DEARER
     return Decision(capacity, spot_offer, cause, *estimates)
 
@@ -149,12 +157,18 @@ def _cause_for_on_demand(
         return Cause.LAST_INTERRUPTION
     if experience.total is not None and experience.total < limits.short_stage:
         return Cause.SHORT_STAGE
-    if estimates.spot and estimates.on_demand and estimates.spot.cost >= estimates.on_demand.cost:
+    if (
+        estimates.spot
+        and estimates.on_demand
+        and estimates.spot.cost >= estimates.on_demand.cost
+    ):
         return Cause.LOWER_COST
     return None
 
 
-def _next(offers: Sequence[Offer], experience: Experience, limits: Limits) -> Offer | None:
+def _next(
+    offers: Sequence[Offer], experience: Experience, limits: Limits
+) -> Offer | None:
     """Return the cheapest offer that was not given up; before a dear offer, the offers that wait in turns."""
     left = [offer for offer in offers if offer.nodes not in experience.given_up]
     turns = offers_in_turns(offers, experience, limits)
@@ -178,11 +192,15 @@ def offers_in_turns(
     if limits.pending or experience.spare is None:
         return []
     lowest = estimate(_cheapest(offers, experience), experience)
-    similar = [offer for offer in offers if _costs_similar(estimate(offer, experience), lowest)]
+    similar = [
+        offer for offer in offers if _costs_similar(estimate(offer, experience), lowest)
+    ]
     turns = [offer for offer in similar if _may_have_nodes(offer, experience)]
     # The dearer ones are tried, too, before the spare time ends.
     dearer = [
-        offer for offer in offers if offer not in similar and offer.nodes not in experience.given_up
+        offer
+        for offer in offers
+        if offer not in similar and offer.nodes not in experience.given_up
     ]
     has_time = experience.spare >= PENDING * (1 + len(dearer))
     if has_time and len(turns) > 1:
@@ -253,13 +271,19 @@ def interruption_rate(offer: Offer, experience: Experience) -> float:
 
     Formula: the mean of a gamma prior of PRIOR_HOURS hours after so many interruptions in the time on spot nodes.
     """
-    prior = PRIOR_RATE if offer.interruptions_per_hour is None else offer.interruptions_per_hour
+    prior = (
+        PRIOR_RATE
+        if offer.interruptions_per_hour is None
+        else offer.interruptions_per_hour
+    )
     expected = prior * PRIOR_HOURS
     hours = PRIOR_HOURS + experience.spot_time / HOUR
     return (expected + experience.interruptions) / hours
 
 
-def pending_limit(experience: Experience, limits: Limits, *, in_turns: bool = False) -> timedelta:
+def pending_limit(
+    experience: Experience, limits: Limits, *, in_turns: bool = False
+) -> timedelta:
     """Return how long a pod may find no node before its class is given up, by what was known when the attempt began.
 
     With a deadline, waiting costs nothing but time: most of what there is to spare. If another class at a similar

@@ -13,7 +13,11 @@ from finetune_operator.core.metadata import SERVER, service_name
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.cache.children import claims_of, owner_key, owner_uids
-from finetune_operator.kubernetes.cache.pipeline import CachedPipeline, WaitingStage, trim_pipeline
+from finetune_operator.kubernetes.cache.pipeline import (
+    CachedPipeline,
+    WaitingStage,
+    trim_pipeline,
+)
 from finetune_operator.kubernetes.cache.pod import (
     age_order,
     controller_of,
@@ -42,7 +46,11 @@ from finetune_operator.kubernetes.cache.trim import (
 from finetune_operator.kubernetes.cache.warning_events import WarningEvents
 from finetune_operator.kubernetes.translate.attempt_pods import completions_of
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
-from finetune_operator.kubernetes.translate.defaults import NONE, NamespaceDefaults, read_defaults
+from finetune_operator.kubernetes.translate.defaults import (
+    NONE,
+    NamespaceDefaults,
+    read_defaults,
+)
 from finetune_operator.kubernetes.translate.job import is_finished
 from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import Pod
@@ -67,10 +75,13 @@ class ResourceCache:
 
     def __init__(self) -> None:
         self.pipelines: Store[CachedPipeline] = Store(
-            trim_pipeline, claim=lambda pipeline: [(pipeline.key.namespace, pipeline.claim)]
+            trim_pipeline,
+            claim=lambda pipeline: [(pipeline.key.namespace, pipeline.claim)],
         )
         self.jobs: Store[Object] = Store(trim_job, owner=owner_uids, claim=claims_of)
-        self.pods: Store[Object] = Store(trim_pod, job=job_of, server=server_of, claim=claims_of)
+        self.pods: Store[Object] = Store(
+            trim_pod, job=job_of, server=server_of, claim=claims_of
+        )
         self.deployments: Store[Object] = Store(trim_deployment, owner=owner_uids)
         self.services: Store[Object] = Store(trim_service)
         self.claims: Store[Object] = Store(trim_claim)
@@ -137,7 +148,11 @@ class ResourceCache:
         return self._child_changed(kind, before, None)
 
     def sweep(
-        self, kind: str, listed: set[NamespacedName], version: int, namespace: str | None
+        self,
+        kind: str,
+        listed: set[NamespacedName],
+        version: int,
+        namespace: str | None,
     ) -> Iterator[Change]:
         """Remove the objects that a complete list of this version no longer has: a watch has missed their deletion."""
         store = self.stores[kind]
@@ -148,7 +163,11 @@ class ResourceCache:
                 pod = self.pods.entries[name].value
                 change = self._update_pod(pod, {**pod, "gone": True}, deleted_at)
             else:
-                meta = {"namespace": name[0], "name": name[1], "uid": store.entries[name].uid}
+                meta = {
+                    "namespace": name[0],
+                    "name": name[1],
+                    "uid": store.entries[name].uid,
+                }
                 change = self.remove(
                     kind, {"metadata": {**meta, "resourceVersion": str(deleted_at)}}
                 )
@@ -164,7 +183,9 @@ class ResourceCache:
         change = self.update(PIPELINES, answer)
         entry = self.pipelines.entries.get(name)
         if entry and entry.version == version_of(answer):
-            self.pipelines.entries[name] = replace(entry, value=entry.value.with_parsed(pipeline))
+            self.pipelines.entries[name] = replace(
+                entry, value=entry.value.with_parsed(pipeline)
+            )
         return change.keys[1:]
 
     # Reads.
@@ -201,7 +222,9 @@ class ResourceCache:
         """Return the Jobs and pods that mount the claim for writing and have not ended."""
         name = (namespace, claim)
         jobs = [job for job in self.jobs.select("claim", name) if not self.is_over(job)]
-        pods = [pod for pod in self.pods.select("claim", name) if not pod_of(pod).finished]
+        pods = [
+            pod for pod in self.pods.select("claim", name) if not pod_of(pod).finished
+        ]
         return [*jobs, *pods]
 
     def lost_jobs(self, namespace: str, claim: str) -> tuple[str, ...]:
@@ -235,7 +258,10 @@ class ResourceCache:
 
     def servers_down(self) -> int:
         """Return the number of pipelines with a Service that leads to no ready pod, whatever their phase."""
-        return sum(self._is_server_down(entry.value) for entry in self.pipelines.entries.values())
+        return sum(
+            self._is_server_down(entry.value)
+            for entry in self.pipelines.entries.values()
+        )
 
     def _is_server_down(self, pipeline: CachedPipeline) -> bool:
         namespace = pipeline.key.namespace
@@ -250,7 +276,9 @@ class ResourceCache:
 
     # Changes.
 
-    def _update_pipeline(self, before: CachedPipeline | None, after: CachedPipeline) -> Change:
+    def _update_pipeline(
+        self, before: CachedPipeline | None, after: CachedPipeline
+    ) -> Change:
         self._forget_ended_pods(before, after)
         next_users: tuple[Key, ...] = ()
         if before and before.frees_claim(after):
@@ -273,7 +301,9 @@ class ResourceCache:
         ]
         return Change(tuple(keys), Urgency.NOW)
 
-    def _child_changed(self, kind: str, before: Object | None, after: Object | None) -> Change:
+    def _child_changed(
+        self, kind: str, before: Object | None, after: Object | None
+    ) -> Change:
         child = after or before or {}
         key = owner_key(child)
         if key is None or before == after:
@@ -292,7 +322,9 @@ class ResourceCache:
         waiting = self._waiting(child, key) if is_over else ()
         return Change((key, *waiting), Urgency.NOW)
 
-    def _update_pod(self, before: Object | None, received: Object, version: int) -> Change:
+    def _update_pod(
+        self, before: Object | None, received: Object, version: int
+    ) -> Change:
         """Store a trimmed pod of an attempt's Job or ReplicaSet, and no other: a pod's status is trusted."""
         key = owner_key(received)
         if key is None or not is_of_attempt(received):
@@ -315,7 +347,9 @@ class ResourceCache:
             return NO_CHANGE
         return Change((key,), Urgency.LATER)
 
-    def _store_pod(self, raw: Object, version: int, *, is_gone: bool, is_recorded: bool) -> None:
+    def _store_pod(
+        self, raw: Object, version: int, *, is_gone: bool, is_recorded: bool
+    ) -> None:
         """Store a pod, or remove it if it is needed no longer.
 
         `is_recorded`: the pod has finished, and the status has the end of its attempt.
@@ -354,7 +388,11 @@ class ResourceCache:
         if about is None:
             return NO_CHANGE
         namespace, kind, name = about
-        store = {"Job": self.jobs, "Pod": self.pods, "Deployment": self.deployments}.get(kind)
+        store = {
+            "Job": self.jobs,
+            "Pod": self.pods,
+            "Deployment": self.deployments,
+        }.get(kind)
         if store is None:
             return NO_CHANGE
         child = store.get((namespace, name))
@@ -383,12 +421,21 @@ class ResourceCache:
     def _sharing(self, own: Key, pipeline: CachedPipeline | None) -> tuple[Key, ...]:
         if pipeline is None:
             return ()
-        return tuple(key for key in self._claim_users(own.namespace, pipeline.claim) if key != own)
+        return tuple(
+            key
+            for key in self._claim_users(own.namespace, pipeline.claim)
+            if key != own
+        )
 
     def _claim_users(self, namespace: str, claim: str) -> list[Key]:
-        return [pipeline.key for pipeline in self.pipelines.select("claim", (namespace, claim))]
+        return [
+            pipeline.key
+            for pipeline in self.pipelines.select("claim", (namespace, claim))
+        ]
 
-    def _forget_ended_pods(self, before: CachedPipeline | None, after: CachedPipeline) -> None:
+    def _forget_ended_pods(
+        self, before: CachedPipeline | None, after: CachedPipeline
+    ) -> None:
         """Drop the finished pods of attempts if the status has their end now."""
         if before is None:
             return

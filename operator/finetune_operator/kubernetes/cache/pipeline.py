@@ -77,7 +77,9 @@ class CachedPipeline:
     def frees_claim(self, after: "CachedPipeline") -> bool:
         """Return whether this change lets another pipeline write to the claim."""
         ended = not self.lets_others_go_first and after.lets_others_go_first
-        return ended or (self.writing and not after.writing) or self.claim != after.claim
+        return (
+            ended or (self.writing and not after.writing) or self.claim != after.claim
+        )
 
     def as_claim_user(self) -> ClaimUser:
         """Return the pipeline as a user of its claim."""
@@ -201,7 +203,9 @@ def _times(meta: Object, status: Object, stages: list[Object]) -> Iterator[float
 
     Attempts whose process has never started are part of the wait: they give up their nodes and request them again.
     """
-    attempts = [attempt for stage in stages for attempt in _objects(stage.get("attempts"))]
+    attempts = [
+        attempt for stage in stages for attempt in _objects(stage.get("attempts"))
+    ]
     texts = [meta.get("creationTimestamp")]
     for attempt in attempts:
         if attempt.get("startedAt"):
@@ -238,6 +242,9 @@ def _running_jobs(status: Object) -> dict[str, str]:
         attempts = stage.get("attempts")
         last = attempts[-1] if isinstance(attempts, list) and attempts else None
         # The default of `outcome` is Running; the operator writes it always.
-        if isinstance(last, dict) and last.get("outcome", Outcome.RUNNING) == Outcome.RUNNING:
+        if (
+            isinstance(last, dict)
+            and last.get("outcome", Outcome.RUNNING) == Outcome.RUNNING
+        ):
             jobs[str(stage.get("name"))] = str(last.get("job"))
     return jobs

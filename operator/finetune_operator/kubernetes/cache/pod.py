@@ -55,7 +55,9 @@ def _is_created_by_job(raw: Object, name: str | None) -> bool:
 
 def _is_created_by_replica_set(raw: Object, deployment: str | None) -> bool:
     # A Deployment adds a hash to its own name for each of its ReplicaSets.
-    return bool(deployment) and _controller_name(raw, "ReplicaSet").startswith(f"{deployment}-")
+    return bool(deployment) and _controller_name(raw, "ReplicaSet").startswith(
+        f"{deployment}-"
+    )
 
 
 def _controller_name(raw: Object, kind: str) -> str:
@@ -72,7 +74,9 @@ def with_known_end(known: Object | None, received: Object) -> Object:
     """
     if known is None or known["metadata"]["uid"] != received["metadata"]["uid"]:
         return received
-    has_lost_end = pod_of(known).exit_code is not None and pod_of(received).exit_code is None
+    has_lost_end = (
+        pod_of(known).exit_code is not None and pod_of(received).exit_code is None
+    )
     if not has_lost_end:
         return received
     if received.get("gone"):
@@ -84,7 +88,9 @@ def urgent_facts(raw: Object | None) -> tuple[object, ...]:
     """Return the facts about a pod that change what the operator does, or what it must report at once."""
     pod = pod_of(raw or {"metadata": {}, "spec": {}, "status": {}})
     scheduled = pod.condition("PodScheduled")
-    unschedulable = scheduled.get("message") if scheduled.get("status") == "False" else None
+    unschedulable = (
+        scheduled.get("message") if scheduled.get("status") == "False" else None
+    )
     # A container that is only being created waits for nothing that a user could change.
     waiting = pod.waiting
     obstacle = waiting if waiting.get("reason") not in STARTING else None

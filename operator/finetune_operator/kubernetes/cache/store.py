@@ -52,7 +52,10 @@ class Store(Generic[T]):
 
     def select(self, index: str, value: Hashable) -> list[T]:
         """Return the objects that the index has under this value, in the order of their names."""
-        return [self.entries[name].value for name in sorted(self._index[index].get(value, ()))]
+        return [
+            self.entries[name].value
+            for name in sorted(self._index[index].get(value, ()))
+        ]
 
     def is_news(self, raw: Object) -> bool:
         """Return whether the object is newer than the stored object of its name."""
@@ -96,7 +99,11 @@ class Store(Generic[T]):
         """Yield the stored names that a complete list of this version lacks, although the list is newer."""
         # A copy: the caller removes entries meanwhile.
         for name, entry in list(self.entries.items()):
-            if name not in listed and entry.version <= version and namespace in {None, name[0]}:
+            if (
+                name not in listed
+                and entry.version <= version
+                and namespace in {None, name[0]}
+            ):
                 yield name
 
     def _drop(self, name: NamespacedName) -> Entry[T] | None:

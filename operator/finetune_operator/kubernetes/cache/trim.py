@@ -36,7 +36,9 @@ def trim_job(job: Object) -> Object:
         "claims": claims_of(template.get("spec") or {}),
         "spec": _pick(spec, ("completions",)),
         "status": {
-            "conditions": [condition for condition in conditions if condition["status"] == "True"]
+            "conditions": [
+                condition for condition in conditions if condition["status"] == "True"
+            ]
         },
     }
 
@@ -52,7 +54,10 @@ def trim_pod(pod: Object) -> Object:
     return {
         "metadata": trim_metadata(pod),
         "claims": claims_of(spec),
-        "spec": {"nodeName": spec.get("nodeName") or "", "containers": _stage_container(spec)},
+        "spec": {
+            "nodeName": spec.get("nodeName") or "",
+            "containers": _stage_container(spec),
+        },
         "status": {
             **_pick(status, ("phase", "podIP", "reason", "message")),
             **states,
@@ -85,7 +90,9 @@ def trim_service(service: Object) -> Object:
 
 def trim_claim(claim: Object) -> Object:
     """Return a claim's owners, size, class and access modes."""
-    spec = _pick(claim.get("spec") or {}, ("accessModes", "storageClassName", "resources"))
+    spec = _pick(
+        claim.get("spec") or {}, ("accessModes", "storageClassName", "resources")
+    )
     return {"metadata": trim_metadata(claim), "spec": spec}
 
 
@@ -153,13 +160,19 @@ def _container_state(state: Object) -> Object:
         "running": ("startedAt",),
         "terminated": _TERMINATED,
     }
-    return {kind: _pick(state[kind], names) for kind, names in fields.items() if state.get(kind)}
+    return {
+        kind: _pick(state[kind], names)
+        for kind, names in fields.items()
+        if state.get(kind)
+    }
 
 
 def _conditions(raw: Object, kinds: frozenset[str]) -> list[Object]:
     conditions = (raw.get("status") or {}).get("conditions") or []
     return [
-        _pick(condition, _CONDITION) for condition in conditions if condition.get("type") in kinds
+        _pick(condition, _CONDITION)
+        for condition in conditions
+        if condition.get("type") in kinds
     ]
 
 

@@ -49,7 +49,9 @@ class ProbeResult:
 class ServerProbe:
     """Probes each pod once in the background and keeps the result; `enqueue` is called when it is there."""
 
-    def __init__(self, session: aiohttp.ClientSession, enqueue: Enqueue = ignore) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, enqueue: Enqueue = ignore
+    ) -> None:
         self.session = session
         self.requests = BackgroundRequests(REQUESTS_PER_NAMESPACE, enqueue)
         self.results: dict[str, ProbeResult] = {}
@@ -67,7 +69,9 @@ class ServerProbe:
     def retain(self, uids: set[str]) -> None:
         """Drop all pods but these, which are the server pods that exist."""
         self.requests.cancel(self.requests.tasks.keys() - uids)
-        self.results = {uid: result for uid, result in self.results.items() if uid in uids}
+        self.results = {
+            uid: result for uid, result in self.results.items() if uid in uids
+        }
 
     async def close(self) -> None:
         """Cancel all probes."""
@@ -137,4 +141,6 @@ def _parse(status: int, content: bytes) -> ProbeResult:
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
     text = content[:500].decode(errors="replace")
-    return ProbeResult(failure=f"the server answered the prompt with status {status}: {text}")
+    return ProbeResult(
+        failure=f"the server answered the prompt with status {status}: {text}"
+    )

@@ -99,7 +99,11 @@ class ProgressPoller:
         """Start a request to each pod that is due, and drop the state of pods that no longer exist."""
         pods = {pod.uid: pod for pod in self.pods()}
         self.requests.cancel(
-            [uid for uid in self.requests.tasks if uid not in pods or pods[uid].finished]
+            [
+                uid
+                for uid in self.requests.tasks
+                if uid not in pods or pods[uid].finished
+            ]
         )
         for uid in self.states.keys() - pods.keys():
             del self.states[uid]
@@ -136,8 +140,14 @@ class ProgressPoller:
         url = f"http://{url_host(pod)}:{port}/progress"
         try:
             async with asyncio.timeout(PROGRESS_TIMEOUT_SECONDS):
-                status, content = await request(self.session, url, max_bytes=PROGRESS_BYTES)
-            return Progress.model_validate_json(content) if status == HTTPStatus.OK else None
+                status, content = await request(
+                    self.session, url, max_bytes=PROGRESS_BYTES
+                )
+            return (
+                Progress.model_validate_json(content)
+                if status == HTTPStatus.OK
+                else None
+            )
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError):
             # Not listening yet, or the port serves something else: the stage runs without progress.
             return None
@@ -178,7 +188,10 @@ def metrics_port(pod: Pod) -> int:
     """Return the port from the environment of the stage's container; 0: none."""
     for container in pod.raw["spec"].get("containers") or []:
         if container["name"] == STAGE_CONTAINER:
-            env = {entry["name"]: entry.get("value") for entry in container.get("env") or []}
+            env = {
+                entry["name"]: entry.get("value")
+                for entry in container.get("env") or []
+            }
             text = env.get(variables.METRICS_PORT, str(METRICS_PORT)) or "0"
             # isdigit alone accepts characters such as ², which int refuses.
             return int(text) if text.isascii() and text.isdigit() else 0

@@ -10,7 +10,12 @@ import aiohttp
 
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.cache.children import owner_key
-from finetune_operator.kubernetes.pods.http import BackgroundRequests, ignore, request, url_host
+from finetune_operator.kubernetes.pods.http import (
+    BackgroundRequests,
+    ignore,
+    request,
+    url_host,
+)
 from finetune_operator.kubernetes.pods.progress import metrics_port
 from finetune_operator.kubernetes.translate.pod import Pod
 
@@ -34,7 +39,9 @@ NOT_OFFERED = frozenset(
 class SaveSender:
     """Sends each pod a request for each notice, in the background; `on_accepted` is called if the pod accepts."""
 
-    def __init__(self, session: aiohttp.ClientSession, on_accepted: Callable[[Pod], None]) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, on_accepted: Callable[[Pod], None]
+    ) -> None:
         self.session = session
         self.on_accepted = on_accepted
         self.requests = BackgroundRequests(REQUESTS_PER_NAMESPACE, ignore)
@@ -79,7 +86,10 @@ class SaveSender:
                 return False
             if answer in NOT_OFFERED or loop.time() + PAUSE_SECONDS > deadline:
                 log.warning(
-                    "%s: pod %s was not asked to save: it answers %s", key, pod.name, answer
+                    "%s: pod %s was not asked to save: it answers %s",
+                    key,
+                    pod.name,
+                    answer,
                 )
                 return False
             await asyncio.sleep(PAUSE_SECONDS)

@@ -13,14 +13,18 @@ def affinity_without(labels: Iterable[tuple[str, str]], affinity: Object) -> Obj
 
     A malformed affinity stays as it is, because the API server refuses it in its own words.
     """
-    excluded = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in labels]
+    excluded = [
+        {"key": key, "operator": "NotIn", "values": [value]} for key, value in labels
+    ]
     node = affinity.get("nodeAffinity") or {}
     if not excluded or not isinstance(node, dict):
         return affinity
     required = node.get(REQUIRED)
     if required is None:
         required = {"nodeSelectorTerms": [{"matchExpressions": excluded}]}
-    elif isinstance(required, dict) and isinstance(required.get("nodeSelectorTerms"), list):
+    elif isinstance(required, dict) and isinstance(
+        required.get("nodeSelectorTerms"), list
+    ):
         # A node must match only one of the terms, so each term gets the expressions.
         terms = [_narrowed(term, excluded) for term in required["nodeSelectorTerms"]]
         required = {**required, "nodeSelectorTerms": terms}

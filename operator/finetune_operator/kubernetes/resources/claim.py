@@ -77,7 +77,11 @@ def ownership_error(pipeline: Pipeline, claim: Object) -> str | None:
 
 def sharing_error(pipeline: Pipeline, claim: Object) -> str | None:
     """Return why the pods of an attempt cannot all mount the claim; None if they can."""
-    pods = {name: stage.pods for name, stage in pipeline.spec.stages().items() if stage.pods > 1}
+    pods = {
+        name: stage.pods
+        for name, stage in pipeline.spec.stages().items()
+        if stage.pods > 1
+    }
     modes = (claim.get("spec") or {}).get("accessModes") or []
     if not pods or SHARED in modes:
         return None
@@ -110,7 +114,9 @@ def _resize(pipeline: Pipeline, claim: Object) -> Iterator[ClaimChange]:
     size = pipeline.spec.workspace.size
     current = _size(claim)
     if current and _amount(size) > _amount(current):
-        yield ClaimChange(SIZE, {"spec": {"resources": {"requests": {"storage": size}}}})
+        yield ClaimChange(
+            SIZE, {"spec": {"resources": {"requests": {"storage": size}}}}
+        )
 
 
 def immutable_differences(pipeline: Pipeline, claim: Object) -> Iterator[str]:

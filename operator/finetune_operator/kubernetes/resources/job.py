@@ -11,7 +11,11 @@ from finetune_operator.api.group import GROUP
 from finetune_operator.api.stages.pod import Resources
 from finetune_operator.api.stages.train import Train
 from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.metadata import COMPLETION_INDEX, STAGE_CONTAINER, headless_service_name
+from finetune_operator.core.metadata import (
+    COMPLETION_INDEX,
+    STAGE_CONTAINER,
+    headless_service_name,
+)
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes.resources.affinity import affinity_without
 from finetune_operator.kubernetes.resources.claim import claim_name
@@ -67,7 +71,9 @@ def build_job(pipeline: Pipeline, template: JobTemplate, notices: str = "") -> O
                 "rules": [
                     {
                         "action": "FailJob",
-                        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                        "onPodConditions": [
+                            {"type": "DisruptionTarget", "status": "True"}
+                        ],
                     },
                     {
                         "action": "FailJob",
@@ -128,12 +134,16 @@ def common_pod_spec(template: JobTemplate) -> Object:
             *_unreachable_tolerations(),
         ],
         **_without_empty(
-            affinity=affinity_without(template.placement.excluded_labels, template.pod.affinity),
+            affinity=affinity_without(
+                template.placement.excluded_labels, template.pod.affinity
+            ),
             serviceAccountName=template.pod.service_account_name,
             priorityClassName=template.pod.priority_class_name,
             schedulerName=template.pod.scheduler_name,
             runtimeClassName=template.pod.runtime_class_name,
-            imagePullSecrets=[_as_json(secret) for secret in template.pod.image_pull_secrets],
+            imagePullSecrets=[
+                _as_json(secret) for secret in template.pod.image_pull_secrets
+            ],
         ),
     }
 
@@ -257,7 +267,8 @@ def environment_of(
         if variable.value_from and variable.name not in own
     }
     literal = {
-        name: {"name": name, "value": escape_expansion(value)} for name, value in values.items()
+        name: {"name": name, "value": escape_expansion(value)}
+        for name, value in values.items()
     }
     return {
         "env": [entry for _, entry in sorted((literal | references).items())],
@@ -288,12 +299,14 @@ def _volume_of(claim: str, pipeline: Pipeline, number: int) -> str:
 def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
     claims = {"workspace": claim_name(pipeline)}
     claims |= {
-        _volume_of(claim, pipeline, number): claim for number, claim in enumerate(template.claims)
+        _volume_of(claim, pipeline, number): claim
+        for number, claim in enumerate(template.claims)
     }
     volumes: list[Object] = [
         {
             "name": volume,
-            "persistentVolumeClaim": {"claimName": claim} | _read_only(claim, pipeline, template),
+            "persistentVolumeClaim": {"claimName": claim}
+            | _read_only(claim, pipeline, template),
         }
         for volume, claim in claims.items()
     ]

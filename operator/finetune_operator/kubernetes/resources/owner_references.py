@@ -41,7 +41,5 @@ def foreign_service(pipeline: Pipeline, child: Object) -> Blocker | None:
     if is_owned_by(pipeline, child):
         return None
     name = child["metadata"]["name"]
-    message = (
-        f"the Service {name} was not created for this pipeline: delete it, or rename the pipeline"
-    )
+    message = f"the Service {name} was not created for this pipeline: delete it, or rename the pipeline"
     return Blocker(Reason.DEPENDENCY_NOT_READY, message)

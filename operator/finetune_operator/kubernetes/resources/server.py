@@ -64,14 +64,21 @@ DRAIN_SECONDS = 5
 
 
 def build_deployment(
-    pipeline: Pipeline, template: JobTemplate, serving: Serving, *, image_volumes: bool = False
+    pipeline: Pipeline,
+    template: JobTemplate,
+    serving: Serving,
+    *,
+    image_volumes: bool = False,
 ) -> Object:
     """Build the Deployment of one attempt. Raises Blocked for a model that no pod can read.
 
     `image_volumes`: whether the cluster mounts an image as a volume, which Kubernetes 1.35 and later do.
     """
     labels = {**template.labels, SERVER: template.name}
-    own = {PIPELINE_NAME: pipeline.key.name, SERVING_ANNOTATION: json.dumps(asdict(serving))}
+    own = {
+        PIPELINE_NAME: pipeline.key.name,
+        SERVING_ANNOTATION: json.dumps(asdict(serving)),
+    }
     annotations = template.pod.annotations | own
     return {
         "apiVersion": "apps/v1",
@@ -89,7 +96,9 @@ def build_deployment(
             "template": {
                 "metadata": {"labels": labels, "annotations": annotations},
                 "spec": _pod(
-                    template, serving, model_volume(serving.model, image_volumes=image_volumes)
+                    template,
+                    serving,
+                    model_volume(serving.model, image_volumes=image_volumes),
                 ),
             },
         },
@@ -134,7 +143,9 @@ def serving_of(deployment: Object) -> Serving:
 
 def launch_of(serving: Serving) -> LaunchSpec:
     """Return how the server is started. Raises Blocked for a model that no pod can read."""
-    return ENGINES[serving.engine].container(folder_of(serving.model), ALL_ADDRESSES, PORT)
+    return ENGINES[serving.engine].container(
+        folder_of(serving.model), ALL_ADDRESSES, PORT
+    )
 
 
 def folder_of(uri: str) -> PurePosixPath:
@@ -169,7 +180,9 @@ def model_volume(uri: str, *, image_volumes: bool) -> ModelVolume | None:
     # Only with a digest: a tag may point to another image by now.
     if scheme == "oci" and image_volumes and "@sha256:" in reference:
         return ModelVolume(
-            {"image": {"reference": reference, "pullPolicy": "IfNotPresent"}}, IMAGE_FOLDER, False
+            {"image": {"reference": reference, "pullPolicy": "IfNotPresent"}},
+            IMAGE_FOLDER,
+            False,
         )
     return ModelVolume({"emptyDir": {}}, None, is_fetched=True)
 
@@ -177,7 +190,10 @@ def model_volume(uri: str, *, image_volumes: bool) -> ModelVolume | None:
 def _pod(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> Object:
     pod = common_pod_spec(template)
     volumes = [
-        {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        {
+            "name": f"claim-{number}",
+            "persistentVolumeClaim": {"claimName": claim, "readOnly": True},
+        }
         for number, claim in enumerate(template.claims)
     ]
     if model:
@@ -194,7 +210,9 @@ def _pod(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> 
     }
 
 
-def _model_mounts(serving: Serving, model: ModelVolume | None, *, read_only: bool) -> list[Object]:
+def _model_mounts(
+    serving: Serving, model: ModelVolume | None, *, read_only: bool
+) -> list[Object]:
     if model is None:
         return []
     mount: Object = {"name": MODEL_VOLUME, "mountPath": str(folder_of(serving.model))}
@@ -205,7 +223,9 @@ def _model_mounts(serving: Serving, model: ModelVolume | None, *, read_only: boo
     return [mount]
 
 
-def _server_container(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> Object:
+def _server_container(
+    template: JobTemplate, serving: Serving, model: ModelVolume | None
+) -> Object:
     launch = launch_of(serving)
     folder = folder_of(serving.model)
     command = template.command
@@ -258,7 +278,9 @@ def _probes() -> Object:
     }
 
 
-def _init_container(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> Object:
+def _init_container(
+    template: JobTemplate, serving: Serving, model: ModelVolume | None
+) -> Object:
     """Build the init container: it downloads the model if needed, and verifies every byte before the server starts."""
     is_fetched = model is not None and model.is_fetched
     # -P: no file in the working folder shadows a library.
@@ -289,7 +311,11 @@ def without_accelerators(resources: Resources) -> Resources:
     """Return the resources for a container that needs no accelerator."""
 
     def kept(amounts: dict[str, str]) -> dict[str, str]:
-        return {name: amount for name, amount in amounts.items() if not ACCELERATOR.fullmatch(name)}
+        return {
+            name: amount
+            for name, amount in amounts.items()
+            if not ACCELERATOR.fullmatch(name)
+        }
 
     return Resources(requests=kept(resources.requests), limits=kept(resources.limits))
 

@@ -16,7 +16,11 @@ class ApiError(ClusterError):
     """The API server rejected the request, or did not answer (status 0)."""
 
     def __init__(
-        self, status: int, message: str, reason: str = "", details: Mapping[str, Any] | None = None
+        self,
+        status: int,
+        message: str,
+        reason: str = "",
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -49,7 +53,8 @@ def classify_api_error(error: ApiError) -> Blocker | None:
         return Blocker(Reason.WAITING_FOR_QUOTA, f"{message}; {fix}")
     if error.status == HTTPStatus.FORBIDDEN and "being terminated" in message:
         return Blocker(
-            Reason.POD_REFUSED, "the namespace is being deleted and accepts no new objects"
+            Reason.POD_REFUSED,
+            "the namespace is being deleted and accepts no new objects",
         )
     if error.status == HTTPStatus.FORBIDDEN:
         fix = "the operator's role or an admission policy may forbid it: ask the platform team to allow it"
@@ -64,7 +69,10 @@ def _classify_lasting_failure(status: int, message: str) -> Blocker | None:
     if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or TOO_LARGE.search(message):
         fix = "the object is too large to be stored: shorten env, command, args or affinity of the stage's pod"
         return Blocker(Reason.SPEC_INVALID, f"{message}; {fix}")
-    if status >= HTTPStatus.INTERNAL_SERVER_ERROR and "failed calling webhook" in message:
+    if (
+        status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        and "failed calling webhook" in message
+    ):
         fix = "the platform team must repair this admission webhook, or the network to it; the operator retries"
         return Blocker(Reason.DEPENDENCY_NOT_READY, f"{message}; {fix}")
     return None

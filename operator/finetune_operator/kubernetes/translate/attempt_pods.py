@@ -95,8 +95,12 @@ class AttemptPods:
         first has failed, so a deletion alone explains nothing that a failure can explain. Exit code 75 means that the
         process was stopped, or that another process has gone.
         """
-        ended = [pod for pod in self.pods if pod.exit_code is not None or pod.disruption]
-        return min(ended, key=lambda pod: (_rank(pod), _ended_at(pod), pod.index), default=None)
+        ended = [
+            pod for pod in self.pods if pod.exit_code is not None or pod.disruption
+        ]
+        return min(
+            ended, key=lambda pod: (_rank(pod), _ended_at(pod), pod.index), default=None
+        )
 
     @property
     def culprit(self) -> str:
@@ -154,7 +158,12 @@ def _rank(pod: Pod) -> CauseRank:
         return CauseRank.OUT_OF_MEMORY
     if pod.eviction:
         return CauseRank.EVICTED
-    if pod.exit_code not in {None, ExitCode.DONE, ExitCode.INTERRUPTED, *SIGNAL_EXIT_CODES}:
+    if pod.exit_code not in {
+        None,
+        ExitCode.DONE,
+        ExitCode.INTERRUPTED,
+        *SIGNAL_EXIT_CODES,
+    }:
         return CauseRank.FAILED
     if pod.disruption:
         return CauseRank.DELETED

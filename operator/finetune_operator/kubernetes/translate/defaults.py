@@ -38,10 +38,14 @@ def read_defaults(config_map: dict[str, Any]) -> NamespaceDefaults:
     """Return the defaults of a ConfigMap. Raises nothing: an error is a fact about the namespace."""
     data = config_map.get("data") or {}
     if set(data) != {KEY}:
-        return _invalid(f"has the keys {', '.join(sorted(data)) or 'none'}: write one key, {KEY}")
+        return _invalid(
+            f"has the keys {', '.join(sorted(data)) or 'none'}: write one key, {KEY}"
+        )
     text = data[KEY]
     if len(text) > MAX_CHARACTERS:
-        return _invalid(f"{KEY} has {len(text):,} characters: write at most {MAX_CHARACTERS:,}")
+        return _invalid(
+            f"{KEY} has {len(text):,} characters: write at most {MAX_CHARACTERS:,}"
+        )
     try:
         content = yaml.load(text, _Loader)  # noqa: S506  a safe loader
         if content is None:

@@ -128,12 +128,16 @@ def _not_started(pod: Pod, warning: str) -> Blocker | None:
     message = str(pod.waiting.get("message") or "")
     if reason in _IMAGE_ERRORS:
         fix = "check the stage's image, and that the nodes can reach its registry and are allowed to pull it"
-        return Blocker(Reason.IMAGE_PULL_FAILED, f"{message or warning or reason}; {fix}")
+        return Blocker(
+            Reason.IMAGE_PULL_FAILED, f"{message or warning or reason}; {fix}"
+        )
     if reason == "CreateContainerConfigError" and "secret" in message:
         fix = "create the Secret in this namespace, or remove it from the stage's pod.envFrom and pod.env"
         return Blocker(Reason.SECRET_NOT_FOUND, f"{message}; {fix}")
     if reason not in STARTING:
-        return Blocker(Reason.CONTAINER_NOT_STARTED, f"{reason}: {message}".rstrip(": "))
+        return Blocker(
+            Reason.CONTAINER_NOT_STARTED, f"{reason}: {message}".rstrip(": ")
+        )
     if re.search("(?i)volume|mount", warning):
         return Blocker(Reason.VOLUME_NOT_READY, warning)
     return None

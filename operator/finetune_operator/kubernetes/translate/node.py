@@ -36,7 +36,9 @@ def notices_of(node: Object) -> frozenset[str]:
     conditions = (node.get("status") or {}).get("conditions") or []
     keys = {str(taint.get("key")) for taint in taints}
     true_conditions = {
-        str(condition.get("type")) for condition in conditions if condition.get("status") == "True"
+        str(condition.get("type"))
+        for condition in conditions
+        if condition.get("status") == "True"
     }
     set_labels = {name for name, value in LABELS.items() if labels.get(name) == value}
     return frozenset((keys & TAINTS) | set_labels | (true_conditions & CONDITIONS))

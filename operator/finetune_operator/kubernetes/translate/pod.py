@@ -39,7 +39,9 @@ class Pod:
     @property
     def index(self) -> int:
         """The index in an Indexed Job; 0 for the pod of another Job."""
-        text = str((self.raw["metadata"].get("labels") or {}).get(COMPLETION_INDEX) or "")
+        text = str(
+            (self.raw["metadata"].get("labels") or {}).get(COMPLETION_INDEX) or ""
+        )
         # isdigit alone accepts characters such as ², which int refuses.
         return int(text) if text.isascii() and text.isdigit() else 0
 
@@ -194,7 +196,9 @@ class Pod:
         target = self.condition("DisruptionTarget")
         place = f" on {self.node}" if self.node else ""
         if target.get("status") == "True":
-            return f"{target.get('reason')}{place}: {target.get('message', '')}".rstrip(": ")
+            return f"{target.get('reason')}{place}: {target.get('message', '')}".rstrip(
+                ": "
+            )
         reason = self._status.get("reason") or ""
         message = self._status.get("message") or ""
         if reason in DISRUPTION_REASONS or message.startswith("Pod was rejected"):

@@ -23,7 +23,8 @@ def zstd(content: bytes) -> bytes:
     """Return the content as two frames, as `zstd` writes files that were joined."""
     half = len(content) // 2
     return b"".join(
-        pa.compress(part, "zstd", asbytes=True) for part in (content[:half], content[half:])
+        pa.compress(part, "zstd", asbytes=True)
+        for part in (content[:half], content[half:])
     )
 
 
@@ -59,7 +60,10 @@ def test_compressed_file_gives_the_same_rows(
 
 @pytest.mark.parametrize("compression", COMPRESS)
 def test_truncated_compressed_file_is_refused(
-    tokenizer_folder: Path, environment: Environment, manifest_dir: Path, compression: str
+    tokenizer_folder: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    compression: str,
 ) -> None:
     content = COMPRESS[compression](
         b"".join(json.dumps(row).encode() + b"\n" for row in prompt_records(300))

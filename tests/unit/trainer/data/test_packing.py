@@ -16,7 +16,9 @@ CONTEXT = 16
 PAD = 9
 lengths = st.lists(st.integers(2, CONTEXT), max_size=300)
 property_test = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
@@ -44,13 +46,17 @@ def documents_in(rows: PackedRows) -> list[tuple[list[int], list[int]]]:
         starts = [*np.flatnonzero(positions == 0), len(tokens)]
         for start, end in pairwise(starts):
             assert positions[start:end].tolist() == list(range(end - start))
-            documents.append((tokens[start:end].tolist(), loss_mask[start:end].tolist()))
+            documents.append(
+                (tokens[start:end].tolist(), loss_mask[start:end].tolist())
+            )
     return documents
 
 
 @property_test
 @given(lengths=lengths)
-def test_every_document_is_undivided_in_exactly_one_row(tmp_path: Path, lengths: list[int]) -> None:
+def test_every_document_is_undivided_in_exactly_one_row(
+    tmp_path: Path, lengths: list[int]
+) -> None:
     documents = [document(number, length) for number, length in enumerate(lengths)]
     write(tmp_path, documents)
 
@@ -60,19 +66,28 @@ def test_every_document_is_undivided_in_exactly_one_row(tmp_path: Path, lengths:
     for tokens, loss_mask in documents_in(rows):
         is_padding = tokens[0] == PAD
         (paddings if is_padding else others).append((tokens, loss_mask))
-    expected = [(added.tokens.tolist(), added.loss_mask.tolist()) for added in documents]
+    expected = [
+        (added.tokens.tolist(), added.loss_mask.tolist()) for added in documents
+    ]
 
     assert sorted(others) == sorted(expected)
-    assert all(set(tokens) == {PAD} and not any(loss_mask) for tokens, loss_mask in paddings)
+    assert all(
+        set(tokens) == {PAD} and not any(loss_mask) for tokens, loss_mask in paddings
+    )
     assert rows.token_count == sum(lengths)
-    assert len(rows) * CONTEXT == rows.token_count + sum(len(tokens) for tokens, _ in paddings)
+    assert len(rows) * CONTEXT == rows.token_count + sum(
+        len(tokens) for tokens, _ in paddings
+    )
 
 
 @property_test
 @given(lengths=lengths)
 def test_same_documents_give_the_same_bytes(tmp_path: Path, lengths: list[int]) -> None:
     for name in ("once", "again"):
-        write(tmp_path / name, [document(number, length) for number, length in enumerate(lengths)])
+        write(
+            tmp_path / name,
+            [document(number, length) for number, length in enumerate(lengths)],
+        )
 
     for file in (tmp_path / "once").iterdir():
         assert file.read_bytes() == (tmp_path / "again" / file.name).read_bytes()
@@ -80,7 +95,9 @@ def test_same_documents_give_the_same_bytes(tmp_path: Path, lengths: list[int]) 
 
 def test_short_documents_fill_rows_to_97_percent(tmp_path: Path) -> None:
     drawn = np.random.default_rng(0).integers(2, CONTEXT // 2, 2000)
-    write(tmp_path, [document(number, int(length)) for number, length in enumerate(drawn)])
+    write(
+        tmp_path, [document(number, int(length)) for number, length in enumerate(drawn)]
+    )
 
     rows = PackedRows(tmp_path, "train")
     assert rows.token_count / (len(rows) * CONTEXT) > 0.97

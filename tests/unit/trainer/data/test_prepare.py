@@ -16,7 +16,12 @@ from support.trainer.prepared import (
     prepare_config,
     trained_texts,
 )
-from support.trainer.stages import environment_in, read_progress, run_in_process, run_to_failure
+from support.trainer.stages import (
+    environment_in,
+    read_progress,
+    run_in_process,
+    run_to_failure,
+)
 
 from finetune_trainer.contract import DatasetSource, Environment, ExitCode
 from finetune_trainer.data.packing.rows import PackedRows
@@ -63,7 +68,9 @@ def test_rows_are_determined_by_config_and_seed(
     digests = []
     for run, seed in enumerate((1, 1, 2)):
         run_environment = environment_in(tmp_path / f"run-{run}")
-        write_jsonl(tmp_path / f"run-{run}" / "manifest" / "data.jsonl", prompt_records(300))
+        write_jsonl(
+            tmp_path / f"run-{run}" / "manifest" / "data.jsonl", prompt_records(300)
+        )
         config = prepare_config(model, seed=seed, validation_fraction=0.3)
         digests.append(prepare(config, run_environment).digest)
 
@@ -73,11 +80,15 @@ def test_rows_are_determined_by_config_and_seed(
 def test_record_stays_in_its_split_when_others_are_appended(
     model: Path, environment: Environment, data: Path
 ) -> None:
-    records: list[dict[str, object]] = [{"text": f"line {number}"} for number in range(200)]
+    records: list[dict[str, object]] = [
+        {"text": f"line {number}"} for number in range(200)
+    ]
     config = prepare_config(model, validation_fraction=0.3)
     write_jsonl(data, records[:100])
     prepare(config, environment)
-    before = {tuple(tokens) for tokens, _ in packed_documents(environment, "validation")}
+    before = {
+        tuple(tokens) for tokens, _ in packed_documents(environment, "validation")
+    }
 
     write_jsonl(data, records)
     (output_folder(environment).parent / "result.json").unlink()
@@ -91,7 +102,9 @@ def test_loss_covers_completion_and_eos_but_not_the_prompt(
     model: Path, environment: Environment, data: Path
 ) -> None:
     tokenizer = make_tokenizer(model)
-    write_jsonl(data, [{"prompt": "A reader opens\nVerb:", "completion": " opens the file"}])
+    write_jsonl(
+        data, [{"prompt": "A reader opens\nVerb:", "completion": " opens the file"}]
+    )
     prepare(prepare_config(model), environment)
 
     assert trained_texts(environment, tokenizer) == [" opens the file<eos>"]
@@ -109,7 +122,9 @@ def test_loss_covers_all_of_a_text_but_its_first_token(
     assert loss_mask == [0] + [1] * (len(loss_mask) - 1)
 
 
-def test_bos_and_eos_are_written_once(tmp_path: Path, environment: Environment, data: Path) -> None:
+def test_bos_and_eos_are_written_once(
+    tmp_path: Path, environment: Environment, data: Path
+) -> None:
     make_tokenizer(tmp_path / "bos", writes_bos=True)
     write_jsonl(data, [{"text": "the file"}, {"text": "<bos>a socket"}])
     prepare(prepare_config(tmp_path / "bos"), environment)
@@ -145,14 +160,20 @@ def test_long_record_is_dropped_with_too_long_drop(
 def test_record_is_dropped_if_truncation_removes_its_completion(
     model: Path, environment: Environment, data: Path
 ) -> None:
-    write_jsonl(data, [{"prompt": "the file " * 100, "completion": " opens"}, *prompt_records(1)])
+    write_jsonl(
+        data,
+        [{"prompt": "the file " * 100, "completion": " opens"}, *prompt_records(1)],
+    )
     result = prepare(prepare_config(model), environment)
 
     assert (result.truncated, result.dropped) == (0, 1)
 
 
 def test_small_data_set_may_have_no_validation_rows(
-    model: Path, environment: Environment, data: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    environment: Environment,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_jsonl(data, prompt_records(3))
     result = prepare(prepare_config(model, validation_fraction=0.01), environment)
@@ -163,11 +184,17 @@ def test_small_data_set_may_have_no_validation_rows(
 
 
 def test_space_at_the_end_of_a_prompt_is_reported(
-    model: Path, environment: Environment, data: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    environment: Environment,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_jsonl(
         data,
-        [{"prompt": "Verb: ", "completion": "opens"}, {"prompt": "Verb:", "completion": " opens"}],
+        [
+            {"prompt": "Verb: ", "completion": "opens"},
+            {"prompt": "Verb:", "completion": " opens"},
+        ],
     )
     prepare(prepare_config(model), environment)
 
@@ -175,7 +202,10 @@ def test_space_at_the_end_of_a_prompt_is_reported(
 
 
 def test_result_is_reused_until_its_output_is_corrupt(
-    model: Path, environment: Environment, data: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    environment: Environment,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_jsonl(data, prompt_records(50))
     config = prepare_config(model)
@@ -187,7 +217,10 @@ def test_result_is_reused_until_its_output_is_corrupt(
     tokens = output_folder(environment) / "train-00000.rows"
     tokens.write_bytes(tokens.read_bytes()[:-1] + b"\x7f")
     assert prepare(config, environment) == first
-    assert "train-00000.rows does not match the digest in its manifest" in capsys.readouterr().out
+    assert (
+        "train-00000.rows does not match the digest in its manifest"
+        in capsys.readouterr().out
+    )
     artifacts.verify(output_folder(environment))
 
 
@@ -218,22 +251,32 @@ def test_leftovers_of_killed_attempts_are_removed(
 
 
 def test_summary_and_progress_name_tokens_per_second(
-    model: Path, environment: Environment, data: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    environment: Environment,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_jsonl(data, prompt_records(50))
     prepare(prepare_config(model), environment)
 
-    assert re.search(r"prepare: \d+ training rows .*; [\d,]+ tokens/s\n", capsys.readouterr().out)
+    assert re.search(
+        r"prepare: \d+ training rows .*; [\d,]+ tokens/s\n", capsys.readouterr().out
+    )
     assert float(str(read_progress(environment)["tokensPerSecond"])) > 0
 
 
 def reader_of(*paths: Path) -> RecordReader:
     files = tuple(DataFile(path, path.name) for path in paths)
-    return RecordReader([Dataset("datasets[0]", DatasetSource(uri="data"), files, 1.0, 0.0)])
+    return RecordReader(
+        [Dataset("datasets[0]", DatasetSource(uri="data"), files, 1.0, 0.0)]
+    )
 
 
 def test_total_is_estimated_from_the_bytes_read(tmp_path: Path) -> None:
-    files = [write_jsonl(tmp_path / f"{name}.jsonl", [{"text": "x" * 1000}] * 500) for name in "ab"]
+    files = [
+        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": "x" * 1000}] * 500)
+        for name in "ab"
+    ]
     reader = reader_of(*files)
     records = reader.read()
     assert reader.estimated_total(0) is None
@@ -251,7 +294,9 @@ def test_full_disk_is_reported_with_the_folder(
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, limits[1]))
     try:
-        message, code = run_to_failure(prepare_config(model, context_length=131072), environment)
+        message, code = run_to_failure(
+            prepare_config(model, context_length=131072), environment
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 

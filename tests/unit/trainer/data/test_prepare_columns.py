@@ -17,7 +17,10 @@ from support.trainer.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
 
-CHAT = [{"role": "user", "content": "the file?"}, {"role": "assistant", "content": "a socket"}]
+CHAT = [
+    {"role": "user", "content": "the file?"},
+    {"role": "assistant", "content": "a socket"},
+]
 
 
 @pytest.fixture
@@ -72,7 +75,8 @@ def test_dot_leads_into_an_object_unless_a_column_has_it(
     ):
         FORMATS[extension](manifest_dir / f"data.{extension}", [row])
         prepare_again(
-            prepare_config(model, f"data.{extension}", columns={"text": "answer.text"}), environment
+            prepare_config(model, f"data.{extension}", columns={"text": "answer.text"}),
+            environment,
         )
         of_named = packed_documents(environment)
         write_jsonl(manifest_dir / "plain.jsonl", [{"text": "a socket"}])
@@ -87,7 +91,10 @@ def test_dot_leads_into_an_object_unless_a_column_has_it(
             "jsonl",
             "data.jsonl:1: has no column label for completion; its columns are prompt, answer",
         ),
-        ("json", "data.json:2: has no column label for completion; its columns are prompt, answer"),
+        (
+            "json",
+            "data.json:2: has no column label for completion; its columns are prompt, answer",
+        ),
         (
             "csv",
             "it has no column label, which the manifest names under columns; found prompt,answer",
@@ -99,11 +106,19 @@ def test_dot_leads_into_an_object_unless_a_column_has_it(
     ],
 )
 def test_missing_column_is_named_with_those_there_are(
-    *, model: Path, environment: Environment, manifest_dir: Path, extension: str, expected: str
+    *,
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    extension: str,
+    expected: str,
 ) -> None:
-    FORMATS[extension](manifest_dir / f"data.{extension}", [{"prompt": "a", "answer": "b"}])
+    FORMATS[extension](
+        manifest_dir / f"data.{extension}", [{"prompt": "a", "answer": "b"}]
+    )
     message, code = run_to_failure(
-        prepare_config(model, f"data.{extension}", columns={"completion": "label"}), environment
+        prepare_config(model, f"data.{extension}", columns={"completion": "label"}),
+        environment,
     )
     assert code == ExitCode.DATA
     assert expected in message
@@ -117,9 +132,13 @@ def test_tools_have_a_column_of_their_own(
         chat_template="{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}",
     )
     tools = [{"type": "function", "function": {"name": "add"}}]
-    write_jsonl(manifest_dir / "named.jsonl", [{"chat": CHAT, "functions": tools}, {"chat": CHAT}])
     write_jsonl(
-        manifest_dir / "plain.jsonl", [{"messages": CHAT, "tools": tools}, {"messages": CHAT}]
+        manifest_dir / "named.jsonl",
+        [{"chat": CHAT, "functions": tools}, {"chat": CHAT}],
+    )
+    write_jsonl(
+        manifest_dir / "plain.jsonl",
+        [{"messages": CHAT, "tools": tools}, {"messages": CHAT}],
     )
     columns = {"messages": "chat", "tools": "functions"}
     write_parquet(manifest_dir / "data.parquet", [{"chat": CHAT}])
@@ -129,12 +148,15 @@ def test_tools_have_a_column_of_their_own(
     assert "has no column functions" in message
 
     prepare(
-        prepare_config(tmp_path / "model", "named.jsonl", columns=columns, context_length=256),
+        prepare_config(
+            tmp_path / "model", "named.jsonl", columns=columns, context_length=256
+        ),
         environment,
     )
     of_named = packed_documents(environment)
     prepare_again(
-        prepare_config(tmp_path / "model", "plain.jsonl", context_length=256), environment
+        prepare_config(tmp_path / "model", "plain.jsonl", context_length=256),
+        environment,
     )
     assert of_named == packed_documents(environment)
     assert len({tuple(tokens) for tokens, _ in of_named}) == 2

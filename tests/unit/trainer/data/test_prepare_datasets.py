@@ -23,7 +23,10 @@ from finetune_trainer.data.documents import Split
 from finetune_trainer.data.reading import record_batches
 from finetune_trainer.runtime.artifacts import digest_file
 
-CHAT = [{"role": "user", "content": "the file?"}, {"role": "assistant", "content": "a socket"}]
+CHAT = [
+    {"role": "user", "content": "the file?"},
+    {"role": "assistant", "content": "a socket"},
+]
 
 
 @pytest.fixture
@@ -81,9 +84,12 @@ def test_files_and_data_sets_are_read_in_order(
 
     assert result.records == 4
     digests = "".join(
-        f"{digest_file(manifest_dir / f'{name}.jsonl')}\n" for name in ("b-1", "b-2", "a")
+        f"{digest_file(manifest_dir / f'{name}.jsonl')}\n"
+        for name in ("b-1", "b-2", "a")
     )
-    assert result.data_digest == "sha256:" + hashlib.sha256(digests.encode()).hexdigest()
+    assert (
+        result.data_digest == "sha256:" + hashlib.sha256(digests.encode()).hexdigest()
+    )
     prepare_again(prepare_config(model, "all.jsonl"), environment)
     assert packed_documents(environment) == rows
 
@@ -114,7 +120,9 @@ def test_data_set_without_records_is_named(
     (manifest_dir / "empty-2.jsonl").touch()
 
     datasets = [{"uri": "data.jsonl"}, {"uri": "empty-?.jsonl"}]
-    message, code = run_to_failure(prepare_config(model, datasets=datasets), environment)
+    message, code = run_to_failure(
+        prepare_config(model, datasets=datasets), environment
+    )
     assert (code, message) == (
         ExitCode.DATA,
         "empty-?.jsonl has no records; add records or correct datasets[1].uri",
@@ -130,7 +138,8 @@ def test_validation_records_are_drawn_from_each_data_set(
     for name in ("a", "b", "ab"):
         datasets = [{"uri": f"{part}.jsonl"} for part in name]
         prepare_again(
-            prepare_config(model, datasets=datasets, validation_fraction=0.1), environment
+            prepare_config(model, datasets=datasets, validation_fraction=0.1),
+            environment,
         )
         drawn[name] = uses(environment, "validation")
         assert not drawn[name] & uses(environment)
@@ -143,17 +152,23 @@ def test_own_validation_set_validates_and_never_trains(
     model: Path, environment: Environment, manifest_dir: Path
 ) -> None:
     write_jsonl(manifest_dir / "data.jsonl", texts(1, 2, 3))
-    write_jsonl(manifest_dir / "held-out.jsonl", [{"body": "a socket"}, {"body": "a lock"}])
+    write_jsonl(
+        manifest_dir / "held-out.jsonl", [{"body": "a socket"}, {"body": "a lock"}]
+    )
     validation = {"uri": "held-out.jsonl", "columns": {"text": "body"}}
     result = prepare(prepare_config(model, validation=validation), environment)
 
-    assert (uses(environment).total(), uses(environment, "validation").total()) == (3, 2)
+    assert (uses(environment).total(), uses(environment, "validation").total()) == (
+        3,
+        2,
+    )
     assert not uses(environment) & uses(environment, "validation")
     assert result.records == 5
 
 
 @pytest.mark.parametrize(
-    ("weight", "least", "most", "average"), [(0.3, 0, 1, 0.3), (2, 2, 2, 2), (2.5, 2, 3, 2.5)]
+    ("weight", "least", "most", "average"),
+    [(0.3, 0, 1, 0.3), (2, 2, 2, 2), (2.5, 2, 3, 2.5)],
 )
 def test_weight_is_how_often_each_record_is_used(
     *,
@@ -200,7 +215,9 @@ def test_validation_records_are_sampled_and_not_repeated(
     assert uses(environment, "validation") == every
     assert set(uses(environment).values()) == {3}
 
-    prepare_again(prepare_config(model, validation_fraction=0.5, weight=0.3), environment)
+    prepare_again(
+        prepare_config(model, validation_fraction=0.5, weight=0.3), environment
+    )
     assert uses(environment, "validation") < every
     assert 100 < uses(environment, "validation").total() < 200
 
@@ -236,11 +253,16 @@ def test_weights_that_leave_nothing_are_refused(
     write_jsonl(manifest_dir / "data.jsonl", texts(1))
     message, code = run_to_failure(prepare_config(model, weight=1e-9), environment)
     assert code == ExitCode.DATA
-    assert "the weights leave out all 1 records; raise the weights in datasets" in message
+    assert (
+        "the weights leave out all 1 records; raise the weights in datasets" in message
+    )
 
 
 def test_data_sets_of_different_shapes_train_together(
-    model: Path, environment: Environment, manifest_dir: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A batch ends with its data set."""
     monkeypatch.setattr(record_batches, "BATCH_RECORDS", 7)
@@ -256,7 +278,8 @@ def test_data_sets_of_different_shapes_train_together(
         assert alone.conversations == (name == "chat")
         together += uses(environment)
     result = prepare_again(
-        prepare_config(model, datasets=[{"uri": f"{name}.jsonl"} for name in kinds]), environment
+        prepare_config(model, datasets=[{"uri": f"{name}.jsonl"} for name in kinds]),
+        environment,
     )
 
     assert uses(environment) == together
@@ -272,7 +295,8 @@ def test_shape_may_change_between_data_sets_only(
 
     message, _ = run_to_failure(prepare_config(model, "a-?.jsonl"), environment)
     assert prepare(
-        prepare_config(model, datasets=[{"uri": "a-1.jsonl"}, {"uri": "a-2.jsonl"}]), environment
+        prepare_config(model, datasets=[{"uri": "a-1.jsonl"}, {"uri": "a-2.jsonl"}]),
+        environment,
     )
     assert (
         "a-2.jsonl:1: has prompt and completion, but earlier records have text: use one shape per data"
@@ -292,5 +316,7 @@ def test_result_has_the_commit_of_each_data_set_of_a_hub(
         data = hub.add_repository(
             "people/held-out", {"rows.jsonl": b'{"text": "a lock"}\n'}, kind="datasets"
         )
-        config = prepare_config(model, validation={"uri": "hf://people/held-out/rows.jsonl"})
+        config = prepare_config(
+            model, validation={"uri": "hf://people/held-out/rows.jsonl"}
+        )
         assert prepare(config, environment).data_pins == (None, data.head)

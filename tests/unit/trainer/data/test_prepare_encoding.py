@@ -24,7 +24,9 @@ from finetune_trainer.data.records.records import InvalidRecord
 from finetune_trainer.data.tokenizing.encoder import Encoder, RecordFormatter
 
 many_examples = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 texts = st.text(
     st.sampled_from(" \nabenops the.,éß漢🙂<"), max_size=30
@@ -32,7 +34,9 @@ texts = st.text(
 
 
 @pytest.fixture(scope="module", params=["plain", "trimmed offsets", "BOS"])
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     return make_tokenizer(
         tmp_path_factory.mktemp("tokenizer"),
         trims_offsets=request.param == "trimmed offsets",
@@ -42,7 +46,9 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @many_examples
 @given(prompt=texts, completion=texts)
-def test_tokens_are_those_of_the_evaluation(tokenizer: Any, prompt: str, completion: str) -> None:
+def test_tokens_are_those_of_the_evaluation(
+    tokenizer: Any, prompt: str, completion: str
+) -> None:
     from lm_eval.api.model import TemplateLM  # noqa: PLC0415  the import takes seconds
 
     assume(prompt.strip() and completion.strip())
@@ -89,7 +95,8 @@ CHATML = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 EOS_ONCE = CHATML.replace(
-    "{% endfor %}", "{% endfor %}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
+    "{% endfor %}",
+    "{% endfor %}{% if not add_generation_prompt %}{{ eos_token }}{% endif %}",
 )
 THINKING = (
     "{% for m in messages %}<|{{ m.role }}|>\n"
@@ -143,9 +150,17 @@ def assistant_turns(template: str, messages: list[dict[str, str]]) -> list[str]:
         (PROMPTS_FOR_THOUGHT, ["yes<|end|>", "yes<|end|>"]),
         (MARKED, [" yes <eos>", "yes\n<eos>"]),
     ],
-    ids=["plain", "EOS once", "adds reasoning to the last turn", "prompts for reasoning", "marked"],
+    ids=[
+        "plain",
+        "EOS once",
+        "adds reasoning to the last turn",
+        "prompts for reasoning",
+        "marked",
+    ],
 )
-def test_spans_cover_exactly_the_assistants_turns(template: str, turns: list[str]) -> None:
+def test_spans_cover_exactly_the_assistants_turns(
+    template: str, turns: list[str]
+) -> None:
     assert assistant_turns(template, TWO_TURNS) == turns
 
 
@@ -154,7 +169,10 @@ def test_reasoning_dropped_by_the_template_is_not_expected() -> None:
     messages[1]["content"] = "<think>hm</think>yes"
     messages[3]["content"] = "<think>so</think>no"
 
-    assert assistant_turns(THINKING, messages) == ["yes<|end|>", "<think>so</think>no<|end|>"]
+    assert assistant_turns(THINKING, messages) == [
+        "yes<|end|>",
+        "<think>so</think>no<|end|>",
+    ]
 
 
 def test_conversation_may_start_with_assistant_and_end_with_user() -> None:
@@ -171,9 +189,12 @@ def test_template_that_prints_the_date_gets_a_fixed_one() -> None:
 
 
 def test_template_that_drops_an_assistants_turn_is_rejected() -> None:
-    with pytest.raises(InvalidRecord, match=r"messages\[1\]: the chat template drops this turn"):
+    with pytest.raises(
+        InvalidRecord, match=r"messages\[1\]: the chat template drops this turn"
+    ):
         assistant_turns(
-            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", TWO_TURNS
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+            TWO_TURNS,
         )
 
 
@@ -182,7 +203,9 @@ def environment(tmp_path: Path) -> Environment:
     return environment_in(tmp_path)
 
 
-def write_conversations(environment: Environment, *conversations: list[dict[str, str]]) -> None:
+def write_conversations(
+    environment: Environment, *conversations: list[dict[str, str]]
+) -> None:
     assert environment.manifest_dir
     write_jsonl(
         environment.manifest_dir / "data.jsonl",
@@ -190,7 +213,9 @@ def write_conversations(environment: Environment, *conversations: list[dict[str,
     )
 
 
-def test_loss_covers_only_the_assistants_turns(tmp_path: Path, environment: Environment) -> None:
+def test_loss_covers_only_the_assistants_turns(
+    tmp_path: Path, environment: Environment
+) -> None:
     tokenizer = make_tokenizer(tmp_path / "chat", chat_template=CHATML)
     write_conversations(environment, TWO_TURNS)
     prepare(prepare_config(tmp_path / "chat", context_length=128), environment)
@@ -217,8 +242,13 @@ def test_conversation_rejected_by_the_template_is_invalid(
     tmp_path: Path, environment: Environment
 ) -> None:
     make_tokenizer(tmp_path / "chat", chat_template=ALTERNATING)
-    write_conversations(environment, TWO_TURNS, [{"role": "system", "content": "be"}, *TWO_TURNS])
+    write_conversations(
+        environment, TWO_TURNS, [{"role": "system", "content": "be"}, *TWO_TURNS]
+    )
 
     message, code = run_to_failure(prepare_config(tmp_path / "chat"), environment)
     assert code == ExitCode.DATA
-    assert "data.jsonl:2: the chat template rejected the conversation: no system role" in message
+    assert (
+        "data.jsonl:2: the chat template rejected the conversation: no system role"
+        in message
+    )

@@ -42,7 +42,9 @@ class Attempts:
         self.complete_before.append(complete_records(self.environment))
         tokenized = self._folder / "tokenized"
         tokenized.unlink(missing_ok=True)
-        constants = {f"finetune_trainer.data.{name}": value for name, value in SMALL.items()}
+        constants = {
+            f"finetune_trainer.data.{name}": value for name, value in SMALL.items()
+        }
         return self._server.start(
             self._config,
             self.environment,
@@ -76,7 +78,10 @@ def test_random_kills_change_neither_bytes_nor_result(
     datasets: list[dict[str, Any]] | None,
 ) -> None:
     config = prepare_config(
-        tokenizer_folder, datasets=datasets, validation_fraction=0.2, max_invalid_fraction=0.5
+        tokenizer_folder,
+        datasets=datasets,
+        validation_fraction=0.2,
+        max_invalid_fraction=0.5,
     )
     once = Attempts(fork_server, config, tmp_path / "once")
     killed = Attempts(fork_server, config, tmp_path / "killed")

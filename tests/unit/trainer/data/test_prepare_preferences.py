@@ -21,8 +21,14 @@ from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.data.tokenizing import batch_tokenizer
 
 USER = {"role": "user", "content": "the file or a socket?"}
-FILE, SOCKET = ({"role": "assistant", "content": f"the {name}"} for name in ("file", "socket"))
-TEXTS = {"prompt": "Some writer", "chosen": " opens the file", "rejected": " closes a socket"}
+FILE, SOCKET = (
+    {"role": "assistant", "content": f"the {name}"} for name in ("file", "socket")
+)
+TEXTS = {
+    "prompt": "Some writer",
+    "chosen": " opens the file",
+    "rejected": " closes a socket",
+}
 MESSAGES = {"prompt": [USER], "chosen": [FILE], "rejected": [SOCKET]}
 TAGGED = (
     "{%- for m in messages -%}<{{ m.role }}>{%- if m.role == 'assistant' -%}{% generation %}{{ m.content }}"
@@ -51,7 +57,11 @@ def rows_of(environment: Environment, tokenizer: Any) -> list[tuple[str, str]]:
         (
             tokenizer.decode(tokens),
             tokenizer.decode(
-                [token for token, is_target in zip(tokens, mask, strict=True) if is_target]
+                [
+                    token
+                    for token, is_target in zip(tokens, mask, strict=True)
+                    if is_target
+                ]
             ),
         )
         for tokens, mask in packed_documents(environment)
@@ -62,7 +72,10 @@ def prepared_rows(
     environment: Environment, tokenizer: Any, record: dict[str, Any], **changes: Any
 ) -> list[tuple[str, str]]:
     write(environment, [record])
-    prepare(prepare_config(Path(tokenizer.name_or_path), objective="DPO", **changes), environment)
+    prepare(
+        prepare_config(Path(tokenizer.name_or_path), objective="DPO", **changes),
+        environment,
+    )
     return rows_of(environment, tokenizer)
 
 
@@ -70,7 +83,10 @@ def prepared_rows(
     "record",
     [
         TEXTS,
-        {"chosen": "Some writer opens the file", "rejected": "Some writer closes a socket"},
+        {
+            "chosen": "Some writer opens the file",
+            "rejected": "Some writer closes a socket",
+        },
         {
             **TEXTS,
             "prompt": None,
@@ -124,10 +140,17 @@ def test_turns_of_the_prompt_are_not_trained(
     environment: Environment, tmp_path: Path, template: str | None
 ) -> None:
     tokenizer = make_tokenizer(tmp_path / "tagged", chat_template=template)
-    record = {"prompt": [USER, SOCKET, USER], "chosen": [FILE], "rejected": [SOCKET, USER, FILE]}
+    record = {
+        "prompt": [USER, SOCKET, USER],
+        "chosen": [FILE],
+        "rejected": [SOCKET, USER, FILE],
+    }
     space = "" if template else " "
     assert [
-        trained for _, trained in prepared_rows(environment, tokenizer, record, context_length=128)
+        trained
+        for _, trained in prepared_rows(
+            environment, tokenizer, record, context_length=128
+        )
     ] == [
         f"{space}the file<eos>",
         f"{space}the socket<eos>{space}the file<eos>",
@@ -153,7 +176,9 @@ def test_every_format_yields_the_same_pairs(
     expected = prepared_rows(environment, tokenizer, record)
     (environment.stage_dir("prepare", "b" * 16) / "result.json").unlink()
     FORMATS[extension](manifest_dir / f"other.{extension}", [{**record, "score": "1"}])
-    config = prepare_config(Path(tokenizer.name_or_path), f"other.{extension}", objective="DPO")
+    config = prepare_config(
+        Path(tokenizer.name_or_path), f"other.{extension}", objective="DPO"
+    )
     prepare(config, environment)
     assert rows_of(environment, tokenizer) == expected
 
@@ -236,7 +261,9 @@ def test_invalid_pairs_within_the_fraction_are_left_out(
     model: Path, environment: Environment, manifest_dir: Path
 ) -> None:
     write_jsonl(manifest_dir / "data.jsonl", [TEXTS, {"prompt": "a"}, TEXTS])
-    result = prepare(prepare_config(model, objective="DPO", max_invalid_fraction=0.5), environment)
+    result = prepare(
+        prepare_config(model, objective="DPO", max_invalid_fraction=0.5), environment
+    )
     assert (result.records, result.invalid, result.train_rows) == (3, 1, 4)
 
 
@@ -246,7 +273,10 @@ def test_pair_without_the_objective_names_it(
     write_jsonl(manifest_dir / "data.jsonl", [TEXTS])
     message, code = run_to_failure(prepare_config(model), environment)
     assert code == ExitCode.DATA
-    assert "has chosen and rejected, but no completion: set train.objective to DPO" in message
+    assert (
+        "has chosen and rejected, but no completion: set train.objective to DPO"
+        in message
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +295,11 @@ def test_pair_without_the_objective_names_it(
     ],
 )
 def test_columns_of_another_objective_are_refused(
-    model: Path, environment: Environment, objective: str, columns: dict[str, str], expected: str
+    model: Path,
+    environment: Environment,
+    objective: str,
+    columns: dict[str, str],
+    expected: str,
 ) -> None:
     write(environment, [TEXTS])
     message, code = run_to_failure(
@@ -284,7 +318,11 @@ LONG = " ".join(["opens the file"] * 40)
         ({**TEXTS, "chosen": f" {LONG}"}, "Truncate", (1, 0)),
         ({**TEXTS, "chosen": f" {LONG}"}, "Drop", (0, 1)),
         ({**TEXTS, "prompt": LONG}, "Truncate", (0, 1)),
-        ({**TEXTS, "chosen": f" {LONG} x", "rejected": f" {LONG} y"}, "Truncate", (0, 1)),
+        (
+            {**TEXTS, "chosen": f" {LONG} x", "rejected": f" {LONG} y"},
+            "Truncate",
+            (0, 1),
+        ),
     ],
     ids=["long completion", "dropped", "prompt fills the row", "equal when truncated"],
 )
@@ -296,17 +334,24 @@ def test_long_pair_is_truncated_or_dropped_as_one(
     counts: tuple[int, int],
 ) -> None:
     write(environment, [TEXTS, record])
-    result = prepare(prepare_config(model, objective="DPO", too_long=too_long), environment)
+    result = prepare(
+        prepare_config(model, objective="DPO", too_long=too_long), environment
+    )
     assert (result.truncated, result.dropped) == counts
     assert result.train_rows == 2 * (2 - counts[1])
 
 
 def test_processes_and_parts_do_not_change_the_rows(
-    model: Path, environment: Environment, manifest_dir: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     records = [{**TEXTS, "chosen": f" opens {number}"} for number in range(3000)]
     write_jsonl(manifest_dir / "data.jsonl", records)
-    config = prepare_config(model, objective="DPO", validation_fraction=0.2, context_length=32)
+    config = prepare_config(
+        model, objective="DPO", validation_fraction=0.2, context_length=32
+    )
     alone = prepare(config, environment)
     (environment.stage_dir("prepare", config.identity) / "result.json").unlink()
     monkeypatch.setattr(batch_tokenizer, "POOL_CHARACTERS", 1)
@@ -320,5 +365,7 @@ def test_conversations_of_pairs_need_the_chat_template(
     environment: Environment, tokenizer: Any
 ) -> None:
     prepared_rows(environment, tokenizer, MESSAGES)
-    result = json.loads((environment.stage_dir("prepare", "b" * 16) / "result.json").read_text())
+    result = json.loads(
+        (environment.stage_dir("prepare", "b" * 16) / "result.json").read_text()
+    )
     assert result["conversations"]

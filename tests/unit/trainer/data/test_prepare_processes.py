@@ -22,7 +22,10 @@ from support.trainer.training import stop_code
 from finetune_trainer.contract import Environment, ExitCode, PrepareRecipe
 from finetune_trainer.data.tokenizing import batch_tokenizer
 from finetune_trainer.data.tokenizing.messages import records_message, settings_message
-from finetune_trainer.data.tokenizing.record_tokenizer import RecordTokenizer, TokenizerSettings
+from finetune_trainer.data.tokenizing.record_tokenizer import (
+    RecordTokenizer,
+    TokenizerSettings,
+)
 from finetune_trainer.data.tokenizing.worker_pool import WorkerPool
 from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.stages.prepare import load_tokenizer
@@ -40,8 +43,12 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     for name, value in SMALL.items():
         monkeypatch.setattr(f"finetune_trainer.data.{name}", value)
     monkeypatch.setattr(batch_tokenizer, "POOL_CHARACTERS", 0)
-    monkeypatch.setattr(WorkerPool, "is_ready", property(lambda pool: pool._ready.wait(60)))
-    return lambda count: monkeypatch.setattr(batch_tokenizer, "usable_processors", lambda: count)
+    monkeypatch.setattr(
+        WorkerPool, "is_ready", property(lambda pool: pool._ready.wait(60))
+    )
+    return lambda count: monkeypatch.setattr(
+        batch_tokenizer, "usable_processors", lambda: count
+    )
 
 
 @pytest.fixture
@@ -72,7 +79,10 @@ def write_mixed(folder: Path) -> None:
         {
             "messages": [
                 {"role": "user", "content": f"{number} é€?"},
-                {"role": "assistant", "content": f"the file {number}" if number % 10 else " "},
+                {
+                    "role": "assistant",
+                    "content": f"the file {number}" if number % 10 else " ",
+                },
                 {"role": "user", "content": "again"},
                 {"role": "assistant", "content": "a socket 🙂"},
             ]
@@ -84,7 +94,10 @@ def write_mixed(folder: Path) -> None:
     prompts[7::10] = [{"prompt": "half a character: \ud83d", "completion": " x"}] * 30
     prompts[150] = {"prompt": "the file " * 100, "completion": " opens", "more": 1}
     write_jsonl(folder / "prompts.jsonl", prompts)
-    texts = [{"text": f"line {number} of the file" if number % 10 else ""} for number in range(300)]
+    texts = [
+        {"text": f"line {number} of the file" if number % 10 else ""}
+        for number in range(300)
+    ]
     parquet.write_table(pa.Table.from_pylist(texts), folder / "texts.parquet")
     write_jsonl(folder / "one.jsonl", [{"text": "one line"}])
 
@@ -92,7 +105,11 @@ def write_mixed(folder: Path) -> None:
 @pytest.mark.usefixtures("in_processes")
 @pytest.mark.parametrize("packing", [True, False])
 def test_bytes_do_not_depend_on_the_number_of_processes(
-    *, tmp_path: Path, in_processes: Callable[[int], None], handed_over: list[bytes], packing: bool
+    *,
+    tmp_path: Path,
+    in_processes: Callable[[int], None],
+    handed_over: list[bytes],
+    packing: bool,
 ) -> None:
     make_tokenizer(tmp_path / "model", chat_template=CHATML, writes_bos=True)
     config = prepare_config(
@@ -122,7 +139,9 @@ def test_bytes_do_not_depend_on_the_number_of_processes(
 
 
 def write_wrong_records(folder: Path) -> None:
-    rows: list[dict[str, object]] = [{"text": f"line {number}"} for number in range(200)]
+    rows: list[dict[str, object]] = [
+        {"text": f"line {number}"} for number in range(200)
+    ]
     rows[90:97] = [
         {"text": 3},
         {"text": "\udc80"},
@@ -132,7 +151,9 @@ def write_wrong_records(folder: Path) -> None:
         {"text": " "},
         {"text": "x", "messages": [], "more": [1]},
     ]
-    rows[100:140] = [{"prompt": "a", "completion": "b"}] * 40  # whole batches of another shape
+    rows[100:140] = [
+        {"prompt": "a", "completion": "b"}
+    ] * 40  # whole batches of another shape
     write_jsonl(folder / "data.jsonl", rows)
     with (folder / "data.jsonl").open("a") as file:
         file.write('{"text": \n')
@@ -147,7 +168,10 @@ def write_dates(folder: Path) -> None:
 
 def write_broken_array(folder: Path) -> None:
     """Write a file that is found to be no JSON only when most of it has been read."""
-    rows = [json.dumps({"text": f"line {number}" if number % 50 else 3}) for number in range(300)]
+    rows = [
+        json.dumps({"text": f"line {number}" if number % 50 else 3})
+        for number in range(300)
+    ]
     (folder / "data.json").write_text("[" + ",\n".join(rows) + ",\n}")
 
 
@@ -177,7 +201,11 @@ def test_messages_do_not_depend_on_the_number_of_processes(
         write(environment.manifest_dir)
         message, code = run_in_process(config, environment)
         parts = [path.name for path in state_files(environment)]
-        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("data.")]
+        lines = [
+            line
+            for line in capsys.readouterr().out.splitlines()
+            if line.startswith("data.")
+        ]
         outcomes.append((message.failure, code, parts, lines))
 
     assert outcomes[0] == outcomes[1]
@@ -200,13 +228,17 @@ def test_error_in_a_process_is_raised_in_the_parent(
         chat_template="{{ 1 / (messages | length - 1) }}{{ messages[0].content }}",
     )
     rows: list[dict[str, object]] = [
-        {"messages": [{"role": "assistant", "content": f"line {n}"}]} for n in range(100)
+        {"messages": [{"role": "assistant", "content": f"line {n}"}]}
+        for n in range(100)
     ]
     write_jsonl(manifest_dir / "data.jsonl", rows)
     in_processes(2)
     message, code = run_in_process(prepare_config(manifest_dir / "model"), environment)
     assert message.failure
-    assert (code, message.failure.message) == (ExitCode.BUG, "ZeroDivisionError: division by zero")
+    assert (code, message.failure.message) == (
+        ExitCode.BUG,
+        "ZeroDivisionError: division by zero",
+    )
 
 
 @pytest.mark.usefixtures("in_processes")
@@ -291,19 +323,28 @@ def test_process_needs_no_torch(tokenizer_folder: Path) -> None:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [
+        int(child)
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ]
 
 
 def is_running(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            not in "ZX"
+        )
     except OSError:
         return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_a_killed_stage(
-    fork_server: ForkServer, tokenizer_folder: Path, tmp_path: Path, number: signal.Signals
+    fork_server: ForkServer,
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    number: signal.Signals,
 ) -> None:
     config = prepare_config(tokenizer_folder)
     once = environment_in(tmp_path / "once")
@@ -314,7 +355,9 @@ def test_no_process_outlives_a_killed_stage(
             environment.manifest_dir / "data.jsonl",
             [{"text": f"{n} opens the file"} for n in range(6000)],
         )
-    constants = {f"finetune_trainer.data.{name}": value for name, value in SMALL.items()}
+    constants = {
+        f"finetune_trainer.data.{name}": value for name, value in SMALL.items()
+    }
 
     def start(environment: Environment) -> ForkedStage:
         return fork_server.start(

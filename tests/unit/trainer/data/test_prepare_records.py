@@ -42,7 +42,10 @@ def model(tokenizer_folder: Path) -> Path:
     ids=["messages", "prompt and completion", "text"],
 )
 def test_same_records_yield_the_same_rows_in_every_format(
-    model: Path, environment: Environment, manifest_dir: Path, rows: list[dict[str, Any]]
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    rows: list[dict[str, Any]],
 ) -> None:
     packed = {}
     for extension, write in FORMATS.items():
@@ -61,7 +64,10 @@ def test_format_can_be_set_for_an_unknown_extension(
 ) -> None:
     write_csv(manifest_dir / "data.txt", [{"text": "the file"}])
 
-    assert prepare(prepare_config(model, "data.txt", format="CSV"), environment).records == 1
+    assert (
+        prepare(prepare_config(model, "data.txt", format="CSV"), environment).records
+        == 1
+    )
 
 
 def test_bom_blank_lines_and_carriage_returns_are_ignored(
@@ -77,9 +83,18 @@ def test_bom_blank_lines_and_carriage_returns_are_ignored(
 
 GOOD = '{"text": "the file"}\n'
 BAD_LINES = [
-    (b'{"text": "the fi\xffle"}', "data.jsonl:2: byte 0xff at position 17 is not UTF-8"),
-    (b'{"text": "half \\ud800"}', "data.jsonl:2: text: character 6 is a lone surrogate (\\ud800)"),
-    (b'{"text": "the file"', "data.jsonl:2: not JSON: Expecting ',' delimiter at column 20"),
+    (
+        b'{"text": "the fi\xffle"}',
+        "data.jsonl:2: byte 0xff at position 17 is not UTF-8",
+    ),
+    (
+        b'{"text": "half \\ud800"}',
+        "data.jsonl:2: text: character 6 is a lone surrogate (\\ud800)",
+    ),
+    (
+        b'{"text": "the file"',
+        "data.jsonl:2: not JSON: Expecting ',' delimiter at column 20",
+    ),
     (b'["the file"]', "data.jsonl:2: a record is a JSON object {…}, this is a list"),
     (b"null", "data.jsonl:2: a record is a JSON object {…}, this is null"),
     (b"[" * 100_000, "data.jsonl:2: nested too deeply"),
@@ -102,9 +117,15 @@ BAD_LINES = [
     ("line", "expected"), BAD_LINES, ids=[expected[14:40] for _, expected in BAD_LINES]
 )
 def test_invalid_line_is_reported_with_its_reason(
-    model: Path, environment: Environment, manifest_dir: Path, line: bytes, expected: str
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    line: bytes,
+    expected: str,
 ) -> None:
-    (manifest_dir / "data.jsonl").write_bytes(GOOD.encode() + line + b"\n" + GOOD.encode())
+    (manifest_dir / "data.jsonl").write_bytes(
+        GOOD.encode() + line + b"\n" + GOOD.encode()
+    )
 
     message, code = run_to_failure(prepare_config(model), environment)
     assert code == ExitCode.DATA
@@ -117,14 +138,20 @@ def test_invalid_line_is_reported_with_its_reason(
     [
         ({"prompt": "a"}, "completion is missing"),
         ({"prompt": "a", "completion": None}, "completion is null"),
-        ({"prompt": "a", "completion": ""}, "completion is empty: there is nothing to learn"),
+        (
+            {"prompt": "a", "completion": ""},
+            "completion is empty: there is nothing to learn",
+        ),
         ({"prompt": ["a"], "completion": "b"}, "prompt must be a string, it is a list"),
         (
             {"input": "a", "output": "b"},
             "needs messages, prompt and completion, or text; it has input, output",
         ),
         ({}, "needs messages, prompt and completion, or text; it has nothing"),
-        ({"messages": "hello"}, "messages must be a list of {role, content}, it is a string"),
+        (
+            {"messages": "hello"},
+            "messages must be a list of {role, content}, it is a string",
+        ),
         ({"messages": []}, "no message has the role assistant (roles: none)"),
         (
             {"messages": ["hello"]},
@@ -136,13 +163,23 @@ def test_invalid_line_is_reported_with_its_reason(
             {"messages": [{"role": "assistant", "content": [1]}]},
             "messages[0].content must be a string, it is a list",
         ),
-        ({"messages": [{"role": "assistant", "content": ""}]}, "messages[0].content is empty"),
-        ({"messages": CONVERSATION[:1]}, "no message has the role assistant (roles: user)"),
+        (
+            {"messages": [{"role": "assistant", "content": ""}]},
+            "messages[0].content is empty",
+        ),
+        (
+            {"messages": CONVERSATION[:1]},
+            "no message has the role assistant (roles: user)",
+        ),
     ],
     ids=str,
 )
 def test_invalid_record_is_reported_with_its_reason(
-    model: Path, environment: Environment, manifest_dir: Path, record: dict[str, Any], expected: str
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    record: dict[str, Any],
+    expected: str,
 ) -> None:
     write_jsonl(manifest_dir / "data.jsonl", [record])
 
@@ -152,12 +189,20 @@ def test_invalid_record_is_reported_with_its_reason(
 
 
 BAD_FILES = [
-    ("data.jsonl", b"", "data.jsonl has no records; add records or correct datasets[0].uri"),
+    (
+        "data.jsonl",
+        b"",
+        "data.jsonl has no records; add records or correct datasets[0].uri",
+    ),
     ("data.json", b"", "data.json has no records"),
     ("data.json", b" [ ] ", "data.json has no records"),
     ("data.csv", b"", "data.csv has no records"),
     ("data.csv", b"text\n", "data.csv has no records"),
-    ("data.csv", b"the file,a socket\nx,y\n", "data.csv:1: the first line must name the columns"),
+    (
+        "data.csv",
+        b"the file,a socket\nx,y\n",
+        "data.csv:1: the first line must name the columns",
+    ),
     ("data.csv", b"text;more\nx;y\n", "found text;more"),
     ("data.csv", b"text,more\na,b\nc\n", "data.csv:3: 1 cells, but the header names 2"),
     ("data.csv", b'text\n"a\nb"\n"c\n', "data.csv:4: not CSV: unexpected end of data"),
@@ -168,7 +213,11 @@ BAD_FILES = [
     ),
     ("data.csv", b"messages\n[oops\n", "data.csv:2: messages is not JSON"),
     ("data.json", b'{"text": "a"}', "data.json:1: the file begins with {, not with ["),
-    ("data.json", b'[\n{"text": "a"},\n{"text": }\n]', "data.json:3: not JSON: Expecting value"),
+    (
+        "data.json",
+        b'[\n{"text": "a"},\n{"text": }\n]',
+        "data.json:3: not JSON: Expecting value",
+    ),
     (
         "data.json",
         b'[{"text": "a"}\n{"text": "b"}]',
@@ -205,7 +254,9 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "expected"), BAD_FILES, ids=[message[:45] for _, _, message in BAD_FILES]
+    ("name", "content", "expected"),
+    BAD_FILES,
+    ids=[message[:45] for _, _, message in BAD_FILES],
 )
 def test_invalid_file_is_reported_with_the_location(
     model: Path, environment: Environment, name: str, content: bytes, expected: str
@@ -215,7 +266,9 @@ def test_invalid_file_is_reported_with_the_location(
 
     message, code = run_to_failure(prepare_config(model, name), environment)
     assert code == (
-        ExitCode.CONFIG if "extension" in expected or "unpacked" in expected else ExitCode.DATA
+        ExitCode.CONFIG
+        if "extension" in expected or "unpacked" in expected
+        else ExitCode.DATA
     )
     assert expected in message
 
@@ -226,7 +279,10 @@ def test_parquet_file_without_the_columns_is_rejected(
     write_parquet(manifest_dir / "data.parquet", [{"words": "a"}])
 
     message, _ = run_to_failure(prepare_config(model, "data.parquet"), environment)
-    assert "needs the columns messages, prompt and completion, or text; it has words" in message
+    assert (
+        "needs the columns messages, prompt and completion, or text; it has words"
+        in message
+    )
 
 
 def test_invalid_parquet_row_is_reported_with_its_number(
@@ -237,7 +293,10 @@ def test_invalid_parquet_row_is_reported_with_its_number(
 
     message, code = run_to_failure(prepare_config(model, "data.parquet"), environment)
     assert code == ExitCode.DATA
-    assert "data.parquet:2: holds bytes that are not UTF-8\ndata.parquet:4: text is null" in message
+    assert (
+        "data.parquet:2: holds bytes that are not UTF-8\ndata.parquet:4: text is null"
+        in message
+    )
 
 
 def test_folder_is_rejected_as_a_data_set(
@@ -269,14 +328,19 @@ def test_failure_names_at_most_ten_invalid_records(
 
 
 def test_invalid_records_within_limit_are_counted_and_skipped(
-    model: Path, environment: Environment, manifest_dir: Path, capsys: pytest.CaptureFixture[str]
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     write_jsonl(manifest_dir / "data.jsonl", [{"text": "good"}] * 3 + [{"text": 1}])
 
     result = prepare(prepare_config(model, max_invalid_fraction=0.25), environment)
     assert (result.records, result.invalid) == (4, 1)
     assert len(packed_documents(environment)) == 3
-    assert "data.jsonl:4: text must be a string, it is a number" in capsys.readouterr().out
+    assert (
+        "data.jsonl:4: text must be a string, it is a number" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -286,7 +350,10 @@ def test_invalid_records_within_limit_are_counted_and_skipped(
             {"too_long": "Drop", "context_length": 16},
             "2 records are longer than prepare.contextLength (16); raise it",
         ),
-        ({"validation_fraction": 0.5, "seed": 10}, "all valid records are in the validation split"),
+        (
+            {"validation_fraction": 0.5, "seed": 10},
+            "all valid records are in the validation split",
+        ),
     ],
 )
 def test_data_set_without_training_rows_is_rejected(
@@ -304,7 +371,10 @@ def test_data_set_without_training_rows_is_rejected(
 
 
 def test_line_longer_than_the_limit_is_rejected(
-    model: Path, environment: Environment, manifest_dir: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    environment: Environment,
+    manifest_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(formats, "LONGEST_RECORD", 1 << 20)
     (manifest_dir / "data.jsonl").write_bytes(GOOD.encode() + b"x" * (1 << 21))
@@ -319,7 +389,9 @@ def test_line_longer_than_the_limit_is_rejected(
 @pytest.mark.parametrize("name", ["jsonl", "json", "csv"])
 def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"data.{name}"
-    FORMATS[name](path, [{"text": f"{number} " + "the file " * 200} for number in range(3000)])
+    FORMATS[name](
+        path, [{"text": f"{number} " + "the file " * 200} for number in range(3000)]
+    )
     tracemalloc.start()
     try:
         count = sum(1 for _ in read_records(SourceFile(path), "Auto"))
@@ -344,7 +416,9 @@ def test_json_records_do_not_depend_on_the_chunk_size(
         monkeypatch.setattr(formats, "JSON_CHUNK", size)
         assert list(read_records(source, "JSON")) == in_one_chunk
     assert [fields for _, fields in in_one_chunk] == rows
-    assert [line for line, _ in in_one_chunk] == [2 + 4 * number for number in range(12)]
+    assert [line for line, _ in in_one_chunk] == [
+        2 + 4 * number for number in range(12)
+    ]
 
 
 def bytes_read() -> int:

@@ -18,7 +18,12 @@ from support.trainer.prepare_parts import (
     state_folder,
     write_several,
 )
-from support.trainer.prepared import make_tokenizer, output_folder, prepare, prepare_config
+from support.trainer.prepared import (
+    make_tokenizer,
+    output_folder,
+    prepare,
+    prepare_config,
+)
 from support.trainer.stages import environment_in, run_in_process
 
 from finetune_trainer.contract import Environment, ExitCode, PrepareResult
@@ -33,7 +38,9 @@ def test_several_data_sets_resume_wherever_they_were_stopped(
     tokenizer_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The stops are in every file, and between them."""
-    config = prepare_config(tokenizer_folder, datasets=SEVERAL, validation_fraction=0.2, **INVALID)
+    config = prepare_config(
+        tokenizer_folder, datasets=SEVERAL, validation_fraction=0.2, **INVALID
+    )
     expected = None
     continued = 0
     stops = (12, 25, 40, 55, 70, 85, 100, 110)
@@ -51,7 +58,9 @@ def test_several_data_sets_resume_wherever_they_were_stopped(
 
 
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("change", ["edited", "removed", "added at the end", "added between"])
+@pytest.mark.parametrize(
+    "change", ["edited", "removed", "added at the end", "added between"]
+)
 def test_only_files_that_were_read_must_be_the_same(
     *,
     tokenizer_folder: Path,
@@ -70,7 +79,10 @@ def test_only_files_that_were_read_must_be_the_same(
     for folder in (manifest_dir, tmp_path / "fresh" / "manifest"):
         match change:
             case "edited":
-                write_jsonl(folder / "rows-2.jsonl", [*records(99), {"text": "99 opens the lock"}])
+                write_jsonl(
+                    folder / "rows-2.jsonl",
+                    [*records(99), {"text": "99 opens the lock"}],
+                )
             case "removed":
                 (folder / "rows-2.jsonl").unlink()
             case "added at the end":
@@ -145,12 +157,16 @@ def test_every_format_resumes_with_the_same_bytes(
     name: str,
     packing: bool,
 ) -> None:
-    config = prepare_config(tokenizer_folder, f"data.{name}", packing=packing, **INVALID)
+    config = prepare_config(
+        tokenizer_folder, f"data.{name}", packing=packing, **INVALID
+    )
     FORMATS[name](manifest_dir / f"data.{name}", records(400))
     fail_after(12, config, environment)
     result = prepare(config, environment)
 
-    assert (result, output_bytes(environment)) == fresh(config, records(400), tmp_path / "fresh")
+    assert (result, output_bytes(environment)) == fresh(
+        config, records(400), tmp_path / "fresh"
+    )
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -170,7 +186,9 @@ def test_appended_records_do_not_repeat_complete_parts(
     result = prepare(config, environment)
 
     assert f"continuing after record {complete}" in capsys.readouterr().out
-    assert (result, output_bytes(environment)) == fresh(config, long, tmp_path / "fresh")
+    assert (result, output_bytes(environment)) == fresh(
+        config, long, tmp_path / "fresh"
+    )
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -192,13 +210,21 @@ def test_changed_source_begins_anew(
     FORMATS[name](manifest_dir / f"data.{name}", changed)
     result = prepare(config, environment)
 
-    assert f"data.{name} has changed since an earlier attempt wrote" in capsys.readouterr().out
-    assert (result, output_bytes(environment)) == fresh(config, changed, tmp_path / "fresh")
+    assert (
+        f"data.{name} has changed since an earlier attempt wrote"
+        in capsys.readouterr().out
+    )
+    assert (result, output_bytes(environment)) == fresh(
+        config, changed, tmp_path / "fresh"
+    )
 
 
 @pytest.mark.usefixtures("small_parts")
 def test_changed_tokenizer_begins_anew(
-    environment: Environment, manifest_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    environment: Environment,
+    manifest_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = tmp_path / "model"
     make_tokenizer(model)
@@ -209,7 +235,9 @@ def test_changed_tokenizer_begins_anew(
     result = prepare(config, environment)
 
     assert "continuing" not in capsys.readouterr().out
-    assert (result, output_bytes(environment)) == fresh(config, records(400), tmp_path / "fresh")
+    assert (result, output_bytes(environment)) == fresh(
+        config, records(400), tmp_path / "fresh"
+    )
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -230,7 +258,9 @@ def test_parts_behind_a_damaged_one_are_repeated(
         rows.unlink()
     result = prepare(config, environment)
 
-    assert (result, output_bytes(environment)) == fresh(config, records(400), tmp_path / "fresh")
+    assert (result, output_bytes(environment)) == fresh(
+        config, records(400), tmp_path / "fresh"
+    )
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -267,7 +297,9 @@ def test_rows_without_a_result_are_not_tokenized_again(
     monkeypatch.setattr(Encoder, "encode", recording)
     result = prepare(config, environment)
     assert min(tokenized, default=complete) >= complete > 300
-    assert (result, output_bytes(environment)) == fresh(config, records(400), tmp_path / "fresh")
+    assert (result, output_bytes(environment)) == fresh(
+        config, records(400), tmp_path / "fresh"
+    )
 
 
 @pytest.mark.usefixtures("small_parts")

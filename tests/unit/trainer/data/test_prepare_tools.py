@@ -33,7 +33,8 @@ ADD = {
         "parameters": {
             "type": "object",
             "properties": {
-                name: {"type": "number", "description": "A number."} for name in ("a", "b")
+                name: {"type": "number", "description": "A number."}
+                for name in ("a", "b")
             },
             "required": ["a", "b"],
         },
@@ -65,7 +66,9 @@ def call(*, arguments: Any = None, name: str = "add") -> dict[str, Any]:
     }
 
 
-def record(*calls: dict[str, Any], answer: str = "5", **assistant: Any) -> dict[str, Any]:
+def record(
+    *calls: dict[str, Any], answer: str = "5", **assistant: Any
+) -> dict[str, Any]:
     """Return a conversation in which the assistant calls tools and then answers."""
     return {
         "messages": [
@@ -76,7 +79,12 @@ def record(*calls: dict[str, Any], answer: str = "5", **assistant: Any) -> dict[
                 "tool_calls": list(calls) or [call()],
                 **assistant,
             },
-            {"role": "tool", "content": answer, "tool_call_id": "call00001", "name": "add"},
+            {
+                "role": "tool",
+                "content": answer,
+                "tool_call_id": "call00001",
+                "name": "add",
+            },
             {"role": "assistant", "content": "It is 5."},
         ],
         "tools": [ADD],
@@ -85,7 +93,9 @@ def record(*calls: dict[str, Any], answer: str = "5", **assistant: Any) -> dict[
 
 def turns(template: str, fields: dict[str, Any]) -> list[str]:
     """Return the texts in the loss that a model's template gives for a record."""
-    text, spans = ChatTemplate(TemplateOfModel(template)).render(conversation_of(fields))
+    text, spans = ChatTemplate(TemplateOfModel(template)).render(
+        conversation_of(fields)
+    )
     return [text[start:end] for start, end in spans]
 
 
@@ -94,7 +104,10 @@ def turns(template: str, fields: dict[str, Any]) -> list[str]:
     [
         (
             "llama3_1",
-            ['{"name": "add", "parameters": {"a": 2, "b": 3}}<|eot_id|>', "It is 5.<|eot_id|>"],
+            [
+                '{"name": "add", "parameters": {"a": 2, "b": 3}}<|eot_id|>',
+                "It is 5.<|eot_id|>",
+            ],
         ),
         (
             "qwen2_5",
@@ -112,7 +125,10 @@ def turns(template: str, fields: dict[str, Any]) -> list[str]:
         ),
         (
             "lfm2_v2",
-            ["<|tool_call_start|>[add(a=2, b=3)]<|tool_call_end|><|im_end|>", "It is 5.<|im_end|>"],
+            [
+                "<|tool_call_start|>[add(a=2, b=3)]<|tool_call_end|><|im_end|>",
+                "It is 5.<|im_end|>",
+            ],
         ),
         (
             "gptoss",
@@ -123,15 +139,22 @@ def turns(template: str, fields: dict[str, Any]) -> list[str]:
         ),
         (
             "gemma4_v5",
-            ["<|tool_call>call:add{a:2,b:3}<tool_call|><|tool_response>", "It is 5.<turn|>"],
+            [
+                "<|tool_call>call:add{a:2,b:3}<tool_call|><|tool_response>",
+                "It is 5.<turn|>",
+            ],
         ),
     ],
 )
-def test_spans_cover_calls_and_the_end_of_the_turn(template: str, expected: list[str]) -> None:
+def test_spans_cover_calls_and_the_end_of_the_turn(
+    template: str, expected: list[str]
+) -> None:
     assert turns(template, record()) == expected
 
 
-@pytest.mark.parametrize("template", ["qwen2_5", "qwen3_instruct_2507", "lfm2_v2", "qwen3"])
+@pytest.mark.parametrize(
+    "template", ["qwen2_5", "qwen3_instruct_2507", "lfm2_v2", "qwen3"]
+)
 @pytest.mark.parametrize(
     "calls",
     [
@@ -142,14 +165,18 @@ def test_spans_cover_calls_and_the_end_of_the_turn(template: str, expected: list
     ],
     ids=["numbers", "empty", "nested", "two calls"],
 )
-def test_spans_equal_those_of_generation_tags(template: str, calls: list[dict[str, Any]]) -> None:
+def test_spans_equal_those_of_generation_tags(
+    template: str, calls: list[dict[str, Any]]
+) -> None:
     """TRL's training variants mark the turns. Only spaces around a turn are marked differently."""
     # Qwen3 shows the reasoning of every turn after the last question, if there is one.
     reasoning = {"reasoning_content": "Adding."} if template == "qwen3" else {}
     fields = record(*calls, **reasoning)
     fields["messages"][3] |= reasoning
     by_tags = turns(f"{template}_training", fields)
-    assert [turn.strip() for turn in turns(template, fields)] == [turn.strip() for turn in by_tags]
+    assert [turn.strip() for turn in turns(template, fields)] == [
+        turn.strip() for turn in by_tags
+    ]
     assert len(by_tags) == 2
 
 
@@ -173,11 +200,17 @@ def test_arguments_that_are_no_json_stay_text() -> None:
 def test_absent_content_equals_null_and_empty() -> None:
     absent = record()
     del absent["messages"][1]["content"]
-    assert turns("qwen3", absent) == turns("qwen3", record()) == turns("qwen3", record(content=""))
+    assert (
+        turns("qwen3", absent)
+        == turns("qwen3", record())
+        == turns("qwen3", record(content=""))
+    )
 
 
 def test_text_beside_calls_is_in_the_loss() -> None:
-    assert turns("qwen3", record(content="Adding."))[0].startswith("Adding.\n<tool_call>")
+    assert turns("qwen3", record(content="Adding."))[0].startswith(
+        "Adding.\n<tool_call>"
+    )
 
 
 def test_reasoning_of_a_call_is_in_the_loss() -> None:
@@ -192,7 +225,11 @@ IGNORED = [
         record(),
         "tools: the chat template does not render it: use a model whose template supports it",
     ),
-    ("lfm2", record(), r"messages\[1\].tool_calls\[0\]: the chat template does not render it"),
+    (
+        "lfm2",
+        record(),
+        r"messages\[1\].tool_calls\[0\]: the chat template does not render it",
+    ),
     (
         "gptoss",
         record(call(), call(name="sub")),
@@ -218,7 +255,9 @@ IGNORED = [
 
 
 @pytest.mark.parametrize(
-    ("template", "fields", "expected"), IGNORED, ids=[reason[:45] for _, _, reason in IGNORED]
+    ("template", "fields", "expected"),
+    IGNORED,
+    ids=[reason[:45] for _, _, reason in IGNORED],
 )
 def test_what_a_template_does_not_render_is_refused(
     template: str, fields: dict[str, Any], expected: str
@@ -229,9 +268,12 @@ def test_what_a_template_does_not_render_is_refused(
 
 def test_answer_of_a_tool_that_is_not_rendered_is_refused() -> None:
     tokenizer = TemplateOfModel("qwen2_5")
-    tokenizer.chat_template = tokenizer.chat_template.replace("{{- message.content }}", "")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{- message.content }}", ""
+    )
     with pytest.raises(
-        InvalidRecord, match=r"messages\[2\].content: the chat template does not render it"
+        InvalidRecord,
+        match=r"messages\[2\].content: the chat template does not render it",
     ):
         ChatTemplate(tokenizer).render(conversation_of(record()))
 
@@ -253,7 +295,10 @@ def test_template_for_tool_use_renders_records_with_tools() -> None:
     chat = ChatTemplate(TwoTemplates())
     assert "<tool_call>" in chat.render(conversation_of(record()))[0]
     without_tools = {
-        "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+        "messages": [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "!"},
+        ]
     }
     assert "<|eot_id|>" in chat.render(conversation_of(without_tools))[0]
 
@@ -303,7 +348,11 @@ def test_invalid_call_is_reported_with_its_place(
     message: dict[str, Any],
     expected: str,
 ) -> None:
-    messages = [{"role": "user", "content": "?"}, message, {"role": "assistant", "content": "!"}]
+    messages = [
+        {"role": "user", "content": "?"},
+        message,
+        {"role": "assistant", "content": "!"},
+    ]
     write_jsonl(manifest_dir / "data.jsonl", [{"messages": messages}])
 
     failure, _ = run_to_failure(prepare_config(tokenizer_folder), environment)
@@ -326,8 +375,12 @@ def test_invalid_tools_are_reported(tools: Any, expected: str) -> None:
 def test_lone_surrogate_in_arguments_is_an_invalid_record(
     tmp_path: Path, environment: Environment, manifest_dir: Path
 ) -> None:
-    make_tokenizer(tmp_path / "model", chat_template=TemplateOfModel("qwen2_5").chat_template)
-    (manifest_dir / "data.jsonl").write_text(json.dumps(record(call(arguments={"a": "\ud800"}))))
+    make_tokenizer(
+        tmp_path / "model", chat_template=TemplateOfModel("qwen2_5").chat_template
+    )
+    (manifest_dir / "data.jsonl").write_text(
+        json.dumps(record(call(arguments={"a": "\ud800"})))
+    )
 
     failure, _ = run_to_failure(
         prepare_config(tmp_path / "model", context_length=1024), environment
@@ -354,16 +407,21 @@ def test_every_format_gives_the_same_tool_calls(
     fields = record()
     write_jsonl(manifest_dir / "lines.jsonl", [fields])
     quoted = [
-        '"' + json.dumps(fields[name]).replace('"', '""') + '"' for name in ("messages", "tools")
+        '"' + json.dumps(fields[name]).replace('"', '""') + '"'
+        for name in ("messages", "tools")
     ]
     (manifest_dir / "table.csv").write_text(f"messages,tools\n{','.join(quoted)}\n")
-    parquet.write_table(pa.Table.from_pylist([fields]), manifest_dir / "objects.parquet")
+    parquet.write_table(
+        pa.Table.from_pylist([fields]), manifest_dir / "objects.parquet"
+    )
     as_text = fields | {"tools": json.dumps(fields["tools"])}
     parquet.write_table(pa.Table.from_pylist([as_text]), manifest_dir / "text.parquet")
 
     packed = {}
     for name in ("lines.jsonl", "table.csv", "objects.parquet", "text.parquet"):
-        prepare(prepare_config(tmp_path / "model", name, context_length=1024), environment)
+        prepare(
+            prepare_config(tmp_path / "model", name, context_length=1024), environment
+        )
         packed[name] = packed_documents(environment)
         assert trained_texts(environment, tokenizer) == [
             '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>|It is 5.<|im_end|>'

@@ -7,7 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.trainer.training import document, documents, environment, train_config, write_rows
+from support.trainer.training import (
+    document,
+    documents,
+    environment,
+    train_config,
+    write_rows,
+)
 
 from finetune_trainer.data.documents import Document
 from finetune_trainer.data.packing import rows as packing_rows
@@ -71,7 +77,9 @@ def test_file_of_another_split_or_part_is_found(tmp_path, other):
             writer.end_part()
     assert len(PackedRows(tmp_path, "train").read([0, 1]).tokens) == 2
     shutil.copy(tmp_path / other, tmp_path / "train-00000.rows")
-    with pytest.raises(DataInvalid, match=r"train-00000.rows: row 0 does not match its checksum"):
+    with pytest.raises(
+        DataInvalid, match=r"train-00000.rows: row 0 does not match its checksum"
+    ):
         PackedRows(tmp_path, "train").read([0])
 
 
@@ -132,7 +140,9 @@ def test_start_of_training_reads_two_percent_of_the_rows(tmp_path):
     count = 2**30 // record_size(context) + 1
     try:
         before_writing = bytes_read()
-        folder = write_rows(tmp_path, repeat(document(0, context), count), context_length=context)
+        folder = write_rows(
+            tmp_path, repeat(document(0, context), count), context_length=context
+        )
         size = sum(file.stat().st_size for file in folder.iterdir())
         before = bytes_read()
         config = train_config(

@@ -23,10 +23,14 @@ from finetune_trainer.data.tokenizing.encoder import Encoder, TextExample
 from finetune_trainer.data.tokenizing.token_bytes import TokenBytes
 
 many_examples = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 texts = st.lists(
-    st.sampled_from([*" \nabenops the.,éß漢🙂<", "e\u0301", "<eos>", "<bos>", " <tool> ", "ﬁ"]),
+    st.sampled_from(
+        [*" \nabenops the.,éß漢🙂<", "e\u0301", "<eos>", "<bos>", " <tool> ", "ﬁ"]
+    ),
     max_size=20,
 )
 
@@ -53,7 +57,9 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module", params=CHANGES)
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     tokenizer = make_tokenizer(
         tmp_path_factory.mktemp("tokenizer"), writes_bos=request.param == "BOS"
     )
@@ -65,14 +71,18 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @many_examples
 @given(
-    pieces=texts, bounds=st.lists(st.integers(0, 30), min_size=4, max_size=4), is_chat=st.booleans()
+    pieces=texts,
+    bounds=st.lists(st.integers(0, 30), min_size=4, max_size=4),
+    is_chat=st.booleans(),
 )
 def test_masks_are_those_of_offsets(
     *, tokenizer: Any, pieces: list[str], bounds: list[int], is_chat: bool
 ) -> None:
     text = "".join(pieces)
     first, second, third, last = sorted(min(bound, len(text) + 1) for bound in bounds)
-    example = TextExample(text, ((first, second), (third, last)), has_special_tokens=is_chat)
+    example = TextExample(
+        text, ((first, second), (third, last)), has_special_tokens=is_chat
+    )
     by_bytes = Encoder(tokenizer)
     # Also for tokenizers for which it is of no use: it is only slower.
     by_bytes._token_bytes = TokenBytes(tokenizer.backend_tokenizer)
@@ -92,7 +102,8 @@ def sentence_pieces() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
     backend.train_from_iterator(
-        SENTENCES, trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<eos>"])
+        SENTENCES,
+        trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<eos>"]),
     )
     return backend
 

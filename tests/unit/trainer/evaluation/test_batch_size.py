@@ -43,11 +43,15 @@ def test_batch_is_a_power_of_two_in_a_quarter_of_memory(
 
 def write_machine(root: Path, *, available_kib: int, cgroup: str = "0::/\n") -> None:
     (root / "proc" / "self").mkdir(parents=True)
-    (root / "proc" / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {available_kib} kB\n")
+    (root / "proc" / "meminfo").write_text(
+        f"MemTotal: 99 kB\nMemAvailable: {available_kib} kB\n"
+    )
     (root / "proc" / "self" / "cgroup").write_text(cgroup)
 
 
-def write_cgroup(root: Path, path: str, limit: str, current: int, inactive_file: int = 0) -> None:
+def write_cgroup(
+    root: Path, path: str, limit: str, current: int, inactive_file: int = 0
+) -> None:
     folder = root / "sys" / "fs" / "cgroup" / path
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.max").write_text(f"{limit}\n")
@@ -76,7 +80,9 @@ def test_smallest_limit_above_the_process_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cgroup", ["", "4:memory:/job\n", "0::/\n"])
-def test_memory_without_a_limit_is_that_of_the_machine(tmp_path: Path, cgroup: str) -> None:
+def test_memory_without_a_limit_is_that_of_the_machine(
+    tmp_path: Path, cgroup: str
+) -> None:
     write_machine(tmp_path, available_kib=1024, cgroup=cgroup)
     assert available_memory(tmp_path) == 1024**2
 
@@ -101,8 +107,16 @@ class FakeLM:
     [
         ("loglikelihood", [("x" * 20, "y" * 10), ("x", "y")], 10),
         ("loglikelihood_rolling", [("x" * 60,)], 5),
-        ("loglikelihood_rolling", [("x" * 999,)], 3),  # lm-eval cuts it into windows of 100
-        ("generate_until", [("x" * 20, {"max_gen_toks": 10}), ("x", {"max_new_tokens": 20})], 7),
+        (
+            "loglikelihood_rolling",
+            [("x" * 999,)],
+            3,
+        ),  # lm-eval cuts it into windows of 100
+        (
+            "generate_until",
+            [("x" * 20, {"max_gen_toks": 10}), ("x", {"max_new_tokens": 20})],
+            7,
+        ),
         ("generate_until", [("x" * 20, {})], 3),
     ],
 )
@@ -125,9 +139,12 @@ def test_evaluation_without_batch_size_fits_the_memory(
     of_four = evaluate_config(tiny_model, tasks=tasks, batch_size=4)
     expected = run_evaluate(of_four, environment).scores
     samples = read_samples(of_four, environment)
-    texts = ["".join(arguments) for sample in samples for arguments in sample["arguments"]]
+    texts = [
+        "".join(arguments) for sample in samples for arguments in sample["arguments"]
+    ]
     longest = max(
-        len(tokens) for tokens in AutoTokenizer.from_pretrained(tiny_model)(texts).input_ids
+        len(tokens)
+        for tokens in AutoTokenizer.from_pretrained(tiny_model)(texts).input_ids
     )
 
     rows: list[int] = []
@@ -141,7 +158,10 @@ def test_evaluation_without_batch_size_fits_the_memory(
     monkeypatch.setattr(
         batch_size, "available_memory", lambda: 4 * 7 * longest * 320 * 4
     )  # room for seven
-    assert run_evaluate(with_recipe(of_four, batch_size=None), environment).scores == expected
+    assert (
+        run_evaluate(with_recipe(of_four, batch_size=None), environment).scores
+        == expected
+    )
     assert max(rows) == 4
 
 
@@ -158,7 +178,12 @@ def test_lm_eval_tries_batches_of_the_longest_request(
     model = EvaluatedModel(BaseModel("m", tiny_model, ""), None, torch.float32)
     tokenizer = model.load_tokenizer(apply_chat_template=False)
     lm = load_lm(
-        model, tokenizer, (2,), torch.device("cpu"), batch_size=1, apply_chat_template=False
+        model,
+        tokenizer,
+        (2,),
+        torch.device("cpu"),
+        batch_size=1,
+        apply_chat_template=False,
     )
     shapes: list[tuple[int, ...]] = []
     call = HFLM._model_call

@@ -55,10 +55,14 @@ def test_task_file_yields_a_score_and_its_standard_error(
     assert score.stderr == pytest.approx((score.value * (1 - score.value) / 39) ** 0.5)
     output = environment.stage_dir("evaluate", "e1") / "output"
     assert (
-        json.loads((output / "results.json").read_text())["results"]["verbs"]["acc,none"]
+        json.loads((output / "results.json").read_text())["results"]["verbs"][
+            "acc,none"
+        ]
         == score.value
     )
-    assert read_progress(environment)["step"] == read_progress(environment)["total"] == 160
+    assert (
+        read_progress(environment)["step"] == read_progress(environment)["total"] == 160
+    )
 
 
 def test_result_is_reused_until_its_output_is_corrupt(
@@ -123,7 +127,8 @@ def test_limit_and_few_shot_change_the_requests(
     environment: Environment, config: EvaluateConfig
 ) -> None:
     few = with_recipe(
-        config, tasks=(Task(name="verbs", file="tasks/verbs.yaml", limit=5, few_shot=2),)
+        config,
+        tasks=(Task(name="verbs", file="tasks/verbs.yaml", limit=5, few_shot=2),),
     )
     run_evaluate(few, environment)
     samples = read_samples(few, environment)
@@ -140,7 +145,9 @@ def test_limit_draws_a_sample_that_depends_on_the_seed(
 ) -> None:
     asked = []
     for seed, limit in ((0, 5), (0, 8), (1, 5)):
-        few = with_recipe(config, tasks=(Task(name="verbs", file="tasks/verbs.yaml", limit=limit),))
+        few = with_recipe(
+            config, tasks=(Task(name="verbs", file="tasks/verbs.yaml", limit=limit),)
+        )
         few = few.model_copy(update={"seed": seed, "identity": f"s{seed}l{limit}"})
         run_evaluate(few, environment)
         asked.append(questions_of(few, environment))
@@ -169,7 +176,8 @@ def test_perplexity_and_generation_responses_are_cached(
     both = with_recipe(
         config,
         tasks=tuple(
-            Task(name=name, file=f"tasks/{name}.yaml", limit=6) for name in ("rolling", "writing")
+            Task(name=name, file=f"tasks/{name}.yaml", limit=6)
+            for name in ("rolling", "writing")
         ),
     )
     first = run_evaluate(both, environment)
@@ -194,7 +202,12 @@ def test_texts_in_several_windows_form_the_same_batches(
     model = EvaluatedModel(BaseModel("m", tiny_model, ""), None, torch.float32)
     tokenizer = model.load_tokenizer(apply_chat_template=False)
     lm = load_lm(
-        model, tokenizer, (2,), torch.device("cpu"), batch_size=4, apply_chat_template=False
+        model,
+        tokenizer,
+        (2,),
+        torch.device("cpu"),
+        batch_size=4,
+        apply_chat_template=False,
     )
     lm._max_length = 16
     batches: list[list[list[int]]] = []
@@ -214,19 +227,35 @@ def test_texts_in_several_windows_form_the_same_batches(
     of_one_call, batches = batches, []
     durable: list[tuple[int, int]] = []
     caching = CachingLM(
-        lm, ResponseCache(), lambda done, _total, _cached: durable.append((done, len(batches)))
+        lm,
+        ResponseCache(),
+        lambda done, _total, _cached: durable.append((done, len(batches))),
     )
     assert caching.loglikelihood_rolling(requests) == expected
     assert batches == of_one_call
-    assert durable[1][1] < len(batches)  # the first response is cached before the last batch
+    assert durable[1][1] < len(
+        batches
+    )  # the first response is cached before the last batch
 
 
 @pytest.mark.parametrize(
     ("tasks", "expected", "code"),
     [
-        ((Task(name="nouns", file="tasks/verbs.yaml"),), "`task: verbs`", ExitCode.CONFIG),
-        ((Task(name="verbs", file="tasks/none.yaml"),), "none.yaml", ExitCode.NOT_FOUND),
-        ((Task(name="bad", file="tasks/bad.yaml"),), "evaluate.tasks[bad]", ExitCode.CONFIG),
+        (
+            (Task(name="nouns", file="tasks/verbs.yaml"),),
+            "`task: verbs`",
+            ExitCode.CONFIG,
+        ),
+        (
+            (Task(name="verbs", file="tasks/none.yaml"),),
+            "none.yaml",
+            ExitCode.NOT_FOUND,
+        ),
+        (
+            (Task(name="bad", file="tasks/bad.yaml"),),
+            "evaluate.tasks[bad]",
+            ExitCode.CONFIG,
+        ),
         (
             (Task(name="lost", file="tasks/lost.yaml"),),
             "evaluate.tasks[lost]: its data does not exist",
@@ -237,7 +266,11 @@ def test_texts_in_several_windows_form_the_same_batches(
             "evaluate.tasks[torn]: its data cannot be read",
             ExitCode.DATA,
         ),
-        ((Task(name="empty", file="tasks/empty.yaml"),), "evaluate.tasks[empty]", ExitCode.DATA),
+        (
+            (Task(name="empty", file="tasks/empty.yaml"),),
+            "evaluate.tasks[empty]",
+            ExitCode.DATA,
+        ),
     ],
 )
 def test_task_that_cannot_be_loaded_is_reported_with_the_reason(
@@ -289,7 +322,11 @@ def built_in_arc_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_built_in_task_that_cannot_be_loaded_is_reported(
-    environment: Environment, config: EvaluateConfig, name: str, expected: str, code: ExitCode
+    environment: Environment,
+    config: EvaluateConfig,
+    name: str,
+    expected: str,
+    code: ExitCode,
 ) -> None:
     message, exit_code = run_to_failure(
         with_recipe(config, tasks=(Task(name=name), *VERBS)), environment
@@ -298,8 +335,12 @@ def test_built_in_task_that_cannot_be_loaded_is_reported(
     assert exit_code == code
 
 
-def test_corrupt_adapter_is_not_evaluated(environment: Environment, config: EvaluateConfig) -> None:
-    weights = environment.stage_dir("train", "first") / "output" / "adapter_model.safetensors"
+def test_corrupt_adapter_is_not_evaluated(
+    environment: Environment, config: EvaluateConfig
+) -> None:
+    weights = (
+        environment.stage_dir("train", "first") / "output" / "adapter_model.safetensors"
+    )
     weights.write_bytes(weights.read_bytes()[:-1])
     message, code = run_to_failure(config, environment)
     assert "adapter_model.safetensors" in message
@@ -326,13 +367,18 @@ def test_requests_answered_before_a_kill_are_not_repeated(
     resumed = run_evaluate(slow, environment)
     assert read_progress(environment)["startStep"] == answered - 1
     assert len(set(cached_responses(folder))) == 4 * 96 + 1
-    uninterrupted = run_evaluate(slow.model_copy(update={"identity": "uninterrupted"}), environment)
+    uninterrupted = run_evaluate(
+        slow.model_copy(update={"identity": "uninterrupted"}), environment
+    )
     assert resumed.scores == uninterrupted.scores
 
 
 def cached_responses(folder: Path) -> list[bytes]:
     return [
-        line for file in folder.glob("answers-*") for line in file.read_bytes().splitlines() if line
+        line
+        for file in folder.glob("answers-*")
+        for line in file.read_bytes().splitlines()
+        if line
     ]
 
 
@@ -346,4 +392,6 @@ def wait_for_responses(folder: Path, count: int) -> None:
         if len(cached_responses(folder)) >= count:
             return
         time.sleep(0.01)
-    raise AssertionError(f"the stage did not cache {count} responses within five minutes")
+    raise AssertionError(
+        f"the stage did not cache {count} responses within five minutes"
+    )

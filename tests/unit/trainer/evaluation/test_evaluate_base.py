@@ -47,7 +47,9 @@ def config(tiny_model: Path) -> EvaluateConfig:
     return evaluate_config(tiny_model, compare_with_base=True)
 
 
-def write_task(environment: Environment, name: str, text: str, data: str = "verbs") -> Task:
+def write_task(
+    environment: Environment, name: str, text: str, data: str = "verbs"
+) -> Task:
     folder = Path(str(environment.manifest_dir)) / "tasks"
     (folder / f"{name}.yaml").write_text(HEAD.format(name=name, data=data) + text)
     return Task(name=name, file=f"tasks/{name}.yaml")
@@ -63,7 +65,8 @@ def values(
 ) -> Any:
     """Return the metric of each question, in the order of the questions."""
     samples = sorted(
-        read_samples(config, environment, task, prefix), key=lambda sample: int(sample["doc_id"])
+        read_samples(config, environment, task, prefix),
+        key=lambda sample: int(sample["doc_id"]),
     )
     return np.array([sample[metric] for sample in samples])
 
@@ -82,7 +85,9 @@ def test_difference_has_the_paired_standard_error(
         differences.std(ddof=1) / np.sqrt(len(differences)), rel=1e-5
     )
     assert differences.std() > 0
-    unpaired = np.hypot(of_model.std(ddof=1), of_base.std(ddof=1)) / np.sqrt(len(differences))
+    unpaired = np.hypot(of_model.std(ddof=1), of_base.std(ddof=1)) / np.sqrt(
+        len(differences)
+    )
     assert score.difference_stderr != pytest.approx(unpaired, rel=1e-3)
 
 
@@ -91,7 +96,9 @@ def test_output_of_the_base_is_kept_beside_the_other(
 ) -> None:
     score = run_evaluate(config, environment).scores["verbs"]["acc"]
     output = environment.stage_dir("evaluate", "e1") / "output"
-    of_base = json.loads((output / "base-results.json").read_text())["results"]["verbs"]["acc,none"]
+    of_base = json.loads((output / "base-results.json").read_text())["results"][
+        "verbs"
+    ]["acc,none"]
     assert score.base == of_base
     asked, asked_of_base = (
         read_samples(config, environment, prefix=prefix) for prefix in ("", "base-")
@@ -99,7 +106,9 @@ def test_output_of_the_base_is_kept_beside_the_other(
     assert [sample["arguments"] for sample in asked] == [
         sample["arguments"] for sample in asked_of_base
     ]
-    assert [sample["resps"] for sample in asked] != [sample["resps"] for sample in asked_of_base]
+    assert [sample["resps"] for sample in asked] != [
+        sample["resps"] for sample in asked_of_base
+    ]
     assert len(list(environment.stage_dir("evaluate", "e1").glob("answers-*"))) == 2
 
 
@@ -127,7 +136,11 @@ def test_requests_to_both_models_count_as_one_total(
     (environment.stage_dir("evaluate", "e1") / "result.json").unlink()
     run_evaluate(config, environment)
     progress = read_progress(environment)
-    assert (progress["step"], progress["total"], progress["startStep"]) == (320, 320, 320)
+    assert (progress["step"], progress["total"], progress["startStep"]) == (
+        320,
+        320,
+        320,
+    )
 
 
 def test_models_are_in_memory_one_after_the_other(
@@ -167,7 +180,9 @@ def test_only_means_over_questions_have_a_difference_error(
         "metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]\n",
     )
     median = write_task(
-        environment, "median", CHOICE + "metric_list: [{metric: acc, aggregation: median}]\n"
+        environment,
+        "median",
+        CHOICE + "metric_list: [{metric: acc, aggregation: median}]\n",
     )
     both = with_recipe(config, tasks=(mixed, rolling, median))
     scores = run_evaluate(both, environment).scores
@@ -184,10 +199,16 @@ def test_only_means_over_questions_have_a_difference_error(
         "rolling bits_per_byte": False,
         "median acc": False,
     }
-    assert all(score.base is not None for metrics in scores.values() for score in metrics.values())
+    assert all(
+        score.base is not None
+        for metrics in scores.values()
+        for score in metrics.values()
+    )
 
 
-def add_group(monkeypatch: pytest.MonkeyPatch, *members: str, weight_by_size: bool) -> None:
+def add_group(
+    monkeypatch: pytest.MonkeyPatch, *members: str, weight_by_size: bool
+) -> None:
     """Make the task `both` a group of other tasks, as many of lm-eval's built-in names are."""
     from lm_eval.api.group import Group  # noqa: PLC0415  imports lm_eval
     from lm_eval.config.group import AggMetricConfig  # noqa: PLC0415
@@ -198,7 +219,9 @@ def add_group(monkeypatch: pytest.MonkeyPatch, *members: str, weight_by_size: bo
         )
         group = Group(
             "both",
-            aggregate_metric_list=[AggMetricConfig(metric="acc", weight_by_size=weight_by_size)],
+            aggregate_metric_list=[
+                AggMetricConfig(metric="acc", weight_by_size=weight_by_size)
+            ],
         )
         for name in members:
             group.add(loaded["tasks"][name])
@@ -219,12 +242,14 @@ def test_group_has_the_error_of_its_own_weights(
     *,
     weight_by_size: bool,
 ) -> None:
-    few = write_task(environment, "few", CHOICE + "metric_list: [{metric: acc}]\n").model_copy(
-        update={"limit": 12}
-    )
+    few = write_task(
+        environment, "few", CHOICE + "metric_list: [{metric: acc}]\n"
+    ).model_copy(update={"limit": 12})
     tasks = (Task(name="verbs", file="tasks/verbs.yaml"), few)
     grouped = with_recipe(config, tasks=(*tasks, Task(name="both")))
-    add_group(monkeypatch, *(task.name for task in tasks), weight_by_size=weight_by_size)
+    add_group(
+        monkeypatch, *(task.name for task in tasks), weight_by_size=weight_by_size
+    )
     score = run_evaluate(grouped, environment).scores["both"]["acc"]
     differences = [
         values(grouped, environment, "acc", task=task.name)
@@ -235,7 +260,9 @@ def test_group_has_the_error_of_its_own_weights(
     assert list(sizes) == [40, 12]
     weights = sizes / sizes.sum() if weight_by_size else np.array([0.5, 0.5])
     assert score.base is not None
-    mean = sum(weight * each.mean() for weight, each in zip(weights, differences, strict=True))
+    mean = sum(
+        weight * each.mean() for weight, each in zip(weights, differences, strict=True)
+    )
     assert score.value - score.base == pytest.approx(mean, abs=1e-5)
     variances = np.array([each.var(ddof=1) for each in differences])
     # If all questions weigh the same, lm-eval pools the variances of the tasks by their n - 1.
@@ -248,7 +275,9 @@ def test_group_with_another_aggregation_has_no_error(
     environment: Environment, config: EvaluateConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     median = write_task(
-        environment, "median", CHOICE + "metric_list: [{metric: acc, aggregation: median}]\n"
+        environment,
+        "median",
+        CHOICE + "metric_list: [{metric: acc, aggregation: median}]\n",
     )
     tasks = (Task(name="verbs", file="tasks/verbs.yaml"), median)
     add_group(monkeypatch, *(task.name for task in tasks), weight_by_size=True)

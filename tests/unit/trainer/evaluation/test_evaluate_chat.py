@@ -16,7 +16,13 @@ from support.trainer.evaluation import (
 )
 from support.trainer.stages import run_to_failure
 
-from finetune_trainer.contract import Environment, EvaluateConfig, ExitCode, Task, TrainResult
+from finetune_trainer.contract import (
+    Environment,
+    EvaluateConfig,
+    ExitCode,
+    Task,
+    TrainResult,
+)
 from finetune_trainer.runtime.stage_folder import write_result
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")
@@ -51,7 +57,9 @@ def write_foreign_result(environment: Environment) -> None:
     folder.mkdir(parents=True)
     write_result(
         folder,
-        TrainResult(identity="p1", digest="sha256:0", steps=1, loss=1.0, best_step=1, tokens=1),
+        TrainResult(
+            identity="p1", digest="sha256:0", steps=1, loss=1.0, best_step=1, tokens=1
+        ),
     )
 
 
@@ -78,7 +86,9 @@ def test_template_is_applied_if_the_records_are_conversations(
         write_foreign_result(environment)
     elif prepared != "missing":
         write_prepare_result(environment, conversations=prepared == "conversations")
-    prompt = first_prompt(with_recipe(config, apply_chat_template=template), environment)
+    prompt = first_prompt(
+        with_recipe(config, apply_chat_template=template), environment
+    )
     # The examples are turns by default: two of them, and the one to be answered.
     assert prompt.count("<|im_start|>assistant") == (3 if is_chat else 0)
     assert prompt.count("Verb:") == 3
@@ -111,7 +121,9 @@ def test_system_instruction_starts_the_prompt(
 def test_turns_without_a_template_are_a_config_error(
     environment: Environment, config: EvaluateConfig
 ) -> None:
-    message, code = run_to_failure(with_recipe(config, fewshot_as_multiturn=True), environment)
+    message, code = run_to_failure(
+        with_recipe(config, fewshot_as_multiturn=True), environment
+    )
     assert message.startswith("evaluate.fewshotAsMultiturn is true")
     assert "evaluate.applyChatTemplate: true" in message
     assert code == ExitCode.CONFIG
@@ -120,7 +132,9 @@ def test_turns_without_a_template_are_a_config_error(
 def test_template_that_rejects_questions_is_a_config_error(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    strict = "{{ raise_exception('only one exchange') if messages | length > 2 }}" + CHATML
+    strict = (
+        "{{ raise_exception('only one exchange') if messages | length > 2 }}" + CHATML
+    )
     model = make_chat_model(tmp_path / "strict", tiny_model, strict)
     environment = evaluate_environment(tmp_path, model)
     message, code = run_to_failure(
@@ -143,12 +157,16 @@ def test_tokenizer_without_template_gets_the_one_of_training(
     assert prompt.count("<eos>") == 2
 
 
-def test_prompt_has_the_date_of_training_on_any_day(tmp_path: Path, tiny_model: Path) -> None:
+def test_prompt_has_the_date_of_training_on_any_day(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     model = make_chat_model(
         tmp_path / "dated", tiny_model, "{{ strftime_now('%d %B %Y') }}" + CHATML
     )
     environment = evaluate_environment(tmp_path, model)
-    prompt = first_prompt(evaluate_config(model, tasks=FEW, apply_chat_template=True), environment)
+    prompt = first_prompt(
+        evaluate_config(model, tasks=FEW, apply_chat_template=True), environment
+    )
     assert prompt.startswith("26 July 2024<|im_start|>")
 
 
@@ -202,7 +220,9 @@ def test_answer_ends_with_the_turn(
     samples = read_samples(writing, environment, "writing")
     prompts = [sample["arguments"][0][0] for sample in samples]
     adapter = environment.stage_dir("train", "first") / "output"
-    turn_end = AutoTokenizer.from_pretrained(chat_model).convert_tokens_to_ids("<|im_end|>")
+    turn_end = AutoTokenizer.from_pretrained(chat_model).convert_tokens_to_ids(
+        "<|im_end|>"
+    )
     until_turn_end = greedy_answers(chat_model, adapter, prompts, [2, turn_end])
     assert [sample["resps"][0][0] for sample in samples] == until_turn_end
     assert until_turn_end != greedy_answers(
@@ -219,9 +239,14 @@ def test_tokens_that_end_an_answer_are_those_of_the_template(
     from finetune_trainer.data.records.chat_template import end_tokens  # noqa: PLC0415
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    assert end_tokens(tokenizer, conversations=True) == (2,)  # the default template writes EOS
+    assert end_tokens(tokenizer, conversations=True) == (
+        2,
+    )  # the default template writes EOS
     tokenizer.add_tokens(
-        [AddedToken("<|im_end|>", special=special), AddedToken("<|im_start|>", special=special)]
+        [
+            AddedToken("<|im_end|>", special=special),
+            AddedToken("<|im_start|>", special=special),
+        ]
     )
     tokenizer.chat_template = CHATML
     assert end_tokens(tokenizer, conversations=True) == (
@@ -236,7 +261,9 @@ def test_answer_without_template_ends_with_the_turn_too(
 ) -> None:
     """The published model stops there, whatever the prompt is."""
     write_prepare_result(environment, conversations=True)
-    plain = with_recipe(config, tasks=(write_writing_task(environment),), apply_chat_template=False)
+    plain = with_recipe(
+        config, tasks=(write_writing_task(environment),), apply_chat_template=False
+    )
     run_evaluate(plain, environment)
     (_, arguments), *_ = read_samples(plain, environment, "writing")[0]["arguments"]
     assert arguments["until"] == ["<|im_end|>", "<eos>"]
@@ -270,11 +297,18 @@ def test_prompt_has_the_special_tokens_of_training(
         "num_hidden_layers": 1,
         "num_attention_heads": 1,
     }
-    LlamaForCausalLM(LlamaConfig(vocab_size=320, eos_token_id=2, **shape)).save_pretrained(tmp_path)
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=320, eos_token_id=2, **shape)
+    ).save_pretrained(tmp_path)
     model = EvaluatedModel(BaseModel("m", tmp_path, ""), None, torch.float32)
     tokenizer = model.load_tokenizer(apply_chat_template=True)
     lm = load_lm(
-        model, tokenizer, (2,), torch.device("cpu"), batch_size=1, apply_chat_template=True
+        model,
+        tokenizer,
+        (2,),
+        torch.device("cpu"),
+        batch_size=1,
+        apply_chat_template=True,
     )
     prompt = lm.apply_chat_template([{"role": "user", "content": "A reader opens"}])
     tokens = lm.tok_encode(prompt)

@@ -84,7 +84,8 @@ def write_tasks(folder: Path) -> None:
     for name, text in TASKS.items():
         (folder / f"{name}.yaml").write_text(text)
     sentences = [
-        json.loads(line)["sentence"] for line in (folder / "questions" / "verbs.jsonl").open()
+        json.loads(line)["sentence"]
+        for line in (folder / "questions" / "verbs.jsonl").open()
     ]
     texts = [
         " ".join(sentences * repeats)[shift:]
@@ -104,7 +105,9 @@ def write_merged(folder: Path, base: Path, environment: Environment) -> Path:
     from finetune_trainer.publishing.generation_config import generation_config  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
-    save_merged(base, environment.stage_dir("train", "first") / "output", torch.float32, folder)
+    save_merged(
+        base, environment.stage_dir("train", "first") / "output", torch.float32, folder
+    )
     tokenizer = AutoTokenizer.from_pretrained(base)
     generation = generation_config(base, end_tokens(tokenizer, conversations=True))
     (folder / "generation_config.json").write_text(json.dumps(generation))
@@ -139,7 +142,12 @@ def run_command_line(
             "--seed",
             "5",
         ),
-        *("--model_args", f"pretrained={merged},dtype=float32", "--batch_size", str(BATCH_SIZE)),
+        *(
+            "--model_args",
+            f"pretrained={merged},dtype=float32",
+            "--batch_size",
+            str(BATCH_SIZE),
+        ),
         *("--tasks", ",".join(str(tasks / f"{name}.yaml") for name in TASKS)),
         *("--output_path", str(output), "--log_samples", *options),
     ]
@@ -162,7 +170,9 @@ def run_command_line(
     assert done.returncode == 0, done.stderr[-3000:]
     (results,) = output.rglob("results_*.json")
     files = {name: next(output.rglob(f"samples_{name}_*.jsonl")) for name in TASKS}
-    samples = {name: [json.loads(line) for line in file.open()] for name, file in files.items()}
+    samples = {
+        name: [json.loads(line) for line in file.open()] for name, file in files.items()
+    }
     return json.loads(results.read_text())["results"], samples
 
 
@@ -186,7 +196,9 @@ def answers_of(samples: list[dict[str, Any]]) -> dict[int, Any]:
 
 def _as_texts(value: Any) -> Any:
     """Return nested lists with every number as text, with all its digits, as the command line writes them."""
-    return [_as_texts(each) for each in value] if isinstance(value, list) else str(value)
+    return (
+        [_as_texts(each) for each in value] if isinstance(value, list) else str(value)
+    )
 
 
 def _arguments(sample: dict[str, Any]) -> list[Any]:
@@ -231,7 +243,9 @@ def test_scores_equal_those_of_the_command_line(  # noqa: PLR0917  fixtures
 
     write_prepare_result(environment, conversations=True)
     names = tuple(Task(name=name, file=f"tasks/{name}.yaml") for name in TASKS)
-    config = evaluate_config(base, tasks=names, weights="Merged", batch_size=BATCH_SIZE, **recipe)
+    config = evaluate_config(
+        base, tasks=names, weights="Merged", batch_size=BATCH_SIZE, **recipe
+    )
     config = config.model_copy(update={"dtype": "FP32", "seed": 5})
     monkeypatch.setattr(evaluate, "BOOTSTRAP_RESAMPLES", 100_000)
     run_evaluate(config, environment)
@@ -252,5 +266,7 @@ def test_scores_equal_those_of_the_command_line(  # noqa: PLR0917  fixtures
 
 def read_results(config: EvaluateConfig, environment: Environment) -> dict[str, Any]:
     output = environment.stage_dir("evaluate", config.identity) / "output"
-    results: dict[str, Any] = json.loads((output / "results.json").read_text())["results"]
+    results: dict[str, Any] = json.loads((output / "results.json").read_text())[
+        "results"
+    ]
     return results

@@ -13,7 +13,12 @@ from support.stores.hub_server import serve_hub
 from support.stores.hub_state import Hub
 from support.trainer.models import prompt_records, write_jsonl
 from support.trainer.prepared import prepare_config
-from support.trainer.stages import environment_in, run_to_failure, run_to_result, start_stage
+from support.trainer.stages import (
+    environment_in,
+    run_to_failure,
+    run_to_result,
+    start_stage,
+)
 from support.trainer.training import (
     adapter_digest,
     documents,
@@ -50,7 +55,9 @@ def replace_weights(model: Path) -> None:
     file = model / "model.safetensors"
     before = file.stat()
     save_file(
-        {name: -tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"}
+        {name: -tensor for name, tensor in load_file(file).items()},
+        file,
+        metadata={"format": "pt"},
     )
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert file.stat().st_size == before.st_size
@@ -78,7 +85,9 @@ def test_digest_of_unchanged_files_is_not_computed_again(model, tmp_path):
     entries = json.loads(record.read_text())
     entries["model.safetensors"]["sha256"] = "0" * 64
     record.write_text(json.dumps(entries))
-    assert model_digest(model, record) != digest  # it believes the record: the file was not read
+    assert (
+        model_digest(model, record) != digest
+    )  # it believes the record: the file was not read
     os.utime(model / "model.safetensors")
     assert model_digest(model, record) == digest
 
@@ -100,13 +109,16 @@ def test_resume_on_replaced_weights_is_refused_with_both_digests(model, workspac
     with pytest.raises(ConfigInvalid) as refused:
         run_train(config, workspace)
     assert before != after
-    assert f"has the digest {after}, but checkpoint step-00000010 was made with {before}" in str(
-        refused.value
+    assert (
+        f"has the digest {after}, but checkpoint step-00000010 was made with {before}"
+        in str(refused.value)
     )
     assert not (stage_folder(workspace) / "output").exists()
 
 
-def test_resume_with_restored_weights_gives_the_same_adapter(tiny_model, model, workspace):
+def test_resume_with_restored_weights_gives_the_same_adapter(
+    tiny_model, model, workspace
+):
     config = train_config(model)
     with pytest.raises(Interrupted):
         run_train(config, workspace, stop_at=10)
@@ -122,7 +134,8 @@ def test_resume_with_restored_weights_gives_the_same_adapter(tiny_model, model, 
 def test_training_on_another_model_than_prepare_is_refused(model, workspace):
     config = train_config(model).model_copy(update={"model_digest": "sha256:prepared"})
     with pytest.raises(
-        ConfigInvalid, match=r"but prepare/p+ was made with sha256:prepared: restore that model"
+        ConfigInvalid,
+        match=r"but prepare/p+ was made with sha256:prepared: restore that model",
     ):
         run_train(config, workspace)
 
@@ -144,11 +157,15 @@ def test_adapter_of_another_model_is_refused(stage, model, tmp_path):
             "recipe": {"targets": [{"uri": "published"}]},
             "lineage": {"pipeline": "a/b"},
         }
-        message, code = run_to_failure(PushConfig.model_validate(common | more), environment)
+        message, code = run_to_failure(
+            PushConfig.model_validate(common | more), environment
+        )
     else:
         names = common.keys() & EvaluateConfig.model_fields.keys()
         more = {"recipe": {"tasks": [{"name": "verbs"}]}}
-        config = EvaluateConfig.model_validate({name: common[name] for name in names} | more)
+        config = EvaluateConfig.model_validate(
+            {name: common[name] for name in names} | more
+        )
         message, code = run_to_failure(config, environment)
     assert "the adapter of train/first was made with sha256:trained" in message
     assert code == ExitCode.CONFIG
@@ -173,11 +190,19 @@ def test_hub_model_is_downloaded_once_and_stays_at_its_commit(tiny_model, tmp_pa
     hub = Hub(tmp_path / "hub")
     repository = hub.add_repository("people/tiny", model_files(tiny_model))
     with serve_hub(hub):
-        variables = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        variables = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+        }
         for config in (prepare, train, train.model_copy(update={"identity": "s" * 16})):
             prepared = read_result(environment.stage_dir("prepare", prepare.identity))
-            pinned = {"model_pin": prepared.model_pin} if prepared else {}  # as the operator does
-            process = start_stage(config.model_copy(update=pinned), environment, **variables)
+            pinned = (
+                {"model_pin": prepared.model_pin} if prepared else {}
+            )  # as the operator does
+            process = start_stage(
+                config.model_copy(update=pinned), environment, **variables
+            )
             output, _ = process.communicate(timeout=120)
             assert process.returncode == ExitCode.DONE, output
             repository.push(
@@ -193,6 +218,7 @@ def test_missing_shard_is_a_permanent_error(model, tmp_path):
         '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
     )
     with pytest.raises(
-        ConfigInvalid, match=r"names model-00001-of-00002.safetensors, which does not exist"
+        ConfigInvalid,
+        match=r"names model-00001-of-00002.safetensors, which does not exist",
     ):
         model_digest(model, tmp_path / "record.json")

@@ -59,7 +59,10 @@ def prepared(family, tmp_path_factory) -> Environment:
             "model": MODEL,
             "datasets": [{"uri": "data.jsonl"}],
             "validation": {"fraction": 0},
-            "recipe": {"context_length": 64, **({} if family.packing else {"packing": False})},
+            "recipe": {
+                "context_length": 64,
+                **({} if family.packing else {"packing": False}),
+            },
         }
     )
     assert run_to_result(config, environment, PrepareResult).conversations
@@ -117,7 +120,10 @@ def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 def test_published_model_computes_and_stops_as_trained(prepared, trained, tmp_path):
     published = push(prepared, trained)
-    base, adapter = prepared.manifest_dir / "model", prepared.stage_dir("train", trained) / "output"
+    base, adapter = (
+        prepared.manifest_dir / "model",
+        prepared.stage_dir("train", trained) / "output",
+    )
     tokenizer, model = (
         AutoTokenizer.from_pretrained(published),
         AutoModelForCausalLM.from_pretrained(published),
@@ -135,7 +141,9 @@ def test_published_model_computes_and_stops_as_trained(prepared, trained, tmp_pa
     ).abs().max() > 0.5 * expected.std()
     assert (logits(model, prompt) - expected).abs().max() < 1e-4 * expected.std()
 
-    answer = model.generate(prompt, max_new_tokens=60, do_sample=False)[0, prompt.shape[1] :]
+    answer = model.generate(prompt, max_new_tokens=60, do_sample=False)[
+        0, prompt.shape[1] :
+    ]
     assert tokenizer.decode(answer) == f"{SENTENCES[0]}<|im_end|>"
     assert answer[-1] == TURN_END
 
@@ -148,7 +156,9 @@ def test_published_model_computes_and_stops_as_trained(prepared, trained, tmp_pa
 
 def adapted_layers(folder: Path, *names: str) -> set[str]:
     base = load_base(folder, torch.float32)
-    model = attach_adapter(base, Lora(target_modules=names), ModelSource(uri="m"), seed=1)
+    model = attach_adapter(
+        base, Lora(target_modules=names), ModelSource(uri="m"), seed=1
+    )
     return {
         name.split(".lora_")[0].removeprefix("base_model.model.")
         for name in get_peft_model_state_dict(model)
@@ -159,22 +169,35 @@ def test_all_linear_of_a_moe_model_adapts_attention_only(tmp_path):
     folder = make_family_model(FAMILIES["qwen3-moe"], tmp_path)
     layers = adapted_layers(folder, "all-linear")
     assert layers == {
-        f"model.layers.{number}.self_attn.{name}" for number in range(2) for name in ATTENTION
+        f"model.layers.{number}.self_attn.{name}"
+        for number in range(2)
+        for name in ATTENTION
     }
 
 
 def test_all_linear_of_a_hybrid_model_adapts_its_mixers(tmp_path):
     folder = make_family_model(FAMILIES["granite-hybrid"], tmp_path)
     layers = {name.rpartition(".")[2] for name in adapted_layers(folder, "all-linear")}
-    assert layers == {*ATTENTION, "in_proj", "out_proj", "input_linear", "output_linear"}
+    assert layers == {
+        *ATTENTION,
+        "in_proj",
+        "out_proj",
+        "input_linear",
+        "output_linear",
+    }
 
 
 def test_experts_are_adapted_by_name_and_merged_with_the_model(tmp_path):
     folder = make_family_model(FAMILIES["qwen3-moe"], tmp_path / "model")
     base = load_base(folder, torch.float32)
     names = ("q_proj", "gate_proj", "up_proj", "down_proj")
-    model = attach_adapter(base, Lora(target_modules=names), ModelSource(uri="m"), seed=1)
-    adapter, published = save_adapter(model, tmp_path / "adapter"), tmp_path / "published"
+    model = attach_adapter(
+        base, Lora(target_modules=names), ModelSource(uri="m"), seed=1
+    )
+    adapter, published = (
+        save_adapter(model, tmp_path / "adapter"),
+        tmp_path / "published",
+    )
     published.mkdir()
     tokens = torch.arange(5, 40)[None]
     expected = logits(model, tokens)
@@ -192,12 +215,16 @@ def test_experts_are_adapted_by_name_and_merged_with_the_model(tmp_path):
 
 
 def test_merged_model_in_memory_has_the_published_bytes(prepared, trained, tmp_path):
-    base, adapter = prepared.manifest_dir / "model", prepared.stage_dir("train", trained) / "output"
+    base, adapter = (
+        prepared.manifest_dir / "model",
+        prepared.stage_dir("train", trained) / "output",
+    )
     save_merged(base, adapter, torch.bfloat16, tmp_path)
     published = AutoModelForCausalLM.from_pretrained(tmp_path)
     in_memory = load_merged(base, adapter, torch.bfloat16).state_dict()
     assert all(
-        torch.equal(in_memory[name], weight) for name, weight in published.state_dict().items()
+        torch.equal(in_memory[name], weight)
+        for name, weight in published.state_dict().items()
     )
 
 
@@ -210,13 +237,19 @@ def test_merge_writes_files_that_hold_every_tensor_once(tmp_path, monkeypatch):
     stored = StoredWeights(tmp_path / "published")
     assert stored.meta.keys() == StoredWeights(folder).meta.keys()
     assert len(list((tmp_path / "published").glob("model-*-of-*.safetensors"))) > 3
-    assert load_base(tmp_path / "published", torch.float32).config.tie_word_embeddings is False
+    assert (
+        load_base(tmp_path / "published", torch.float32).config.tie_word_embeddings
+        is False
+    )
 
 
 @pytest.mark.parametrize(
     ("stored", "expected"),
     [
-        ({"eos_token_id": 2, "temperature": 0.6}, {"eos_token_id": [4, 2], "temperature": 0.6}),
+        (
+            {"eos_token_id": 2, "temperature": 0.6},
+            {"eos_token_id": [4, 2], "temperature": 0.6},
+        ),
         ({"eos_token_id": [2, 7]}, {"eos_token_id": [4, 2, 7]}),
         ({"eos_token_id": 4}, {"eos_token_id": [4, 2]}),
         (None, {"bos_token_id": 1, "eos_token_id": [4, 2], "pad_token_id": 0}),
@@ -232,7 +265,9 @@ def test_generation_config_ends_where_training_data_ends(tmp_path, stored, expec
 
 
 def test_end_tokens_are_the_turn_end_and_eos(tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(make_family_model(FAMILIES["llama-tied"], tmp_path))
+    tokenizer = AutoTokenizer.from_pretrained(
+        make_family_model(FAMILIES["llama-tied"], tmp_path)
+    )
     assert end_tokens(tokenizer, conversations=True) == (TURN_END, 2)
     assert end_tokens(tokenizer, conversations=False) == (2,)
     tokenizer.chat_template = None  # the default template ends turns with EOS
@@ -257,9 +292,13 @@ def save_adapter(model: Any, folder: Path) -> Path:
 def test_stored_head_of_a_model_that_claims_to_tie_it_is_kept(tmp_path, target):
     folder = make_family_model(FAMILIES["llama-untied"], tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"tie_word_embeddings": True})
+    )
     base = load_base(folder, torch.float32)
-    model = attach_adapter(base, Lora(target_modules=(target,)), ModelSource(uri="m"), seed=1)
+    model = attach_adapter(
+        base, Lora(target_modules=(target,)), ModelSource(uri="m"), seed=1
+    )
     adapter = save_adapter(model, tmp_path / "adapter")
     tokens = torch.arange(5, 40)[None]
     expected = logits(model, tokens)
@@ -270,12 +309,19 @@ def test_stored_head_of_a_model_that_claims_to_tie_it_is_kept(tmp_path, target):
     ).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize(("main", "exception"), [("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_adapted_layer_of_another_dtype_gets_the_published_one(tmp_path, main, exception):
+@pytest.mark.parametrize(
+    ("main", "exception"), [("bfloat16", "float32"), ("float32", "bfloat16")]
+)
+def test_adapted_layer_of_another_dtype_gets_the_published_one(
+    tmp_path, main, exception
+):
     folder = make_family_model(FAMILIES["llama-untied"], tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
     dtypes = {name: exception if "q_proj" in name else main for name in weights}
-    stored = {name: tensor.to(getattr(torch, dtypes[name])) for name, tensor in weights.items()}
+    stored = {
+        name: tensor.to(getattr(torch, dtypes[name]))
+        for name, tensor in weights.items()
+    }
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     adapter = make_adapter(tmp_path / "adapter", folder)
     (tmp_path / "published").mkdir()
@@ -293,16 +339,16 @@ def test_adapted_layer_of_another_dtype_gets_the_published_one(tmp_path, main, e
 
 
 def test_turn_end_is_only_a_special_token_directly_after_content(tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(make_family_model(FAMILIES["llama-tied"], tmp_path))
+    tokenizer = AutoTokenizer.from_pretrained(
+        make_family_model(FAMILIES["llama-tied"], tmp_path)
+    )
     tokenizer.add_tokens(["\n\n"])
     turn = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}ENDING{% endfor %}"
     tokenizer.chat_template = turn.replace("ENDING", "\n\n<|im_end|>")
     assert end_tokens(tokenizer, conversations=True) == (TURN_END, 2)
     tokenizer.chat_template = turn.replace("ENDING", "\n\n### End")
     assert end_tokens(tokenizer, conversations=True) == (2,)
-    needs_system = (
-        "{% if messages[0]['role'] != 'system' %}{{ raise_exception('system first') }}{% endif %}"
-    )
+    needs_system = "{% if messages[0]['role'] != 'system' %}{{ raise_exception('system first') }}{% endif %}"
     tokenizer.chat_template = needs_system + turn.replace("ENDING", "<|im_end|>")
     assert end_tokens(tokenizer, conversations=True) == (TURN_END, 2)
     tokenizer.chat_template = "{{ raise_exception('never') }}"

@@ -31,7 +31,12 @@ torch.set_num_threads(1)
 CPU = torch.device("cpu")
 FIRST, PAIRS = "f" * 16, "s" * 16
 LORA = {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
-VARIANTS = {"LoRA": {}, "RsLoRA": {}, "DoRA": {}, "whole-layer": {"modules_to_save": ["lm_head"]}}
+VARIANTS = {
+    "LoRA": {},
+    "RsLoRA": {},
+    "DoRA": {},
+    "whole-layer": {"modules_to_save": ["lm_head"]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +49,9 @@ def trained(tiny_model, tmp_path_factory):
         variant = name if name in {"RsLoRA", "DoRA"} else "LoRA"
         lora = LORA | {"variant": variant} | more
         run_train(
-            train_config(tiny_model, identity=name, lora=lora, max_steps=20, eval_steps=None),
+            train_config(
+                tiny_model, identity=name, lora=lora, max_steps=20, eval_steps=None
+            ),
             workspace,
         )
     return workspace
@@ -55,7 +62,12 @@ def output(workspace, name="LoRA"):
 
 
 def from_adapter(model, folder, **changes):
-    changes = {"max_steps": 6, "eval_steps": None, "lora": None, "identity": FIRST} | changes
+    changes = {
+        "max_steps": 6,
+        "eval_steps": None,
+        "lora": None,
+        "identity": FIRST,
+    } | changes
     return train_config(model, start_from={"uri": f"file://{folder}"}, **changes)
 
 
@@ -69,12 +81,18 @@ def started(model, folder, **changes):
 @pytest.mark.parametrize(
     "method", [{}, {"method": "QLoRA", "dtype": "BF16"}], ids=["LoRA", "QLoRA"]
 )
-def test_weights_and_settings_are_those_of_the_adapter(tiny_model, trained, name, method):
+def test_weights_and_settings_are_those_of_the_adapter(
+    tiny_model, trained, name, method
+):
     trainable = started(tiny_model, output(trained, name), **method)
     found = load_file(output(trained, name) / "adapter_model.safetensors")
     assert trainable.weights.keys() == found.keys()
-    assert all(torch.equal(trainable.weights[key], tensor) for key, tensor in found.items())
-    if name == "whole-layer":  # PEFT adds the name of a tied layer once more, to the same effect
+    assert all(
+        torch.equal(trainable.weights[key], tensor) for key, tensor in found.items()
+    )
+    if (
+        name == "whole-layer"
+    ):  # PEFT adds the name of a tied layer once more, to the same effect
         return
     ours, theirs = (
         json.loads(text)
@@ -89,29 +107,46 @@ def test_weights_and_settings_are_those_of_the_adapter(tiny_model, trained, name
 @pytest.mark.parametrize("name", VARIANTS)
 def test_started_adapter_merges_as_the_first_one(tiny_model, trained, tmp_path, name):
     trainable = started(tiny_model, output(trained, name))
-    trainable.format.write(copy_to_cpu(trainable.weights), tmp_path)  # tied layers share a tensor
+    trainable.format.write(
+        copy_to_cpu(trainable.weights), tmp_path
+    )  # tied layers share a tensor
     first, second = (
-        load_merged(tiny_model, path, torch.float32) for path in (output(trained, name), tmp_path)
+        load_merged(tiny_model, path, torch.float32)
+        for path in (output(trained, name), tmp_path)
     )
     others = dict(second.named_parameters())
-    assert all(torch.equal(parameter, others[key]) for key, parameter in first.named_parameters())
+    assert all(
+        torch.equal(parameter, others[key])
+        for key, parameter in first.named_parameters()
+    )
 
 
 def test_training_goes_on_from_the_adapter(tiny_model, trained):
     before = load_merged(tiny_model, output(trained), torch.float32)
     result = run_train(from_adapter(tiny_model, output(trained), max_steps=1), trained)
-    first = run_train(train_config(tiny_model, max_steps=1, identity="g" * 16, lora=LORA), trained)
+    first = run_train(
+        train_config(tiny_model, max_steps=1, identity="g" * 16, lora=LORA), trained
+    )
     assert result.loss < first.loss - 0.01
     after = with_adapter(tiny_model, output(trained, FIRST), torch.float32)
     assert after.peft_config["default"].r == 4
-    assert load_merged(tiny_model, output(trained, FIRST), torch.float32).config == before.config
+    assert (
+        load_merged(tiny_model, output(trained, FIRST), torch.float32).config
+        == before.config
+    )
 
 
 def test_reference_of_dpo_is_the_starting_adapter(tiny_model, trained):
     config = from_adapter(
-        tiny_model, output(trained), objective="DPO", max_steps=1, optimizer={"learning_rate": 1e-6}
+        tiny_model,
+        output(trained),
+        objective="DPO",
+        max_steps=1,
+        optimizer={"learning_rate": 1e-6},
     )
-    result = run_train(config.model_copy(update={"prepare": PAIRS, "identity": "h" * 16}), trained)
+    result = run_train(
+        config.model_copy(update={"prepare": PAIRS, "identity": "h" * 16}), trained
+    )
     assert result.loss == pytest.approx(math.log(2), abs=1e-5)
 
 
@@ -122,7 +157,10 @@ def test_same_settings_in_the_recipe_are_accepted(tiny_model, trained):
 @pytest.mark.parametrize(
     ("lora", "expected"),
     [
-        ({"rank": 8}, r"train\.lora\.rank is 8, but the adapter of train\.startFrom .* has 4"),
+        (
+            {"rank": 8},
+            r"train\.lora\.rank is 8, but the adapter of train\.startFrom .* has 4",
+        ),
         ({"alpha": 16}, r"train\.lora\.alpha is 16.0, but .* has 8"),
         ({"variant": "DoRA"}, r"train\.lora\.variant is DoRA, but .* has LoRA"),
         (
@@ -151,8 +189,14 @@ def edit(adapter, **changes):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"peft_type": "IA3"}, "is an adapter of kind IA3: only LORA can be trained further"),
-        ({"rank_pattern": {"q_proj": 2}}, "has rank_pattern, which train.lora cannot express"),
+        (
+            {"peft_type": "IA3"},
+            "is an adapter of kind IA3: only LORA can be trained further",
+        ),
+        (
+            {"rank_pattern": {"q_proj": 2}},
+            "has rank_pattern, which train.lora cannot express",
+        ),
         (
             {"init_lora_weights": "pissa_niter_4"},
             "has init_lora_weights pissa_niter_4, which train.lora",
@@ -162,7 +206,9 @@ def edit(adapter, **changes):
         ({"r": 2}, "is .* and must be .*, with finite values"),
     ],
 )
-def test_adapter_that_cannot_be_trained_is_refused(tiny_model, adapter, changes, expected):
+def test_adapter_that_cannot_be_trained_is_refused(
+    tiny_model, adapter, changes, expected
+):
     edit(adapter, **changes)
     with pytest.raises(ConfigInvalid, match=expected):
         started(tiny_model, adapter)
@@ -188,7 +234,9 @@ def test_pickled_weights_are_not_read(tiny_model, adapter):
 def test_another_base_model_is_logged(tiny_model, adapter, capsys):
     edit(adapter, base_model_name_or_path="org/other")
     started(tiny_model, adapter)
-    assert "names the base model org/other, this one is file://" in capsys.readouterr().out
+    assert (
+        "names the base model org/other, this one is file://" in capsys.readouterr().out
+    )
 
 
 def test_full_training_has_no_adapter_to_start_from(tiny_model, adapter):
@@ -196,20 +244,25 @@ def test_full_training_has_no_adapter_to_start_from(tiny_model, adapter):
         started(tiny_model, adapter, method="Full")
 
 
-def test_prepare_finds_the_digest_that_train_requires(tiny_model, trained, adapter, tmp_path):
+def test_prepare_finds_the_digest_that_train_requires(
+    tiny_model, trained, adapter, tmp_path
+):
     write_jsonl(tmp_path / "data.jsonl", [{"text": "the file"}] * 20)
     source = AdapterSource(uri=f"file://{adapter}")
     config = prepare_config(tiny_model, validation_fraction=0.2).model_copy(
         update={"start_from": source}
     )
     result = prepare(config, environment(tmp_path))
-    assert result.start_digest == open_start_adapter(source, environment(tmp_path)).digest
+    assert (
+        result.start_digest == open_start_adapter(source, environment(tmp_path)).digest
+    )
     training = from_adapter(tiny_model, adapter).model_copy(
         update={"prepare": result.identity, "start_digest": result.start_digest}
     )
     run_train(training, tmp_path)
     edit(adapter, lora_dropout=0.3)
     with pytest.raises(
-        ConfigInvalid, match=r"has the digest sha256:.*, but prepare/b+ has found sha256:"
+        ConfigInvalid,
+        match=r"has the digest sha256:.*, but prepare/b+ has found sha256:",
     ):
         run_train(training.model_copy(update={"identity": "i" * 16}), tmp_path)

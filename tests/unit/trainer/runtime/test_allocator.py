@@ -27,7 +27,9 @@ KEEP = "from finetune_trainer.runtime.allocator import keep_freed_memory; keep_f
 def keeps_memory(program, **environment):
     """Return whether a Python program would keep the memory of a tensor that it frees."""
     others = CHOSEN_BY_USER | {"GLIBC_TUNABLES", "LD_PRELOAD"}
-    inherited = {name: value for name, value in os.environ.items() if name not in others}
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in others
+    }
     # One thread: the kernel may give each thread's stack a huge page.
     fixed = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(

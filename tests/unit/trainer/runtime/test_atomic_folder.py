@@ -68,7 +68,9 @@ def test_folder_of_a_live_process_is_kept_until_it_is_killed(tmp_path, other_pro
     assert (tmp_path / "a" / "text").read_text() == "second"
 
 
-def test_without_locks_nothing_of_others_is_removed(tmp_path, other_process, monkeypatch, capsys):
+def test_without_locks_nothing_of_others_is_removed(
+    tmp_path, other_process, monkeypatch, capsys
+):
     def unsupported(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -160,7 +162,10 @@ def test_model_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
         return verify(folder)
 
     monkeypatch.setattr(published_model, "verify", replaced_meanwhile)
-    assert verify_model(tmp_path / "a", None) == published_model.describe(tmp_path / "a").digest
+    assert (
+        verify_model(tmp_path / "a", None)
+        == published_model.describe(tmp_path / "a").digest
+    )
     assert len(verified) == 2
 
 
@@ -197,7 +202,9 @@ def test_name_whose_lock_another_process_took_is_not_used(tmp_path, monkeypatch)
         )  # this process holds the lock of the folder that it writes
 
 
-@pytest.mark.parametrize(("name", "is_refused"), [(f"sha256-{64 * '0'}", True), ("custom", False)])
+@pytest.mark.parametrize(
+    ("name", "is_refused"), [(f"sha256-{64 * '0'}", True), ("custom", False)]
+)
 def test_unsealed_model_is_served_from_a_custom_push_only(tmp_path, name, is_refused):
     model = tmp_path / name
     model.mkdir()

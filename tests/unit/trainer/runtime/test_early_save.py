@@ -43,7 +43,9 @@ def undisturbed(tiny_model: Path, packed: Path) -> str:
 
 
 def config_for(model: Path, **changes: object) -> TrainConfig:
-    return train_config(model, **{"max_steps": 10, "eval_steps": 4, "checkpoint": NEVER} | changes)
+    return train_config(
+        model, **{"max_steps": 10, "eval_steps": 4, "checkpoint": NEVER} | changes
+    )
 
 
 class RequestingProgress(StoppingProgress):
@@ -76,7 +78,10 @@ class InlineExecutor(Executor):
 
 
 def run_with(
-    progress: ProgressReporter, config: TrainConfig, workspace: Path, variables: Environment
+    progress: ProgressReporter,
+    config: TrainConfig,
+    workspace: Path,
+    variables: Environment,
 ) -> None:
     folder = stage_folder(workspace)
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +90,8 @@ def run_with(
 
 def checkpoints(workspace: Path) -> list[str]:
     return sorted(
-        folder.name for folder in (stage_folder(workspace) / "checkpoints").glob("step-*")
+        folder.name
+        for folder in (stage_folder(workspace) / "checkpoints").glob("step-*")
     )
 
 
@@ -99,7 +105,9 @@ def test_early_saves_are_durable_and_change_no_byte(
     run_with(progress, config_for(tiny_model), workspace, variables)
     assert checkpoints(workspace) == ["step-00000002", "step-00000005", "step-00000007"]
     assert [saved for _, saved in progress.saved] == [2, 5, 7]
-    assert all(step <= 10 for step, _ in progress.saved)  # known while the attempt went on
+    assert all(
+        step <= 10 for step, _ in progress.saved
+    )  # known while the attempt went on
     assert adapter_digest(workspace) == undisturbed
 
 
@@ -107,7 +115,9 @@ def test_run_resumes_exactly_from_an_early_save(
     tiny_model: Path, workspace: Path, undisturbed: str
 ) -> None:
     variables = environment(workspace)
-    run_with(RequestingProgress(variables, {3}), config_for(tiny_model), workspace, variables)
+    run_with(
+        RequestingProgress(variables, {3}), config_for(tiny_model), workspace, variables
+    )
     assert checkpoints(workspace) == ["step-00000003"]
     shutil.rmtree(stage_folder(workspace) / "output")
     run_train(config_for(tiny_model), workspace)
@@ -125,12 +135,21 @@ def test_storm_of_requests_saves_once_in_ten_seconds(
     assert adapter_digest(workspace) == undisturbed
 
 
-def test_request_within_ten_seconds_waits_and_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_within_ten_seconds_waits_and_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [100.0]
-    monkeypatch.setattr("finetune_trainer.runtime.early_save.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        "finetune_trainer.runtime.early_save.time.monotonic", lambda: clock[0]
+    )
     save = EarlySave()
     assert not save.take()
-    assert (save.request(), save.request(), save.take(), save.take()) == (True, False, True, False)
+    assert (save.request(), save.request(), save.take(), save.take()) == (
+        True,
+        False,
+        True,
+        False,
+    )
     assert (save.request(), save.take()) == (True, False)
     clock[0] += 10
     assert (save.take(), save.take()) == (True, False)
@@ -170,14 +189,20 @@ def test_notice_of_the_metadata_endpoint_saves_once(
     monkeypatch.setattr(early_save, "MIN_SECONDS", 0.0)
     with metadata_server("EC2") as (served, base):
         variables = Environment(
-            workspace, manifest_dir=workspace, interruption_notices="EC2", metadata_endpoint=base
+            workspace,
+            manifest_dir=workspace,
+            interruption_notices="EC2",
+            metadata_endpoint=base,
         )
 
         class Announced(ProgressReporter):
             def update(self, **fields: Any) -> None:
                 super().update(**fields)
                 if fields.get("step", 0) >= 4 and "loss" in fields:
-                    served.set(Ec2.ACTION, {"action": "terminate", "time": "2030-01-01T08:22:00Z"})
+                    served.set(
+                        Ec2.ACTION,
+                        {"action": "terminate", "time": "2030-01-01T08:22:00Z"},
+                    )
                     wanted = len(served.requests) + 6
                     while len(served.requests) < wanted:
                         pass

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 from support.trainer.forkserver import ForkedStage, ForkServer
-from support.trainer.training import adapter_digest, environment, stage_folder, train_config
+from support.trainer.training import (
+    adapter_digest,
+    environment,
+    stage_folder,
+    train_config,
+)
 
 from finetune_trainer.contract import ExitCode, TerminationMessage, TrainConfig
 from finetune_trainer.files import write_durably
@@ -41,7 +46,8 @@ def test_later_attempt_takes_over_and_the_earlier_one_is_told(tmp_path: Path) ->
     second = take_token(tmp_path, SECOND)
     second.check()
     with pytest.raises(
-        Replaced, match=r"^attempt 1 was replaced by attempt 2: it ends and publishes nothing$"
+        Replaced,
+        match=r"^attempt 1 was replaced by attempt 2: it ends and publishes nothing$",
     ):
         first.check()
     assert Replaced.exit_code == ExitCode.INTERRUPTED
@@ -59,7 +65,9 @@ def test_attempt_of_another_pipeline_takes_over(tmp_path: Path) -> None:
     """A pipeline that was deleted and created again counts its attempts anew."""
     third = take_token(tmp_path, Attempt("p", 3))
     take_token(tmp_path, Attempt("q", 1)).check()
-    with pytest.raises(Replaced, match="attempt 3 was replaced by attempt 1 of another pipeline"):
+    with pytest.raises(
+        Replaced, match="attempt 3 was replaced by attempt 1 of another pipeline"
+    ):
         third.check()
     take_token(tmp_path, Attempt("p", 4)).check()
 
@@ -67,7 +75,9 @@ def test_attempt_of_another_pipeline_takes_over(tmp_path: Path) -> None:
 def test_process_without_a_number_takes_over(tmp_path: Path) -> None:
     first = take_token(tmp_path, Attempt())
     take_token(tmp_path, Attempt()).check()
-    with pytest.raises(Replaced, match="a process without an attempt's number was replaced"):
+    with pytest.raises(
+        Replaced, match="a process without an attempt's number was replaced"
+    ):
         first.check()
 
 
@@ -136,7 +146,9 @@ def test_parallel_attempts_have_one_owner(tmp_path: Path) -> None:
         except Replaced:
             return
 
-    threads = [threading.Thread(target=compete, args=(number,)) for number in range(1, 17)]
+    threads = [
+        threading.Thread(target=compete, args=(number,)) for number in range(1, 17)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -195,7 +207,9 @@ def test_rename_after_the_check_fails_too(
     ):
         (temporary / "file").touch()
     assert (tmp_path / "output").is_dir() == exists
-    assert [path.name for path in (tmp_path / "output").glob("*")] == (["of"] if exists else [])
+    assert [path.name for path in (tmp_path / "output").glob("*")] == (
+        ["of"] if exists else []
+    )
 
 
 def test_file_of_a_replaced_attempt_is_not_written(tmp_path: Path) -> None:
@@ -241,7 +255,11 @@ def test_heartbeat_starts_the_time_anew(tmp_path: Path, clock: list[float]) -> N
 
 
 def test_earlier_attempt_does_not_wait_for_a_later_one(tmp_path: Path) -> None:
-    with exclusive(tmp_path, SECOND), pytest.raises(Replaced), exclusive(tmp_path, FIRST):
+    with (
+        exclusive(tmp_path, SECOND),
+        pytest.raises(Replaced),
+        exclusive(tmp_path, FIRST),
+    ):
         pass
 
 
@@ -263,7 +281,9 @@ def test_live_holder_beats_and_is_told_when_it_is_replaced(
             assert not deadline.wait(0.01)
         take_token(tmp_path, SECOND)
         assert noticed.wait(10)
-    assert errors == ["attempt 1 was replaced by attempt 2: it ends and publishes nothing"]
+    assert errors == [
+        "attempt 1 was replaced by attempt 2: it ends and publishes nothing"
+    ]
 
 
 # ---- two processes
@@ -276,7 +296,10 @@ def config_for(model: Path, rule: dict[str, object], **changes: object) -> Train
 @pytest.fixture(scope="module")
 def undisturbed(fork_server: ForkServer, tiny_model: Path, packed: Path) -> str:
     config = config_for(tiny_model, CHECKPOINTS, identity="w" * 16)
-    assert fork_server.start(config, environment(packed), packed / "log").wait() == ExitCode.DONE
+    assert (
+        fork_server.start(config, environment(packed), packed / "log").wait()
+        == ExitCode.DONE
+    )
     return adapter_digest(packed, "w" * 16)
 
 
@@ -326,10 +349,22 @@ FREEZES = {
         CHECKPOINTS,
     ),
     "in a step": (f"{TRAINER}.training.loop.clip_gradients", 3, CHECKPOINTS),
-    "before a save": (f"{TRAINER}.training.checkpoint_manager.write_files", 1, CHECKPOINTS),
+    "before a save": (
+        f"{TRAINER}.training.checkpoint_manager.write_files",
+        1,
+        CHECKPOINTS,
+    ),
     "in a save": (f"{TRAINER}.training.checkpoint_format.save_tensors", 2, CHECKPOINTS),
-    "before the rename of a save": (f"{TRAINER}.runtime.artifacts.move_into_place", 1, CHECKPOINTS),
-    "after the rename of a save": (f"{TRAINER}.runtime.artifacts.sync_folder", 1, CHECKPOINTS),
+    "before the rename of a save": (
+        f"{TRAINER}.runtime.artifacts.move_into_place",
+        1,
+        CHECKPOINTS,
+    ),
+    "after the rename of a save": (
+        f"{TRAINER}.runtime.artifacts.sync_folder",
+        1,
+        CHECKPOINTS,
+    ),
     "in its output": (f"{TRAINER}.training.trainable.save_tensors", 1, OUTPUT_ONLY),
     "before the rename of its output": (
         f"{TRAINER}.runtime.artifacts.move_into_place",
@@ -356,7 +391,9 @@ def test_fence_holds_without_locks(
     moment: str, workspace: Path, undisturbed: str, start: Start
 ) -> None:
     function, number, rule = FREEZES[moment]
-    check_zombie(workspace, undisturbed, start, rule, freeze=(function, number), locks=False)
+    check_zombie(
+        workspace, undisturbed, start, rule, freeze=(function, number), locks=False
+    )
 
 
 def check_zombie(

@@ -55,9 +55,12 @@ def test_failing_folder_flush_is_an_error(tmp_path, folder_fsync_fails):
 
 
 @pytest.mark.parametrize(
-    ("number", "tolerated"), [(errno.EACCES, True), (errno.EISDIR, True), (errno.ENOENT, False)]
+    ("number", "tolerated"),
+    [(errno.EACCES, True), (errno.EISDIR, True), (errno.ENOENT, False)],
 )
-def test_folder_that_cannot_be_opened_is_tolerated(tmp_path, monkeypatch, number, tolerated):
+def test_folder_that_cannot_be_opened_is_tolerated(
+    tmp_path, monkeypatch, number, tolerated
+):
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
@@ -78,4 +81,8 @@ def test_files_of_killed_writers_are_removed(tmp_path):
     for name in (".a.0123abcd", ".a.keep", ".ab.0123abcd", "a"):
         (tmp_path / name).touch()
     remove_temporary_files(tmp_path / "a")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.keep", ".ab.0123abcd", "a"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".a.keep",
+        ".ab.0123abcd",
+        "a",
+    ]

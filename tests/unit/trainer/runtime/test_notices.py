@@ -52,7 +52,9 @@ def gce() -> Iterator[Served]:
 @pytest.fixture
 def azure() -> Iterator[Served]:
     with metadata_server("Azure") as served:
-        served[0].set("/metadata/scheduledevents", {"DocumentIncarnation": 1, "Events": []})
+        served[0].set(
+            "/metadata/scheduledevents", {"DocumentIncarnation": 1, "Events": []}
+        )
         served[0].set("/metadata/instance/compute/name", "trainer_0")
         yield served
 
@@ -69,7 +71,9 @@ def test_ec2_without_a_notice_gives_none(ec2: Served) -> None:
 def test_ec2_gives_interruption_and_recommendation(ec2: Served) -> None:
     endpoint = Ec2(ec2[1])
     ec2[0].set(Ec2.REBALANCE, {"noticeTime": "2030-01-01T08:00:00Z"})
-    assert texts(endpoint) == ["EC2 announces a rebalance recommendation at 2030-01-01T08:00:00Z"]
+    assert texts(endpoint) == [
+        "EC2 announces a rebalance recommendation at 2030-01-01T08:00:00Z"
+    ]
     ec2[0].set(Ec2.ACTION, TERMINATE)
     assert texts(endpoint)[0] == "EC2 announces terminate at 2030-01-01T08:22:00Z"
 
@@ -100,7 +104,9 @@ def test_gce_answer_of_another_server_is_refused(gce: Served) -> None:
         texts(Gce(gce[1]))
 
 
-def test_gce_wait_ends_without_a_change(gce: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gce_wait_ends_without_a_change(
+    gce: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Gce, "WAIT_SECONDS", 0.2)
     endpoint = Gce(gce[1])
     assert texts(endpoint) == texts(endpoint) == []
@@ -108,11 +114,17 @@ def test_gce_wait_ends_without_a_change(gce: Served, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("kind", sorted(Azure.EVENTS))
 def test_azure_event_of_this_machine_is_a_notice(azure: Served, kind: str) -> None:
-    azure[0].set("/metadata/scheduledevents", {"Events": [{**PREEMPT, "EventType": kind}]})
-    assert texts(Azure(azure[1])) == [f"Azure announces {kind} at Tue, 01 Jan 2030 08:22:00 GMT"]
+    azure[0].set(
+        "/metadata/scheduledevents", {"Events": [{**PREEMPT, "EventType": kind}]}
+    )
+    assert texts(Azure(azure[1])) == [
+        f"Azure announces {kind} at Tue, 01 Jan 2030 08:22:00 GMT"
+    ]
 
 
-@pytest.mark.parametrize("change", [{"Resources": ["trainer_1"]}, {"EventType": "Other"}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"Resources": ["trainer_1"]}, {"EventType": "Other"}], ids=str
+)
 def test_azure_event_of_another_kind_or_machine_is_none(
     azure: Served, change: dict[str, object]
 ) -> None:
@@ -127,7 +139,9 @@ def test_azure_event_counts_if_the_own_name_is_unknown(azure: Served) -> None:
 
 
 @contextmanager
-def watched(cloud: str, base: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def watched(
+    cloud: str, base: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[str]]:
     """Watch an endpoint every 10 ms; yield the list to which its notices are appended."""
     monkeypatch.setattr(notices, "POLL_SECONDS", 0.01)
     environment = Environment(
@@ -152,10 +166,15 @@ def until_polled(served: MetadataServer, times: int) -> None:
 
 
 @pytest.mark.parametrize("cloud", VALUES)
-def test_each_notice_is_passed_on_once(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_notice_is_passed_on_once(
+    cloud: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, value, text = VALUES[cloud]
     monkeypatch.setattr(Gce, "WAIT_SECONDS", 0.05)
-    with metadata_server(cloud) as (served, base), watched(cloud, base, monkeypatch) as passed_on:
+    with (
+        metadata_server(cloud) as (served, base),
+        watched(cloud, base, monkeypatch) as passed_on,
+    ):
         until_polled(served, 4)
         assert passed_on == []
         served.set(path, value)
@@ -173,7 +192,10 @@ def answering(served: MetadataServer, status: int) -> Iterator[None]:
 @pytest.mark.parametrize("cloud", VALUES)
 @pytest.mark.parametrize("status", [200, 403, 404, 500, 302])
 def test_nonsense_is_logged_once_and_watching_goes_on(
-    cloud: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cloud: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path, value, text = VALUES[cloud]
     monkeypatch.setattr(Gce, "WAIT_SECONDS", 0.05)
@@ -188,11 +210,17 @@ def test_nonsense_is_logged_once_and_watching_goes_on(
         served.status = 0
         until_polled(served, 12)
         assert passed_on == [text]
-        assert capsys.readouterr().out.count("the metadata endpoint cannot be read") == 1
+        assert (
+            capsys.readouterr().out.count("the metadata endpoint cannot be read") == 1
+        )
 
 
-def test_silent_endpoint_is_given_up_within_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices.fetch, "__kwdefaults__", {"method": "GET", "seconds": 0.1})
+def test_silent_endpoint_is_given_up_within_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        notices.fetch, "__kwdefaults__", {"method": "GET", "seconds": 0.1}
+    )
     with socket.create_server(("127.0.0.1", 0)) as mute:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
@@ -230,6 +258,9 @@ def test_no_cloud_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unknown_cloud_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="FINETUNE_INTERRUPTION_NOTICES must be one of EC2, GCE, Azure, or empty"
+        ValueError,
+        match="FINETUNE_INTERRUPTION_NOTICES must be one of EC2, GCE, Azure, or empty",
     ):
-        Environment.read({"FINETUNE_WORKSPACE": "/w", "FINETUNE_INTERRUPTION_NOTICES": "ec2"})
+        Environment.read(
+            {"FINETUNE_WORKSPACE": "/w", "FINETUNE_INTERRUPTION_NOTICES": "ec2"}
+        )

@@ -7,7 +7,11 @@ import pytest
 
 from finetune_trainer.data.tokenizing import batch_tokenizer
 from finetune_trainer.runtime import processors
-from finetune_trainer.runtime.processors import memory_limit, own_memory, usable_processors
+from finetune_trainer.runtime.processors import (
+    memory_limit,
+    own_memory,
+    usable_processors,
+)
 
 PROCESSORS = len(os.sched_getaffinity(0))
 

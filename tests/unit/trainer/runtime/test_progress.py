@@ -26,7 +26,8 @@ def test_failing_progress_writes_do_not_end_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reporter = ProgressReporter(
-        "train", Environment(tmp_path, progress_file=tmp_path / "missing" / "progress.json")
+        "train",
+        Environment(tmp_path, progress_file=tmp_path / "missing" / "progress.json"),
     )
     monkeypatch.setattr("sys.stdout", FullDiskStream())
     reporter.update(step=3, note="training")
@@ -52,5 +53,11 @@ def test_metrics_and_progress_are_served_on_the_metrics_port(tmp_path: Path) -> 
 
 def test_users_metrics_port_applies_if_the_environment_has_none(tmp_path: Path) -> None:
     variables = Environment(tmp_path).variables()
-    assert Environment.read({"FINETUNE_METRICS_PORT": "9100"} | variables).metrics_port == 9100
-    assert Environment.read(Environment(tmp_path, metrics_port=9).variables()).metrics_port == 9
+    assert (
+        Environment.read({"FINETUNE_METRICS_PORT": "9100"} | variables).metrics_port
+        == 9100
+    )
+    assert (
+        Environment.read(Environment(tmp_path, metrics_port=9).variables()).metrics_port
+        == 9
+    )

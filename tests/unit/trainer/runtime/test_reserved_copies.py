@@ -18,7 +18,9 @@ def training(monkeypatch):
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
-        assert all(each() is not None for each in alive), "PyTorch hands out the same memory again"
+        assert all(each() is not None for each in alive), (
+            "PyTorch hands out the same memory again"
+        )
         memory = torch.empty(tensor.shape, dtype=tensor.dtype)
         alive.append(weakref.ref(memory))
         recorded.pinned.append((memory.shape, memory.dtype))
@@ -34,7 +36,9 @@ def training(monkeypatch):
     monkeypatch.setattr(sharding, "pinned_like", pinned_like)
     monkeypatch.setattr(loop.TrainingRun, "reserve_snapshot", reserve_as_on_gpu)
     monkeypatch.setattr(
-        loop, "save", lambda run, _checkpoints: recorded.snapshots.append(run.snapshot())
+        loop,
+        "save",
+        lambda run, _checkpoints: recorded.snapshots.append(run.snapshot()),
     )
     return recorded
 
@@ -58,7 +62,9 @@ def test_reserved_memory_is_that_of_a_snapshot(
     last = training.snapshots[-1]
     expected = kinds(last.weights) + kinds(last.optimizer) + kinds(last.best or {})
     assert (last.best is not None) == bool(validation)
-    assert any(dtype == torch.uint8 for _, dtype in expected) == (optimizer == "AdamW8Bit")
+    assert any(dtype == torch.uint8 for _, dtype in expected) == (
+        optimizer == "AdamW8Bit"
+    )
     assert sorted(training.pinned, key=str) == sorted(expected, key=str)
 
 

@@ -4,7 +4,11 @@ import pytest
 from support.trainer.stages import environment_in
 
 from finetune_trainer.contract import DatasetSource, Environment
-from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    ServiceUnavailable,
+    SourceNotFound,
+)
 from finetune_trainer.runtime.sources import locate, locate_existing
 from finetune_trainer.stores.data_files import fetch_dataset
 from finetune_trainer.stores.model_files import fetch_model
@@ -20,7 +24,9 @@ def environment(tmp_path: Path) -> Environment:
 def paths(uri: str, environment: Environment) -> list[Path]:
     return [
         file.path
-        for file in fetch_dataset(DatasetSource(uri=uri, revision="main"), environment).files
+        for file in fetch_dataset(
+            DatasetSource(uri=uri, revision="main"), environment
+        ).files
     ]
 
 
@@ -44,12 +50,18 @@ def test_absolute_file_uri_resolves_to_its_path(environment: Environment) -> Non
     assert locate("file:///data/rows.jsonl", environment) == Path("/data/rows.jsonl")
 
 
-def test_unmounted_claim_is_reported_with_the_claim_option(environment: Environment) -> None:
-    with pytest.raises(SourceNotFound, match=r"claim other is not mounted.*--claim other=FOLDER"):
+def test_unmounted_claim_is_reported_with_the_claim_option(
+    environment: Environment,
+) -> None:
+    with pytest.raises(
+        SourceNotFound, match=r"claim other is not mounted.*--claim other=FOLDER"
+    ):
         locate("pvc://other/rows.jsonl", environment)
 
 
-def test_path_that_leaves_its_claim_is_rejected(tmp_path: Path, environment: Environment) -> None:
+def test_path_that_leaves_its_claim_is_rejected(
+    tmp_path: Path, environment: Environment
+) -> None:
     (tmp_path / "claims" / "data" / "link").symlink_to(tmp_path)
 
     for uri in ("pvc://data/../secret", "pvc://data/link/secret"):
@@ -71,12 +83,15 @@ def test_missing_file_is_reported_with_its_resolved_path(
     tmp_path: Path, environment: Environment
 ) -> None:
     with pytest.raises(
-        SourceNotFound, match=rf"rows\.jsonl: {tmp_path}/manifest/rows\.jsonl does not exist"
+        SourceNotFound,
+        match=rf"rows\.jsonl: {tmp_path}/manifest/rows\.jsonl does not exist",
     ):
         locate_existing("rows.jsonl", environment)
 
 
-def test_local_data_set_is_used_in_place(tmp_path: Path, environment: Environment) -> None:
+def test_local_data_set_is_used_in_place(
+    tmp_path: Path, environment: Environment
+) -> None:
     (tmp_path / "manifest" / "rows.jsonl").touch()
 
     assert paths("rows.jsonl", environment) == [tmp_path / "manifest" / "rows.jsonl"]
@@ -87,7 +102,13 @@ def folder(tmp_path: Path, environment: Environment) -> Path:
     """A claim's folder with files, a hidden file, and a folder of a file's name."""
     folder = tmp_path / "claims" / "data" / "day"
     (folder / "rows-9.jsonl").mkdir(parents=True)
-    for name in ("rows-10.jsonl", "rows-2.jsonl", "rows-[1].jsonl", "other.csv", ".rows-0.jsonl"):
+    for name in (
+        "rows-10.jsonl",
+        "rows-2.jsonl",
+        "rows-[1].jsonl",
+        "other.csv",
+        ".rows-0.jsonl",
+    ):
         (folder / name).touch()
     return folder
 
@@ -106,10 +127,14 @@ def folder(tmp_path: Path, environment: Environment) -> Path:
 def test_pattern_names_its_files_in_order(
     folder: Path, environment: Environment, pattern: str, names: list[str]
 ) -> None:
-    assert paths(f"pvc://data/day/{pattern}", environment) == [folder / name for name in names]
+    assert paths(f"pvc://data/day/{pattern}", environment) == [
+        folder / name for name in names
+    ]
 
 
-def test_pattern_works_for_every_kind_of_path(tmp_path: Path, environment: Environment) -> None:
+def test_pattern_works_for_every_kind_of_path(
+    tmp_path: Path, environment: Environment
+) -> None:
     file = tmp_path / "manifest" / "rows.jsonl"
     file.touch()
 
@@ -124,7 +149,9 @@ def test_pattern_without_a_match_names_what_there_is(environment: Environment) -
         match=r"no file matches \*\.parquet; .*/day holds \.rows-0\.jsonl, other\.csv, ",
     ):
         paths("pvc://data/day/*.parquet", environment)
-    with pytest.raises(SourceNotFound, match=r"/night cannot be listed: No such file or directory"):
+    with pytest.raises(
+        SourceNotFound, match=r"/night cannot be listed: No such file or directory"
+    ):
         paths("pvc://data/night/*.jsonl", environment)
 
 
@@ -134,7 +161,9 @@ def test_file_of_a_pattern_that_leaves_its_claim_is_rejected(
     (tmp_path / "secret").touch()
     (folder / "rows-3.jsonl").symlink_to(tmp_path / "secret")
 
-    with pytest.raises(ConfigInvalid, match=r"day/rows-3\.jsonl: leaves the claim data"):
+    with pytest.raises(
+        ConfigInvalid, match=r"day/rows-3\.jsonl: leaves the claim data"
+    ):
         paths("pvc://data/day/rows-*.jsonl", environment)
 
 

@@ -60,29 +60,44 @@ def test_wait_for_the_folder_is_logged_once_and_ends_on_sigterm(tmp_path, capfd)
         other.terminate()
         other.join(10)
     assert other.exitcode == ExitCode.INTERRUPTED
-    assert capfd.readouterr().out.count("waiting up to 120 s for another run of this stage") == 1
+    assert (
+        capfd.readouterr().out.count(
+            "waiting up to 120 s for another run of this stage"
+        )
+        == 1
+    )
 
 
 def test_half_written_results_of_killed_processes_are_removed(tmp_path):
     (tmp_path / ".result.json.0123abcd").touch()
     with exclusive(tmp_path):
-        assert sorted(path.name for path in tmp_path.iterdir()) == [".attempts", ".lock"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            ".attempts",
+            ".lock",
+        ]
 
 
 def test_termination_message_is_shrunk_to_4096_bytes(tmp_path):
     log = tmp_path / "log"
     environment = Environment(workspace=tmp_path, termination_log=log)
-    write_termination_message(environment, TerminationMessage(failure=Failure(message="ü" * 9000)))
+    write_termination_message(
+        environment, TerminationMessage(failure=Failure(message="ü" * 9000))
+    )
     assert len(log.read_bytes()) <= 4096
     assert json.loads(log.read_bytes())["failure"]["message"].endswith("…")
     score = Score(
-        value=-0.123456, stderr=0.0123456, base=-1.23456e-07, difference_stderr=1.23456e-07
+        value=-0.123456,
+        stderr=0.0123456,
+        base=-1.23456e-07,
+        difference_stderr=1.23456e-07,
     )
     metrics = {f"metric_{number}": score for number in range(9)}
     # The longest names that the API allows for a task.
     tasks = [f"{n:02}" + "t" * 126 for n in range(16)]
     result = EvaluateResult(
-        identity="i" * 16, digest="sha256:" + "0" * 64, scores=dict.fromkeys(tasks, metrics)
+        identity="i" * 16,
+        digest="sha256:" + "0" * 64,
+        scores=dict.fromkeys(tasks, metrics),
     )
     write_termination_message(environment, TerminationMessage(result=result))
     assert len(log.read_bytes()) <= 4096

@@ -44,7 +44,8 @@ write("done")
 
 
 @pytest.mark.parametrize(
-    ("first", "text", "code"), [("request", "stopped", ExitCode.INTERRUPTED), ("claim", "done", 0)]
+    ("first", "text", "code"),
+    [("request", "stopped", ExitCode.INTERRUPTED), ("claim", "done", 0)],
 )
 def test_last_file_is_that_of_the_thread_that_ends_first(tmp_path, first, text, code):
     message = tmp_path / "message"
@@ -60,5 +61,7 @@ def test_signal_ends_a_process_that_has_claimed_its_exit():
         "import os, signal\nstop.install()\nstop.on_immediate_exit(lambda: message.write_text('stopped'))\n"
         "stop.claim_exit()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, "/dev/null", ""], check=False, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "/dev/null", ""], check=False, timeout=30
+    )
     assert done.returncode == ExitCode.INTERRUPTED

@@ -49,7 +49,8 @@ def test_user_name_in_a_web_address_is_refused(uri):
 
 
 @pytest.mark.parametrize(
-    "uri", ["https://host/a@b/rows.jsonl?x=y@z", "http://host:80/rows.jsonl?signature=5e5516"]
+    "uri",
+    ["https://host/a@b/rows.jsonl?x=y@z", "http://host:80/rows.jsonl?signature=5e5516"],
 )
 def test_query_and_at_sign_in_a_path_are_accepted(uri):
     assert TypeAdapter(DataUri).validate_python(uri) == uri

@@ -50,7 +50,9 @@ def environment(tmp_path: Path, tiny_model: Path) -> Environment:
 @pytest.fixture
 def config() -> DeployConfig:
     recipe = DeployRecipe(smoke_test=SmokeTest(prompt="The parser", max_tokens=4))
-    return DeployConfig(identity="s1", push="p1", model=ModelSource(uri="names@v1"), recipe=recipe)
+    return DeployConfig(
+        identity="s1", push="p1", model=ModelSource(uri="names@v1"), recipe=recipe
+    )
 
 
 @pytest.fixture
@@ -74,7 +76,10 @@ def is_served(url: str) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [
+        int(child)
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ]
 
 
 def arguments_of(pid: int) -> list[bytes]:
@@ -84,7 +89,9 @@ def arguments_of(pid: int) -> list[bytes]:
 
 def is_alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
     except OSError:
         return False
 
@@ -92,7 +99,9 @@ def is_alive(pid: int) -> bool:
 def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"the condition was not met within {seconds} s"
+        assert time.monotonic() < deadline, (
+            f"the condition was not met within {seconds} s"
+        )
         time.sleep(0.02)
 
 
@@ -117,12 +126,17 @@ def test_pushed_model_answers_and_its_server_is_stopped(
     assert code == ExitCode.DONE, message.failure
     result = message.result
     assert isinstance(result, DeployResult)
-    assert result.answer == greedy_completion(tmp_path / "manifest" / "names@v1", "The parser", 4)
+    assert result.answer == greedy_completion(
+        tmp_path / "manifest" / "names@v1", "The parser", 4
+    )
     assert result.seconds_to_ready > 0
     assert not is_served(result.url)
     folder = environment.stage_dir("deploy", "s1")
     verify(folder / "output")
-    assert json.loads((folder / "output" / "answer.json").read_text())["prompt"] == "The parser"
+    assert (
+        json.loads((folder / "output" / "answer.json").read_text())["prompt"]
+        == "The parser"
+    )
     assert (
         run_in_process(config, environment)[0].result == result
     )  # reused, without starting a server
@@ -130,7 +144,9 @@ def test_pushed_model_answers_and_its_server_is_stopped(
 
 @pytest.fixture
 def restored_signal_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -154,7 +170,9 @@ def test_interrupted_foreground_server_exits_with_0(
     assert exit_info.value.code == 0
     assert children_of(os.getpid()) == before
     output = capfd.readouterr().out
-    assert (f"serving {tiny_model.name} at http://127.0.0.1:" in output) == (behavior == "answers")
+    assert (f"serving {tiny_model.name} at http://127.0.0.1:" in output) == (
+        behavior == "answers"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -168,7 +186,9 @@ def test_server_ends_with_its_stage(
         number == signal.SIGKILL
     ):  # parent_death.py must have called prctl, so wait until it runs the command
         wait_until(
-            lambda: any(b"transformers" in argument for argument in arguments_of(server)[3:4])
+            lambda: any(
+                b"transformers" in argument for argument in arguments_of(server)[3:4]
+            )
         )
     process.send_signal(number)  # only to the stage, not to its process group
     code = process.wait(20)
@@ -195,7 +215,9 @@ def test_failure_of_the_server_is_reported_with_its_output(
 ) -> None:
     monkeypatch.setitem(ENGINES, "Transformers", fake_engine(behavior))
     timeout = 0.5 if behavior == "never ready" else 5.0
-    monkeypatch.setattr("finetune_trainer.serving.server.READY_TIMEOUT_SECONDS", timeout)
+    monkeypatch.setattr(
+        "finetune_trainer.serving.server.READY_TIMEOUT_SECONDS", timeout
+    )
     message, code = run_in_process(config, environment)
     assert message.failure
     assert expected in message.failure.message
@@ -205,7 +227,10 @@ def test_failure_of_the_server_is_reported_with_its_output(
 @pytest.mark.usefixtures("stop_requested_soon")
 @pytest.mark.parametrize("behavior", ["never ready", "hangs"])
 def test_stage_waiting_for_its_server_stops_on_request(
-    environment: Environment, config: DeployConfig, monkeypatch: pytest.MonkeyPatch, behavior: str
+    environment: Environment,
+    config: DeployConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    behavior: str,
 ) -> None:
     monkeypatch.setitem(ENGINES, "Transformers", fake_engine(behavior))
     started = time.monotonic()
@@ -231,7 +256,11 @@ def test_long_answer_is_truncated(
 ) -> None:
     monkeypatch.setitem(ENGINES, "Transformers", fake_engine("answers"))
     long = config.model_copy(
-        update={"recipe": DeployRecipe(smoke_test=SmokeTest(prompt="The parser", max_tokens=4096))}
+        update={
+            "recipe": DeployRecipe(
+                smoke_test=SmokeTest(prompt="The parser", max_tokens=4096)
+            )
+        }
     )
     message, _ = run_in_process(long, environment)
     assert isinstance(message.result, DeployResult)

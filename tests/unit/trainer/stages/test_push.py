@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 from support.operator.adapters import make_adapter
-from support.trainer.pushes import TARGET, push, push_config, push_environment, with_targets
+from support.trainer.pushes import (
+    TARGET,
+    push,
+    push_config,
+    push_environment,
+    with_targets,
+)
 
 from finetune_trainer.contract import (
     Environment,
@@ -24,7 +30,11 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract.recipes import Checkpoint
 from finetune_trainer.runtime.artifacts import verify
-from finetune_trainer.runtime.stage_folder import read_config, write_config, write_result
+from finetune_trainer.runtime.stage_folder import (
+    read_config,
+    write_config,
+    write_result,
+)
 
 PROMPT = "The parser opens"
 
@@ -49,7 +59,9 @@ def read_files(folder: Path) -> dict[str, bytes]:
     """Return the contents of a model's files by name, without its card and its manifest, which are of the run."""
     of_the_run = {"README.md", "manifest.json"}
     return {
-        path.name: path.read_bytes() for path in folder.iterdir() if path.name not in of_the_run
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.name not in of_the_run
     }
 
 
@@ -87,7 +99,9 @@ def test_pushed_model_computes_like_base_model_with_adapter(
 
 
 @pytest.mark.parametrize(
-    "variant", [{}, {"use_rslora": True}, {"use_dora": True}], ids=["lora", "rslora", "dora"]
+    "variant",
+    [{}, {"use_rslora": True}, {"use_dora": True}],
+    ids=["lora", "rslora", "dora"],
 )
 def test_every_lora_variant_is_merged_correctly(
     tmp_path: Path, tiny_model: Path, variant: dict[str, bool]
@@ -127,7 +141,9 @@ def test_adapter_target_computes_like_the_trained_adapter(
     from finetune_trainer.models.merge import with_adapter  # noqa: PLC0415
 
     as_adapter = PushTarget(uri="pvc://models/adapter", format="Adapter")
-    merged, adapter = push(with_targets(config, TARGET, as_adapter), environment).published
+    merged, adapter = push(
+        with_targets(config, TARGET, as_adapter), environment
+    ).published
     folder = latest.parents[1] / "adapter" / "latest"
     assert (merged.format, adapter.format) == ("Merged", "Adapter")
     assert merged.uri == f"pvc://models/names/{latest.resolve().name}"
@@ -135,13 +151,20 @@ def test_adapter_target_computes_like_the_trained_adapter(
     verify(latest.resolve())
     verify(folder.resolve())
     expected = logits(
-        with_adapter(tiny_model, environment.stage_dir("train", "first") / "output", torch.float32),
+        with_adapter(
+            tiny_model,
+            environment.stage_dir("train", "first") / "output",
+            torch.float32,
+        ),
         tiny_model,
     )
     loaded = PeftModel.from_pretrained(load_model(tiny_model), str(folder))
     assert torch.equal(logits(loaded, folder), expected)
     card = ModelCard.load(folder / "README.md")
-    assert (card.data.library_name, card.data.base_model) == ("peft", f"file://{tiny_model}")
+    assert (card.data.library_name, card.data.base_model) == (
+        "peft",
+        f"file://{tiny_model}",
+    )
     assert "A LoRA adapter for its base model." in card.text
 
 
@@ -155,12 +178,18 @@ def test_same_adapter_yields_the_same_files(
 
 
 def test_large_model_is_written_in_shards(
-    environment: Environment, config: PushConfig, latest: Path, monkeypatch: pytest.MonkeyPatch
+    environment: Environment,
+    config: PushConfig,
+    latest: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = push(config, environment)
     expected = logits(load_model(latest), latest)
     monkeypatch.setattr("finetune_trainer.models.merge.SHARD", "50KB")
-    assert push(with_targets(config, "pvc://models/shards"), environment).digest != whole.digest
+    assert (
+        push(with_targets(config, "pvc://models/shards"), environment).digest
+        != whole.digest
+    )
     shards = latest.parents[1] / "shards" / "latest"
     assert len(list(shards.glob("*.safetensors"))) > 1
     assert (logits(load_model(shards), shards) == expected).all()
@@ -184,7 +213,9 @@ def test_model_card_has_the_base_model_where_it_was_measured(
         }
     }
     folder = environment.stage_dir("evaluate", "e1")
-    write_result(folder, EvaluateResult(identity="e1", digest="sha256:2", scores=scores))
+    write_result(
+        folder, EvaluateResult(identity="e1", digest="sha256:2", scores=scores)
+    )
     push(config, environment)
     card = (latest / "README.md").read_text()
     assert "| Standard error | Base model | Standard error of the difference |" in card
@@ -208,7 +239,11 @@ def test_model_card_contains_origin_scores_and_hyperparameters(
     assert card.data.base_model == f"file://{tiny_model}"
     assert card.data.datasets == ["people/names", "people/verbs"]
     (score,) = card.data.eval_results
-    assert (score.dataset_name, score.metric_type, score.metric_value) == ("verbs", "acc", 0.75)
+    assert (score.dataset_name, score.metric_type, score.metric_value) == (
+        "verbs",
+        "acc",
+        0.75,
+    )
     assert score.metric_args == {"stderr": 0.043}
     for expected in (
         f"`file://{tiny_model}` at `v1`",
@@ -234,7 +269,10 @@ def test_model_card_has_the_objective_and_where_training_started(
     train = environment.stage_dir("train", "first")
     trained = read_config(train)
     assert isinstance(trained, TrainConfig)
-    recipe = {"objective": "DPO", "start_from": {"uri": "hf://people/sft", "revision": "v2"}}
+    recipe = {
+        "objective": "DPO",
+        "start_from": {"uri": "hf://people/sft", "revision": "v2"},
+    }
     changes = {
         "recipe": TrainRecipe.model_validate(recipe),
         "start_pin": "4711",
@@ -290,7 +328,11 @@ def write_results_and_configs(environment: Environment, model: Path) -> None:
     recipe = EvaluateRecipe(tasks=(Task(name="verbs", file="verbs.yaml"),))
     write_config(
         evaluate,
-        EvaluateConfig(identity="e1", prepare="d1", train="first", model=source, recipe=recipe),
+        EvaluateConfig(
+            identity="e1", prepare="d1", train="first", model=source, recipe=recipe
+        ),
     )
     scores = {"verbs": {"acc": Score(value=0.75, stderr=0.043)}}
-    write_result(evaluate, EvaluateResult(identity="e1", digest="sha256:2", scores=scores))
+    write_result(
+        evaluate, EvaluateResult(identity="e1", digest="sha256:2", scores=scores)
+    )

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 from support.operator.adapters import make_adapter
 from support.trainer.forkserver import ForkedStage, ForkServer
-from support.trainer.pushes import folder_of, names_in, push_config, unfinished_in, verify_target
+from support.trainer.pushes import (
+    folder_of,
+    names_in,
+    push_config,
+    unfinished_in,
+    verify_target,
+)
 from support.trainer.stages import environment_in, read_termination_message
 
 from finetune_trainer.contract import Environment, ExitCode, PushConfig, PushResult
@@ -34,10 +40,12 @@ class Publisher:
     folder: Path
 
     def start(self, **options: object) -> ForkedStage:
-        (self.environment.stage_dir("push", self.config.identity) / "result.json").unlink(
-            missing_ok=True
+        (
+            self.environment.stage_dir("push", self.config.identity) / "result.json"
+        ).unlink(missing_ok=True)
+        return self.server.start(
+            self.config, self.environment, self.folder / "log", **options
         )
-        return self.server.start(self.config, self.environment, self.folder / "log", **options)
 
     def result(self) -> PushResult:
         result = read_termination_message(self.environment).result
@@ -62,7 +70,9 @@ def publishers(
     publishers = []
     for seed, name in enumerate(("one", "two", "three")):
         environment = environment_in(tmp_path / name)
-        make_adapter(environment.stage_dir("train", "adapter") / "output", tiny_model, seed=seed)
+        make_adapter(
+            environment.stage_dir("train", "adapter") / "output", tiny_model, seed=seed
+        )
         config = push_config(tiny_model, identity=f"push-{name}", train="adapter")
         claims = replace(environment, claims=tmp_path / "claims")
         publishers.append(Publisher(fork_server, config, claims, tmp_path / name))
@@ -81,7 +91,9 @@ def test_two_pushes_at_once_publish_both_models(publishers, target):
     assert [process.wait() for process in processes] == [ExitCode.DONE] * 2
     pushed = {publisher.result().digest for publisher in publishers[:2]}
     assert len(pushed - {third.digest}) == 2
-    assert verify_target(target) == {digest.replace(":", "-") for digest in (third.digest, *pushed)}
+    assert verify_target(target) == {
+        digest.replace(":", "-") for digest in (third.digest, *pushed)
+    }
     assert read_published(target / "latest").digest in pushed
     assert unfinished_in(target) == []
 
@@ -96,7 +108,8 @@ def test_same_model_from_two_workspaces_is_published_once(publishers, target, ex
     for path in adapter.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
     processes = [
-        publisher.start(slow_names=0.1, exchange=exchange) for publisher in (first, second)
+        publisher.start(slow_names=0.1, exchange=exchange)
+        for publisher in (first, second)
     ]
     assert [process.wait() for process in processes] == [ExitCode.DONE] * 2
     assert first.result().digest == second.result().digest
@@ -128,7 +141,9 @@ def test_killed_pushes_never_leave_half_a_model(publishers, target):
     switched = set()
     expected = (UNFINISHED, {folder.name for folder in folders})
     # A loaded machine is seldom at the second rename within the 0.8 s below, and needs more kills to hit it.
-    while killed < KILLS or (killed < MOST_KILLS and (kinds_of(left), switched) != expected):
+    while killed < KILLS or (
+        killed < MOST_KILLS and (kinds_of(left), switched) != expected
+    ):
         before = unfinished_in(target)
         latest = latest_in(target)
         pushing = [index for index in range(3) if folders[index].name != latest][:2]
@@ -137,7 +152,9 @@ def test_killed_pushes_never_leave_half_a_model(publishers, target):
             shutil.rmtree(folders[index], ignore_errors=True)
         processes = [publishers[index].start(**options) for index in pushing]
         if generator.random() < 0.8:
-            processes[0].until(lambda old=before: bool(set(unfinished_in(target)) - set(old)), 30)
+            processes[0].until(
+                lambda old=before: bool(set(unfinished_in(target)) - set(old)), 30
+            )
         time.sleep(generator.uniform(0, 0.8))
         for process in processes:
             process.kill(signal.SIGKILL)

@@ -26,7 +26,13 @@ from support.trainer.pushes import (
 )
 from support.trainer.stages import run_in_process, run_to_failure
 
-from finetune_trainer.contract import Environment, ExitCode, Lineage, PushConfig, PushTarget
+from finetune_trainer.contract import (
+    Environment,
+    ExitCode,
+    Lineage,
+    PushConfig,
+    PushTarget,
+)
 from finetune_trainer.publishing.published_model import read_published
 from finetune_trainer.runtime.artifacts import verify
 from finetune_trainer.runtime.errors import DataInvalid, SourceNotFound
@@ -60,7 +66,11 @@ def target(tmp_path: Path) -> Path:
 
 def state_of(folder: Path) -> dict[str, FileState]:
     """Return inode, modification time in ns and content of all files below a folder."""
-    files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    files = {
+        str(path.relative_to(folder)): path
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     return {
         name: (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
         for name, path in files.items()
@@ -77,7 +87,10 @@ def test_model_lies_under_its_digest_and_is_the_latest(
 ) -> None:
     first = push(config, environment)
     second = push(other, environment)
-    assert verify_target(target) == {folder_of(target, first).name, folder_of(target, second).name}
+    assert verify_target(target) == {
+        folder_of(target, first).name,
+        folder_of(target, second).name,
+    }
     assert (target / "latest").resolve() == folder_of(target, second)
     assert second.published[0].uri == f"{TARGET.uri}/{folder_of(target, second).name}"
 
@@ -95,7 +108,10 @@ def test_workspace_has_no_copy_of_the_model_at_the_end(
 
 
 def test_same_model_is_not_written_twice(
-    environment: Environment, config: PushConfig, target: Path, capfd: pytest.CaptureFixture[str]
+    environment: Environment,
+    config: PushConfig,
+    target: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     first = push(config, environment)
     before = state_of(target)
@@ -103,7 +119,10 @@ def test_same_model_is_not_written_twice(
     assert push(config, environment) == first
     lineage = Lineage(pipeline="default/names", interruptions=9)
     assert (
-        push(config.model_copy(update={"identity": "p2", "lineage": lineage}), environment).digest
+        push(
+            config.model_copy(update={"identity": "p2", "lineage": lineage}),
+            environment,
+        ).digest
         == first.digest
     )
     assert state_of(target) == before
@@ -132,7 +151,9 @@ def test_corrupt_or_missing_model_is_pushed_again(
 def test_output_is_invalid_once_one_target_lacks_its_model(
     environment: Environment, config: PushConfig, target: Path, damage: str
 ) -> None:
-    config = with_targets(config, TARGET, PushTarget(uri="pvc://models/adapter", format="Adapter"))
+    config = with_targets(
+        config, TARGET, PushTarget(uri="pvc://models/adapter", format="Adapter")
+    )
     result = push(config, environment)
     assert is_output_valid(result, config, environment)
     model = folder_of(target.with_name("adapter"), result.published[1])
@@ -147,16 +168,23 @@ def test_output_is_invalid_once_one_target_lacks_its_model(
     assert not is_output_valid(result, config, environment)
 
 
-@pytest.mark.parametrize("error", [DataInvalid("has 0 bytes"), SourceNotFound("no image")])
+@pytest.mark.parametrize(
+    "error", [DataInvalid("has 0 bytes"), SourceNotFound("no image")]
+)
 def test_output_is_invalid_once_a_store_has_lost_a_part(
-    environment: Environment, config: PushConfig, monkeypatch: pytest.MonkeyPatch, error: Exception
+    environment: Environment,
+    config: PushConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
     class DamagedSource:
         def list_files(self, _pin: str | None) -> Listing:
             raise error
 
     result = push(config, environment)
-    monkeypatch.setattr("finetune_trainer.stages.push.open_source", lambda *_: DamagedSource())
+    monkeypatch.setattr(
+        "finetune_trainer.stages.push.open_source", lambda *_: DamagedSource()
+    )
     assert not is_output_valid(result, config, environment)
 
 
@@ -204,12 +232,18 @@ def test_reader_of_latest_always_finds_a_whole_model(
     second = push(other, environment)
     is_done.set()
     reader.join()
-    assert [digest for digest, _ in itertools.groupby(observed)] == [first.digest, second.digest]
+    assert [digest for digest, _ in itertools.groupby(observed)] == [
+        first.digest,
+        second.digest,
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("names/notes.txt", "notes.txt was not written by a push"), ("names", "names is no folder")],
+    [
+        ("names/notes.txt", "notes.txt was not written by a push"),
+        ("names", "names is no folder"),
+    ],
 )
 def test_foreign_files_at_the_target_are_not_replaced(
     environment: Environment, config: PushConfig, target: Path, name: str, expected: str
@@ -265,11 +299,14 @@ def small_files_only() -> Iterator[None]:
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     full = shutil.disk_usage("/")._replace(free=30_000)
-    monkeypatch.setattr("finetune_trainer.stages.push.shutil.disk_usage", lambda _path: full)
+    monkeypatch.setattr(
+        "finetune_trainer.stages.push.shutil.disk_usage", lambda _path: full
+    )
 
 
 @pytest.mark.parametrize(
-    ("disk", "expected"), [("small_files_only", "cannot write"), ("full_disk", "30,000 are free")]
+    ("disk", "expected"),
+    [("small_files_only", "cannot write"), ("full_disk", "30,000 are free")],
 )
 def test_full_workspace_is_reported_and_no_target_changes(  # noqa: PLR0917  fixtures
     environment: Environment,
@@ -292,7 +329,9 @@ def test_full_workspace_is_reported_and_no_target_changes(  # noqa: PLR0917  fix
     assert code == ExitCode.UNAVAILABLE
     assert (state_of(target), names_in(target)) == (before, names)
     assert names_in(target.parent) == ["names"]
-    assert names_in(environment.stage_dir("push", both.identity) / "models") == ["adapter"]
+    assert names_in(environment.stage_dir("push", both.identity) / "models") == [
+        "adapter"
+    ]
 
 
 def test_stop_between_two_files_leaves_the_target_as_it_was(
@@ -327,11 +366,16 @@ def killed(
     assert process.wait() == -signal.SIGKILL
     assert len(unfinished_in(target)) == 1
     assert verify_target(target) == set()
-    return state_of(environment.stage_dir("push", config.identity) / "models" / "merged")
+    return state_of(
+        environment.stage_dir("push", config.identity) / "models" / "merged"
+    )
 
 
 def test_model_is_not_built_again_after_a_kill_in_publishing(
-    killed: dict[str, FileState], environment: Environment, config: PushConfig, target: Path
+    killed: dict[str, FileState],
+    environment: Environment,
+    config: PushConfig,
+    target: Path,
 ) -> None:
     """The published files are hard links of the files that the killed process has built."""
     result = push(config, environment)
@@ -341,10 +385,16 @@ def test_model_is_not_built_again_after_a_kill_in_publishing(
 
 
 def test_built_model_that_is_spoilt_is_built_again(
-    killed: dict[str, FileState], environment: Environment, config: PushConfig, target: Path
+    killed: dict[str, FileState],
+    environment: Environment,
+    config: PushConfig,
+    target: Path,
 ) -> None:
     flip_last_byte(
-        environment.stage_dir("push", config.identity) / "models" / "merged" / "model.safetensors"
+        environment.stage_dir("push", config.identity)
+        / "models"
+        / "merged"
+        / "model.safetensors"
     )
     result = push(config, environment)
     assert verify_target(target) == {folder_of(target, result).name}

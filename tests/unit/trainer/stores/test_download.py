@@ -20,7 +20,11 @@ from finetune_trainer.stop_signal import stop
 from finetune_trainer.stores import concurrent
 from finetune_trainer.stores.download import fetch
 
-FILES = {"config.json": b"{}", "sub/part.bin": b"p" * 1000, "model.safetensors": b"w" * 5000}
+FILES = {
+    "config.json": b"{}",
+    "sub/part.bin": b"p" * 1000,
+    "model.safetensors": b"w" * 5000,
+}
 
 
 def test_fetched_files_equal_those_of_the_source(tmp_path):
@@ -56,7 +60,9 @@ def test_patterns_select_names_with_as_many_slashes(tmp_path, patterns, expected
 
 
 def test_no_matching_file_is_named_with_the_patterns(tmp_path):
-    with pytest.raises(SourceNotFound, match=r"none of its 3 files matches \*\.parquet"):
+    with pytest.raises(
+        SourceNotFound, match=r"none of its 3 files matches \*\.parquet"
+    ):
         fetch(MemorySource(FILES), None, tmp_path, ["*.parquet"])
 
 
@@ -123,7 +129,9 @@ def test_cached_file_of_another_size_is_fetched_again(tmp_path):
     assert source.sent == 5000
 
 
-@pytest.mark.parametrize("name", ["../escape", "/etc/passwd", "a/../../b", "a//b", "./a", "a\0b"])
+@pytest.mark.parametrize(
+    "name", ["../escape", "/etc/passwd", "a/../../b", "a//b", "./a", "a\0b"]
+)
 def test_name_outside_of_the_folder_is_refused(tmp_path, name):
     with pytest.raises(DataInvalid, match="no path below a folder"):
         fetch(MemorySource({name: b"x"}), None, tmp_path / "cache")
@@ -140,7 +148,9 @@ def test_two_callers_share_one_download(tmp_path):
     source.before_write = lambda _name, _path: time.sleep(0.2)
     folders = []
     threads = [
-        threading.Thread(target=lambda: folders.append(fetch(source, None, tmp_path)[0]))
+        threading.Thread(
+            target=lambda: folders.append(fetch(source, None, tmp_path)[0])
+        )
         for _ in range(3)
     ]
     for thread in threads:
@@ -182,7 +192,9 @@ def small_disk(tmp_path):
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False
     )
     if mounted.returncode:
-        pytest.skip("mount -t tmpfs is not permitted here; run on a machine where it is")
+        pytest.skip(
+            "mount -t tmpfs is not permitted here; run on a machine where it is"
+        )
     yield folder
     subprocess.run(["umount", folder], check=True)
 
@@ -190,7 +202,8 @@ def small_disk(tmp_path):
 def test_full_disk_is_refused_before_the_download(small_disk):
     source = MemorySource({"model": b"m" * 3 * MIB})
     with pytest.raises(
-        ServiceUnavailable, match=r"need 3,145,728 more bytes .* and 1,0\d\d,\d\d\d are free"
+        ServiceUnavailable,
+        match=r"need 3,145,728 more bytes .* and 1,0\d\d,\d\d\d are free",
     ):
         fetch(source, None, small_disk)
     assert source.sent == 0
@@ -202,7 +215,8 @@ def test_disk_that_fills_up_is_reported_with_free_bytes(small_disk):
         b"o" * (MIB * 3 // 4)
     )
     with pytest.raises(
-        ServiceUnavailable, match=r"No space left.*needed 524,288 bytes and [\d,]+ are free"
+        ServiceUnavailable,
+        match=r"No space left.*needed 524,288 bytes and [\d,]+ are free",
     ):
         fetch(source, None, small_disk)
     (small_disk / "other").unlink()
@@ -217,7 +231,9 @@ def test_stop_signal_in_a_deferred_block_raises_interrupted(tmp_path, monkeypatc
     is_waiting = threading.Event()
     go_on = threading.Event()
     source.before_write = lambda _name, _path: (is_waiting.set(), go_on.wait(10))
-    threading.Thread(target=lambda: (is_waiting.wait(10), setattr(stop, "requested", True))).start()
+    threading.Thread(
+        target=lambda: (is_waiting.wait(10), setattr(stop, "requested", True))
+    ).start()
     try:
         with pytest.raises(Interrupted):
             fetch(source, None, tmp_path)

@@ -18,7 +18,9 @@ from finetune_trainer.stores.folders import FolderTarget
 @pytest.fixture
 def model(tmp_path):
     folder = tmp_path / "model"
-    return folder, make_model(folder, {"config.json": 100, "sub/weights.safetensors": 5000})
+    return folder, make_model(
+        folder, {"config.json": 100, "sub/weights.safetensors": 5000}
+    )
 
 
 @pytest.fixture
@@ -55,7 +57,9 @@ def test_publishing_again_sends_nothing(target, model):
 
 
 def test_other_model_under_the_digest_is_replaced(target, model, tmp_path):
-    make_model(tmp_path / "other", {"config.json": 100, "sub/weights.safetensors": 5000})
+    make_model(
+        tmp_path / "other", {"config.json": 100, "sub/weights.safetensors": 5000}
+    )
     shutil.copytree(tmp_path / "other", target._path / folder_of(model[1]))
     assert publish(target, model).sent_bytes == 5100
     assert contents(target._path / "latest") == contents(model[0])
@@ -67,7 +71,9 @@ def test_files_are_hard_links_on_one_file_system(target, model):
     assert (target._path / "latest" / name).samefile(model[0] / name)
 
 
-@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
+@pytest.mark.parametrize(
+    "code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP]
+)
 def test_files_are_copied_where_links_are_impossible(target, model, monkeypatch, code):
     def refuse(_self, _source):
         raise OSError(code, os.strerror(code))
@@ -75,7 +81,9 @@ def test_files_are_copied_where_links_are_impossible(target, model, monkeypatch,
     monkeypatch.setattr(Path, "hardlink_to", refuse)
     publish(target, model)
     assert contents(target._path / "latest") == contents(model[0])
-    assert not (target._path / "latest" / "config.json").samefile(model[0] / "config.json")
+    assert not (target._path / "latest" / "config.json").samefile(
+        model[0] / "config.json"
+    )
 
 
 def test_next_model_is_latest_and_the_old_one_stays(target, model, tmp_path):
@@ -96,7 +104,13 @@ def test_spoilt_copy_is_mended_by_the_next_push(target, model):
 
 
 @pytest.mark.parametrize(
-    "name", ["notes.txt", "v1/model.safetensors", "latest/config.json", "sha256-12/config.json"]
+    "name",
+    [
+        "notes.txt",
+        "v1/model.safetensors",
+        "latest/config.json",
+        "sha256-12/config.json",
+    ],
 )
 def test_what_no_push_wrote_is_refused_and_stays(target, model, name):
     (target._path / name).parent.mkdir(parents=True)
@@ -182,16 +196,23 @@ def test_kill_leaves_the_old_model_as_latest(target, model, tmp_path, where):
     second = tmp_path / "second", make_model(tmp_path / "second")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", KILLED, target._path, *second, where]
-    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run(command, env=environment, check=False).returncode
+        == -signal.SIGKILL
+    )
     assert contents(target._path / "latest") == contents(model[0])
     publish(target, second)
     assert contents(target._path / "latest") == contents(second[0])
-    left = {path.name for path in target._path.iterdir() if not path.name.endswith(".lock")}
+    left = {
+        path.name for path in target._path.iterdir() if not path.name.endswith(".lock")
+    }
     assert left == {folder_of(model[1]), folder_of(second[1]), "latest"}
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_folder_that_may_not_be_written_is_no_full_disk(target, model, monkeypatch, code):
+def test_folder_that_may_not_be_written_is_no_full_disk(
+    target, model, monkeypatch, code
+):
     def refuse(*_arguments, **_options):
         raise OSError(code, os.strerror(code))
 
@@ -211,12 +232,19 @@ def test_full_disk_is_reported_and_latest_is_unchanged(tmp_path, model):
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False
     ).returncode:
-        pytest.skip("mount -t tmpfs is not permitted here; run on a machine where it is")
+        pytest.skip(
+            "mount -t tmpfs is not permitted here; run on a machine where it is"
+        )
     try:
         target = FolderTarget("pvc://models/team", disk / "team")
         publish(target, model)
-        second = tmp_path / "second", make_model(tmp_path / "second", {"weights": 200_000})
-        with pytest.raises(ServiceUnavailable, match=r"200,000 bytes and [\d,]+ are free"):
+        second = (
+            tmp_path / "second",
+            make_model(tmp_path / "second", {"weights": 200_000}),
+        )
+        with pytest.raises(
+            ServiceUnavailable, match=r"200,000 bytes and [\d,]+ are free"
+        ):
             publish(target, second)
         assert contents(disk / "team" / "latest") == contents(model[0])
     finally:

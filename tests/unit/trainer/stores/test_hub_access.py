@@ -36,7 +36,9 @@ def listed(source: HubSource) -> dict[str, RemoteFile]:
     return {file.name: file for file in source.list_files(None).files}
 
 
-def test_private_repository_is_read_with_a_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_repository_is_read_with_a_token(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.add_repository("ann/secret", MODEL, private=True)
     source = HubSource("hf://ann/secret", "model")
     assert set(MODEL) < set(listed(source))
@@ -49,17 +51,24 @@ def test_private_repository_is_read_with_a_token(hub: Hub, monkeypatch: pytest.M
         source.list_files(None)
     set_token(monkeypatch, None)
     with pytest.raises(
-        CredentialsRejected, match=r"401.*private or does not exist.*set HF_TOKEN in envFrom"
+        CredentialsRejected,
+        match=r"401.*private or does not exist.*set HF_TOKEN in envFrom",
     ):
         source.list_files(None)
     set_token(monkeypatch, "hf_wrong")
-    with pytest.raises(CredentialsRejected, match=r"401: Invalid credentials.*HF_TOKEN is wrong"):
+    with pytest.raises(
+        CredentialsRejected, match=r"401: Invalid credentials.*HF_TOKEN is wrong"
+    ):
         source.list_files(None)
 
 
 @pytest.mark.parametrize(("token", "status"), [(TOKEN, 403), (None, 401)])
 def test_gated_repository_is_read_once_its_licence_is_accepted(
-    token: str | None, status: int, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    token: str | None,
+    status: int,
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub.add_repository(NAME, MODEL, gated=True)
     set_token(monkeypatch, token)
@@ -105,8 +114,16 @@ def test_hub_that_is_gone_is_a_temporary_failure(
 @pytest.mark.parametrize(
     ("status", "kind", "message"),
     [
-        ("client error (401 Unauthorized)", CredentialsRejected, "refuses access: .*set HF_TOKEN"),
-        ("client error (403 Forbidden)", CredentialsRejected, "refuses access: .*set HF_TOKEN"),
+        (
+            "client error (401 Unauthorized)",
+            CredentialsRejected,
+            "refuses access: .*set HF_TOKEN",
+        ),
+        (
+            "client error (403 Forbidden)",
+            CredentialsRejected,
+            "refuses access: .*set HF_TOKEN",
+        ),
         (
             "server error (503 Service Unavailable)",
             ServiceUnavailable,
@@ -137,5 +154,7 @@ def test_hub_that_never_answers_is_a_temporary_failure(
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("HF_ENDPOINT", address)
 
-        with pytest.raises(ServiceUnavailable, match=f"{address} does not respond: ReadTimeout"):
+        with pytest.raises(
+            ServiceUnavailable, match=f"{address} does not respond: ReadTimeout"
+        ):
             HubSource(URI, "model").list_files(None)

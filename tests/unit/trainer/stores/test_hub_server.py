@@ -48,12 +48,16 @@ def test_library_uploads_and_downloads_a_folder(
     kind: str, hub: Hub, api: HfApi, tmp_path: Path
 ) -> None:
     api.create_repo(NAME, repo_type=kind, private=True)
-    api.upload_folder(repo_id=NAME, repo_type=kind, folder_path=write(tmp_path / "model"))
+    api.upload_folder(
+        repo_id=NAME, repo_type=kind, folder_path=write(tmp_path / "model")
+    )
     options = {"endpoint": hub.url, "cache_dir": tmp_path / "cache"}
     folder = Path(snapshot_download(NAME, repo_type=kind, **options))
 
     assert {
-        path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".gitattributes"
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.name != ".gitattributes"
     } == FILES
     repository = hub.repository(NAME, f"{kind}s")
     assert repository
@@ -75,9 +79,9 @@ def test_library_reads_user_refs_and_paths(hub: Hub, api: HfApi) -> None:
     }
     assert {ref.name: ref.target_commit for ref in refs.tags} == {"v1": repository.head}
     assert api.repo_info(NAME, revision="a/branch").sha == first
-    assert [info.path for info in api.get_paths_info(NAME, ["config.json", "none"])] == [
-        "config.json"
-    ]
+    assert [
+        info.path for info in api.get_paths_info(NAME, ["config.json", "none"])
+    ] == ["config.json"]
 
 
 def test_server_runs_as_a_process_of_its_own(
@@ -95,7 +99,11 @@ def test_server_runs_as_a_process_of_its_own(
         "0",
     ]
     process = subprocess.Popen(
-        command, env=process_environment(hub), cwd=ROOT, stdout=subprocess.PIPE, text=True
+        command,
+        env=process_environment(hub),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout
     with process, process.stdout as output:
@@ -159,9 +167,15 @@ def test_commit_that_git_or_the_hub_would_refuse_is_refused(
 ) -> None:
     head = hub.add_repository(NAME).head
     body = f'{{"key": "header", "value": {{"summary": "m", "description": ""}}}}\n{lines}'.strip()
-    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/x-ndjson"}
+    headers = {
+        "Authorization": f"Bearer {TOKEN}",
+        "Content-Type": "application/x-ndjson",
+    }
 
-    assert send(f"{hub.url}/api/models/{NAME}/commit/main", body.encode(), headers) == status
+    assert (
+        send(f"{hub.url}/api/models/{NAME}/commit/main", body.encode(), headers)
+        == status
+    )
     repository = hub.repository(NAME)
     assert repository
     assert repository.head == head
@@ -181,7 +195,9 @@ def send(url: str, body: bytes, headers: dict[str, str], method: str = "POST") -
 def test_storage_takes_the_right_bytes_from_a_signed_url_only(hub: Hub) -> None:
     repository = hub.add_repository(NAME)
     oid = hashlib.sha256(LARGE).hexdigest()
-    storage = f"{hub.url}/storage/models/{NAME}/{oid}?signature=".replace("127.0.0.1", "localhost")
+    storage = f"{hub.url}/storage/models/{NAME}/{oid}?signature=".replace(
+        "127.0.0.1", "localhost"
+    )
     signed = storage + signature(oid)
 
     assert send(signed, LARGE, {"Authorization": f"Bearer {TOKEN}"}, "PUT") == 400
@@ -196,7 +212,10 @@ def test_storage_takes_the_right_bytes_from_a_signed_url_only(hub: Hub) -> None:
 def test_git_object_id_is_that_of_git(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(LARGE)
     completed = subprocess.run(
-        ["git", "hash-object", tmp_path / "file"], check=True, capture_output=True, text=True
+        ["git", "hash-object", tmp_path / "file"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
 
     assert git_oid(LARGE) == completed.stdout.strip()

@@ -73,7 +73,9 @@ def test_listing_of_a_model_has_the_commit_and_the_digests(model: Repository) ->
     assert files["model.safetensors"].sha256 == hashlib.sha256(WEIGHTS).hexdigest()
 
 
-def test_all_files_of_a_model_are_downloaded_as_they_are(model: Repository, tmp_path: Path) -> None:
+def test_all_files_of_a_model_are_downloaded_as_they_are(
+    model: Repository, tmp_path: Path
+) -> None:
     source = HubSource(URI, "model")
     for name, file in listed(source).items():
         (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +84,9 @@ def test_all_files_of_a_model_are_downloaded_as_they_are(model: Repository, tmp_
     assert {name: (tmp_path / "out" / name).read_bytes() for name in MODEL} == MODEL
 
 
-def test_folder_of_a_model_is_listed_with_names_below_it(model: Repository, tmp_path: Path) -> None:
+def test_folder_of_a_model_is_listed_with_names_below_it(
+    model: Repository, tmp_path: Path
+) -> None:
     source = HubSource(f"{URI}/onnx", "model")
     files = listed(source)
     source.download(files["model.onnx"], tmp_path / "model.onnx")
@@ -96,7 +100,9 @@ def test_revision_is_a_tag_or_a_commit(uri: str, model: Repository) -> None:
     first = model.head
     model.set_ref("tags", "v1", first)
     model.push({"config.json": b"[]"})
-    source = HubSource(uri.replace("COMMIT", first), "model", None if "@" in uri else "v1")
+    source = HubSource(
+        uri.replace("COMMIT", first), "model", None if "@" in uri else "v1"
+    )
 
     assert source.list_files(None).pin == first
 
@@ -124,25 +130,35 @@ def test_branch_that_moves_after_the_listing_changes_nothing(
     assert (tmp_path / "weights").read_bytes() == WEIGHTS
 
 
-def test_commit_that_the_hub_no_longer_has_is_reported(model: Repository, tmp_path: Path) -> None:
+def test_commit_that_the_hub_no_longer_has_is_reported(
+    model: Repository, tmp_path: Path
+) -> None:
     source = HubSource(URI, "model")
     files = listed(source)
     gone = model.head
     model.set_ref("branches", "main", model.history()[-1])
     (model.folder / "commits" / gone).unlink()
 
-    with pytest.raises(DataInvalid, match=f"no longer has the commit {gone}; start again"):
+    with pytest.raises(
+        DataInvalid, match=f"no longer has the commit {gone}; start again"
+    ):
         HubSource(URI, "model").list_files(gone)
     with pytest.raises(DataInvalid, match=f"no longer has config.json of {gone}"):
         source.download(files["config.json"], tmp_path / "config.json")
 
 
-def test_file_of_another_content_than_listed_is_refused(model: Repository, tmp_path: Path) -> None:
+def test_file_of_another_content_than_listed_is_refused(
+    model: Repository, tmp_path: Path
+) -> None:
     source = HubSource(URI, "model")
     source.list_files(None)
 
-    with pytest.raises(DataInvalid, match=r"model\.safetensors is [0-9a-f]{64}, expected d16e"):
-        source.download(RemoteFile("model.safetensors", 3, "oid", "d16e"), tmp_path / "weights")
+    with pytest.raises(
+        DataInvalid, match=r"model\.safetensors is [0-9a-f]{64}, expected d16e"
+    ):
+        source.download(
+            RemoteFile("model.safetensors", 3, "oid", "d16e"), tmp_path / "weights"
+        )
 
 
 @pytest.mark.parametrize("kept", [1, len(WEIGHTS) - 1, len(WEIGHTS)])
@@ -158,7 +174,9 @@ def test_download_continues_behind_the_bytes_that_are_there(
     assert hub.sent_bytes() == len(WEIGHTS) - kept
 
 
-def test_part_that_is_longer_than_the_file_is_replaced(model: Repository, tmp_path: Path) -> None:
+def test_part_that_is_longer_than_the_file_is_replaced(
+    model: Repository, tmp_path: Path
+) -> None:
     source = HubSource(URI, "model")
     path = tmp_path / "weights"
     path.write_bytes(WEIGHTS + b"more")
@@ -198,12 +216,15 @@ def test_download_to_a_full_disk_is_a_temporary_failure(model: Repository) -> No
     file = listed(source)["model.safetensors"]
 
     with pytest.raises(
-        ServiceUnavailable, match=r"cannot write: .*No space left on device; free some space"
+        ServiceUnavailable,
+        match=r"cannot write: .*No space left on device; free some space",
     ):
         source.download(file, Path("/dev/full"))
 
 
-def test_killed_download_goes_on_where_it_was(hub: Hub, model: Repository, tmp_path: Path) -> None:
+def test_killed_download_goes_on_where_it_was(
+    hub: Hub, model: Repository, tmp_path: Path
+) -> None:
     path = tmp_path / "weights"
     hub.set_faults(bytes_per_second=400_000)
     code = (
@@ -246,7 +267,8 @@ def test_xet_whose_server_is_gone_is_a_temporary_failure(
         hub.cas_url = f"http://127.0.0.1:{closed.getsockname()[1]}"
 
     with pytest.raises(
-        ServiceUnavailable, match=rf"{URI}: the transfer with {hub.url} failed: .*{hub.cas_url}/"
+        ServiceUnavailable,
+        match=rf"{URI}: the transfer with {hub.url} failed: .*{hub.cas_url}/",
     ):
         source.download(file, path)
     assert hub.sent_bytes() == 0
@@ -271,7 +293,9 @@ def test_small_file_that_is_spoilt_on_its_way_is_refused(
     assert not path.exists()
 
 
-def test_spoilt_part_of_a_small_file_is_not_continued(model: Repository, tmp_path: Path) -> None:
+def test_spoilt_part_of_a_small_file_is_not_continued(
+    model: Repository, tmp_path: Path
+) -> None:
     source = HubSource(URI, "model")
     path = tmp_path / "tokenizer.json"
     path.write_bytes(b"!!!")
@@ -282,7 +306,8 @@ def test_spoilt_part_of_a_small_file_is_not_continued(model: Repository, tmp_pat
 
 def test_splits_of_a_data_set_have_different_uris() -> None:
     splits = [
-        HubSource(URI, "dataset", config="a", split=split).uri for split in ("train", "test", None)
+        HubSource(URI, "dataset", config="a", split=split).uri
+        for split in ("train", "test", None)
     ]
 
     assert splits == [
@@ -315,7 +340,15 @@ def test_large_file_that_is_spoilt_differs_from_its_digest(
         ("data/test.jsonl", {"test.jsonl"}),
         ("data/train-*.jsonl", {"train-00000.jsonl", "train-00001.jsonl"}),
         ("data/train-0000[1].jsonl", {"train-00001.jsonl"}),
-        ("data", {"train-00000.jsonl", "train-00001.jsonl", "test.jsonl", "more/train-9.jsonl"}),
+        (
+            "data",
+            {
+                "train-00000.jsonl",
+                "train-00001.jsonl",
+                "test.jsonl",
+                "more/train-9.jsonl",
+            },
+        ),
     ],
 )
 def test_path_of_a_data_set_names_a_file_pattern_or_folder(
@@ -333,17 +366,21 @@ def test_path_of_a_data_set_names_a_file_pattern_or_folder(
 
 
 @pytest.mark.parametrize(
-    "path", ["rows.csv", "data/valid-*.jsonl", "nowhere/rows.jsonl", "data/test.jsonl/x"]
+    "path",
+    ["rows.csv", "data/valid-*.jsonl", "nowhere/rows.jsonl", "data/test.jsonl/x"],
 )
 def test_path_that_names_nothing_is_reported(path: str, hub: Hub) -> None:
     hub.add_repository(NAME, DATA, kind="datasets")
 
-    with pytest.raises(SourceNotFound, match=r"has no such file at [0-9a-f]{40}; correct the path"):
+    with pytest.raises(
+        SourceNotFound, match=r"has no such file at [0-9a-f]{40}; correct the path"
+    ):
         HubSource(f"{URI}/{path}", "dataset").list_files(None)
 
 
 @pytest.mark.parametrize(
-    "name", ["../outside.jsonl", "/outside.jsonl", "data/../../outside.jsonl", "a\\\\b.jsonl"]
+    "name",
+    ["../outside.jsonl", "/outside.jsonl", "data/../../outside.jsonl", "a\\\\b.jsonl"],
 )
 def test_path_of_a_hostile_hub_is_refused(name: str, hub: Hub) -> None:
     hub.add_repository(NAME, DATA | {name: b"x"}, kind="datasets")
@@ -362,12 +399,16 @@ def test_split_of_a_data_set_is_listed_at_its_commit(hub: Hub) -> None:
     with_config = repository.head
     repository.push({"README.md": b"# Rows\n"}, delete=("data/more/train-9.jsonl",))
 
-    assert set(listed(HubSource(URI, "dataset", split="new"), with_config)) == {"rows.parquet"}
+    assert set(listed(HubSource(URI, "dataset", split="new"), with_config)) == {
+        "rows.parquet"
+    }
     assert set(listed(HubSource(URI, "dataset", split="train"))) == {
         "data/train-00000.jsonl",
         "data/train-00001.jsonl",
     }
-    with pytest.raises(ConfigInvalid, match="has no split new; set split to one of test, train"):
+    with pytest.raises(
+        ConfigInvalid, match="has no split new; set split to one of test, train"
+    ):
         HubSource(URI, "dataset", split="new").list_files(None)
 
 
@@ -381,7 +422,11 @@ def test_split_of_a_data_set_is_listed_at_its_commit(hub: Hub) -> None:
             {},
             "only the last part of the path may be a pattern",
         ),
-        ("hf://people/tiny@v1", {"revision": "v2"}, "names the revision v1, but revision is v2"),
+        (
+            "hf://people/tiny@v1",
+            {"revision": "v2"},
+            "names the revision v1, but revision is v2",
+        ),
         (
             "hf://people/tiny/rows.jsonl",
             {"split": "train"},
@@ -389,11 +434,15 @@ def test_split_of_a_data_set_is_listed_at_its_commit(hub: Hub) -> None:
         ),
     ],
 )
-def test_invalid_source_is_refused(uri: str, options: dict[str, str], message: str) -> None:
+def test_invalid_source_is_refused(
+    uri: str, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(ConfigInvalid, match=message):
         HubSource(uri, "dataset", **options)
 
 
 def test_name_that_the_hub_cannot_have_is_refused(hub: Hub) -> None:
-    with pytest.raises(ConfigInvalid, match=r"the hub has no such name: .*use hf://ORG/NAME"):
+    with pytest.raises(
+        ConfigInvalid, match=r"the hub has no such name: .*use hf://ORG/NAME"
+    ):
         HubSource("hf://people/ti..ny--", "model").list_files(None)

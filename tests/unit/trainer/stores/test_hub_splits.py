@@ -92,7 +92,9 @@ def test_splits_by_names_are_those_of_datasets(layout: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("config", [None, "english", "german", "folder"])
-def test_splits_of_configs_are_those_of_datasets(config: str | None, tmp_path: Path) -> None:
+def test_splits_of_configs_are_those_of_datasets(
+    config: str | None, tmp_path: Path
+) -> None:
     readme = card(PATTERNS)
     names = write(tmp_path, FILES, readme)
 
@@ -117,8 +119,16 @@ def test_only_split_needs_no_name() -> None:
         ),
         ("german", "dev", "has no split dev; set split to one of test, train"),
         ("german", None, "has several splits; set split to one of test, train"),
-        ("german", "train[:10]", r"has no split train\[:10\]; set split to one of test, train"),
-        ("tabs", None, "its config tabs sets sep, which is not supported; name files by a path"),
+        (
+            "german",
+            "train[:10]",
+            r"has no split train\[:10\]; set split to one of test, train",
+        ),
+        (
+            "tabs",
+            None,
+            "its config tabs sets sep, which is not supported; name files by a path",
+        ),
     ],
 )
 def test_unknown_config_or_split_names_those_there_are(
@@ -131,7 +141,9 @@ def test_unknown_config_or_split_names_those_there_are(
 def test_several_configs_without_a_default_are_named() -> None:
     yaml = "configs:\n- {config_name: a, data_files: a.jsonl}\n- {config_name: b, data_files: b.jsonl}\n"
 
-    with pytest.raises(ConfigInvalid, match="has several configs; set config to one of a, b"):
+    with pytest.raises(
+        ConfigInvalid, match="has several configs; set config to one of a, b"
+    ):
         files_of_split(URI, {"a.jsonl", "b.jsonl"}, card(yaml), None, None)
 
 

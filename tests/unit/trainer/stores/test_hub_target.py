@@ -47,7 +47,9 @@ def model(tmp_path: Path) -> HubModel:
     return make_model(tmp_path / "model")
 
 
-def test_push_makes_one_commit_with_all_files_and_a_tag(hub: Hub, model: HubModel) -> None:
+def test_push_makes_one_commit_with_all_files_and_a_tag(
+    hub: Hub, model: HubModel
+) -> None:
     published = model.publish()
 
     pushed = repository(hub)
@@ -71,7 +73,9 @@ def test_push_of_the_same_model_keeps_the_card_that_is_there(
     hub: Hub, model: HubModel, tmp_path: Path
 ) -> None:
     first = model.publish()
-    other = make_model(tmp_path / "of-another-pipeline", **{"README.md": b"# Another card"})
+    other = make_model(
+        tmp_path / "of-another-pipeline", **{"README.md": b"# Another card"}
+    )
 
     assert other.digest == model.digest
     assert other.publish() == Publication(first.uri, 0)
@@ -87,8 +91,13 @@ def test_digest_over_all_files_covers_the_card(hub: Hub, tmp_path: Path) -> None
     assert repository(hub).files() == model.contents()
 
 
-def test_folder_with_another_digest_or_files_is_refused(hub: Hub, model: HubModel) -> None:
-    for folder in (replace(model, digest="sha256:0"), replace(model, names=model.names[1:])):
+def test_folder_with_another_digest_or_files_is_refused(
+    hub: Hub, model: HubModel
+) -> None:
+    for folder in (
+        replace(model, digest="sha256:0"),
+        replace(model, names=model.names[1:]),
+    ):
         with pytest.raises(CorruptArtifact, match="manifest"):
             folder.publish()
     assert hub.repository(NAME) is None
@@ -103,14 +112,20 @@ def test_push_of_a_new_model_deletes_the_old_files(
     published = model.publish()
 
     assert repository(hub).files() == model.contents()
-    assert published.sent_bytes == hub.received_bytes() == len(model.contents()["manifest.json"])
+    assert (
+        published.sent_bytes
+        == hub.received_bytes()
+        == len(model.contents()["manifest.json"])
+    )
 
 
 def test_push_killed_in_an_upload_leaves_main_as_it_was(
     hub: Hub, model: HubModel, tmp_path: Path
 ) -> None:
     """The run after it makes exactly one commit and sends only what is missing."""
-    make_model(tmp_path / "old", **{"a.safetensors": b"old", "b/c.safetensors": b"old"}).publish()
+    make_model(
+        tmp_path / "old", **{"a.safetensors": b"old", "b/c.safetensors": b"old"}
+    ).publish()
     head = repository(hub).head
     history = repository(hub).history()
     hub.set_faults(bytes_per_second=300_000)
@@ -119,7 +134,9 @@ def test_push_killed_in_an_upload_leaves_main_as_it_was(
     wait_until(
         lambda: (
             small.exists()
-            and any((small.parents[1] / "parts").glob(f"{sha256_of(model, LARGE_NAME)}*"))
+            and any(
+                (small.parents[1] / "parts").glob(f"{sha256_of(model, LARGE_NAME)}*")
+            )
         )
     )
     process.kill()
@@ -140,7 +157,9 @@ def test_push_killed_in_an_upload_leaves_main_as_it_was(
     assert model.publish() == Publication(published.uri, 0)
 
 
-def test_push_that_is_asked_to_stop_ends_in_an_upload(hub: Hub, model: HubModel) -> None:
+def test_push_that_is_asked_to_stop_ends_in_an_upload(
+    hub: Hub, model: HubModel
+) -> None:
     """The stage only notes the signal; without a push that looks at the note, the upload would go on to its end."""
     hub.set_faults(bytes_per_second=20_000)
     command = [
@@ -154,7 +173,10 @@ def test_push_that_is_asked_to_stop_ends_in_an_upload(hub: Hub, model: HubModel)
     ]
     with subprocess.Popen(command, env=process_environment(hub), cwd=ROOT) as process:
         wait_until(
-            lambda: hub.repository(NAME) and any((repository(hub).folder / "parts").iterdir())
+            lambda: (
+                hub.repository(NAME)
+                and any((repository(hub).folder / "parts").iterdir())
+            )
         )
         process.terminate()
         assert process.wait(timeout=30) == ExitCode.INTERRUPTED
@@ -175,7 +197,9 @@ def start_push(hub: Hub, model: HubModel) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=process_environment(hub), cwd=ROOT)
 
 
-def test_push_whose_commit_had_no_answer_is_found_again(hub: Hub, model: HubModel) -> None:
+def test_push_whose_commit_had_no_answer_is_found_again(
+    hub: Hub, model: HubModel
+) -> None:
     hub.set_faults(lose_commit_answer=True)
     with pytest.raises(ServiceUnavailable, match=URI):
         model.publish()
@@ -201,7 +225,9 @@ def publish_together(*models: HubModel) -> list[Publication]:
         return list(pool.map(publish, models))
 
 
-def test_two_pushes_of_one_model_at_once_make_one_commit(hub: Hub, model: HubModel) -> None:
+def test_two_pushes_of_one_model_at_once_make_one_commit(
+    hub: Hub, model: HubModel
+) -> None:
     hub.add_repository(NAME)
     hub.set_faults(bytes_per_second=2_000_000)
 
@@ -219,7 +245,9 @@ def test_two_pushes_of_two_models_at_once_are_both_whole(
     hub.set_faults(bytes_per_second=2_000_000)
     models = [
         model,
-        make_model(tmp_path / "other", **{"a.safetensors": b"other", "extra.json": b"[]"}),
+        make_model(
+            tmp_path / "other", **{"a.safetensors": b"other", "extra.json": b"[]"}
+        ),
     ]
 
     published = publish_together(*models)
@@ -247,7 +275,9 @@ def test_push_during_which_main_moves_commits_on_top(
     assert repository(hub).files() == model.contents()
 
 
-def test_file_edited_on_the_hub_is_restored_by_the_next_push(hub: Hub, model: HubModel) -> None:
+def test_file_edited_on_the_hub_is_restored_by_the_next_push(
+    hub: Hub, model: HubModel
+) -> None:
     model.publish()
     repository(hub).push({"config.json": b"edited", "a.safetensors": b"spoilt"})
     hub.forget_requests()
@@ -270,7 +300,9 @@ def test_push_that_always_finds_main_moved_ends(
         publishing = pool.submit(model.publish)
         wait_until(lambda: any((repository(hub).folder / "parts").iterdir()))
         moved = repository(hub).push({"notes.txt": b"moved"})
-        with pytest.raises(ServiceUnavailable, match="main has moved 1 times meanwhile"):
+        with pytest.raises(
+            ServiceUnavailable, match="main has moved 1 times meanwhile"
+        ):
             publishing.result()
 
     assert repository(hub).head == moved

@@ -14,7 +14,11 @@ from support.stores.hub_server import serve_hub
 from support.stores.hub_state import Hub
 
 from finetune_trainer.runtime.artifacts import CorruptArtifact
-from finetune_trainer.runtime.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    CredentialsRejected,
+    ServiceUnavailable,
+)
 from finetune_trainer.stores.hub.target import HubTarget
 
 
@@ -36,7 +40,9 @@ def model(tmp_path: Path) -> HubModel:
         ({"README.md": b"# A model of ours"}, "README.md"),
         ({"manifest.json": b"{}"}, "manifest.json"),
         (
-            {"manifest.json": b'{"about": {"stage": "train"}, "files": {}, "digest": "d"}'},
+            {
+                "manifest.json": b'{"about": {"stage": "train"}, "files": {}, "digest": "d"}'
+            },
             "manifest.json",
         ),
     ],
@@ -47,13 +53,17 @@ def test_push_to_a_repository_with_other_files_is_refused(
     hub.add_repository(NAME, files)
     head = repository(hub).head
 
-    with pytest.raises(ConfigInvalid, match=f"{URI}: {named} was not written by a push; move it"):
+    with pytest.raises(
+        ConfigInvalid, match=f"{URI}: {named} was not written by a push; move it"
+    ):
         model.publish()
     assert repository(hub).head == head
     assert hub.received_bytes() == 0
 
 
-def test_push_over_a_file_that_no_push_wrote_is_refused(hub: Hub, model: HubModel) -> None:
+def test_push_over_a_file_that_no_push_wrote_is_refused(
+    hub: Hub, model: HubModel
+) -> None:
     model.publish()
     head = repository(hub).push({"notes.txt": b"mine"})
 
@@ -62,7 +72,9 @@ def test_push_over_a_file_that_no_push_wrote_is_refused(hub: Hub, model: HubMode
     assert repository(hub).head == head
 
 
-def test_push_to_a_new_repository_with_an_empty_card_works(hub: Hub, model: HubModel) -> None:
+def test_push_to_a_new_repository_with_an_empty_card_works(
+    hub: Hub, model: HubModel
+) -> None:
     hub.add_repository(NAME, {"README.md": b"---\nlicense: mit\n---\n\n"})
 
     model.publish()
@@ -70,18 +82,26 @@ def test_push_to_a_new_repository_with_an_empty_card_works(hub: Hub, model: HubM
     assert repository(hub).files() == model.contents()
 
 
-def test_file_that_differs_from_its_manifest_is_not_committed(hub: Hub, model: HubModel) -> None:
+def test_file_that_differs_from_its_manifest_is_not_committed(
+    hub: Hub, model: HubModel
+) -> None:
     hub.add_repository(NAME)
     (model.folder / "a.safetensors").write_bytes(SMALL[:-1] + b"x")
 
-    with pytest.raises(CorruptArtifact, match=r"a\.safetensors does not match the digest"):
+    with pytest.raises(
+        CorruptArtifact, match=r"a\.safetensors does not match the digest"
+    ):
         model.publish()
     assert len(repository(hub).history()) == 1
 
 
-def test_private_is_the_visibility_of_a_new_repository(hub: Hub, model: HubModel) -> None:
+def test_private_is_the_visibility_of_a_new_repository(
+    hub: Hub, model: HubModel
+) -> None:
     model.publish(private=True)
-    make_model(model.folder.with_name("other"), **{"config.json": b"[]"}).publish(private=False)
+    make_model(model.folder.with_name("other"), **{"config.json": b"[]"}).publish(
+        private=False
+    )
 
     assert repository(hub).settings["private"]
 
@@ -96,7 +116,11 @@ def test_private_is_the_visibility_of_a_new_repository(hub: Hub, model: HubModel
     ],
 )
 def test_push_without_the_right_token_is_refused(
-    token: str | None, message: str, hub: Hub, model: HubModel, monkeypatch: pytest.MonkeyPatch
+    token: str | None,
+    message: str,
+    hub: Hub,
+    model: HubModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is created, and nothing is written to what exists."""
     hub.add_token("hf_reader", "bob", ("people",), write=False)
@@ -132,11 +156,14 @@ def test_card_that_the_hub_refuses_is_reported(hub: Hub, tmp_path: Path) -> None
     assert repository(hub).files() == {}
 
 
-def test_push_to_a_hub_that_is_down_is_a_temporary_failure(hub: Hub, model: HubModel) -> None:
+def test_push_to_a_hub_that_is_down_is_a_temporary_failure(
+    hub: Hub, model: HubModel
+) -> None:
     hub.set_faults(down=True)
 
     with pytest.raises(
-        ServiceUnavailable, match=f"{URI}: the hub answers 503: Service Unavailable; retry later"
+        ServiceUnavailable,
+        match=f"{URI}: the hub answers 503: Service Unavailable; retry later",
     ):
         model.publish()
 
@@ -154,7 +181,14 @@ def test_push_to_a_hub_that_is_gone_is_a_temporary_failure(
 
 
 @pytest.mark.parametrize(
-    "uri", ["hf://people/bot/path", "hf://people/bot@main", "hf://bot", "hf://", "hf://a/../b"]
+    "uri",
+    [
+        "hf://people/bot/path",
+        "hf://people/bot@main",
+        "hf://bot",
+        "hf://",
+        "hf://a/../b",
+    ],
 )
 def test_push_target_must_be_a_whole_repository(uri: str) -> None:
     with pytest.raises(ConfigInvalid, match="use hf://ORG/NAME"):

@@ -53,7 +53,9 @@ def s3(monkeypatch):
         "AWS_DEFAULT_REGION",
     ],
 )
-@pytest.mark.parametrize("value", ["5e5516\n", "5e5516\r", "5e5\n516", " 5e5516", "5e5516é"])
+@pytest.mark.parametrize(
+    "value", ["5e5516\n", "5e5516\r", "5e5\n516", " 5e5516", "5e5516é"]
+)
 def test_key_with_a_line_break_is_refused_by_name(s3, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(CredentialsRejected, match=f"{name} has a line break") as error:
@@ -62,7 +64,9 @@ def test_key_with_a_line_break_is_refused_by_name(s3, monkeypatch, name, value):
 
 
 def test_bucket_of_another_region_is_a_mistake_in_the_manifest(s3):
-    with pytest.raises(ConfigInvalid, match="set AWS_REGION to the region of the bucket"):
+    with pytest.raises(
+        ConfigInvalid, match="set AWS_REGION to the region of the bucket"
+    ):
         ObjectSource("s3://bucket/rows/*.jsonl").list_files(None)
 
 
@@ -70,18 +74,22 @@ def test_azure_key_that_is_not_base64_is_refused(monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "this is 5e5516!")
     with pytest.raises(
-        CredentialsRejected, match="check AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
+        CredentialsRejected,
+        match="check AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     ) as error:
         ObjectSource("az://container/rows/*.jsonl")
     assert "5e5" not in str(error.value)
 
 
-@pytest.mark.parametrize("key", ['"5e5516"', "[1]", "null", "{}", '{"private_key": 1}', "5e5516"])
+@pytest.mark.parametrize(
+    "key", ['"5e5516"', "[1]", "null", "{}", '{"private_key": 1}', "5e5516"]
+)
 def test_google_key_that_is_no_key_is_refused(monkeypatch, key):
     pytest.importorskip("google.cloud.storage")
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", key)
     with pytest.raises(
-        CredentialsRejected, match="GOOGLE_SERVICE_ACCOUNT_KEY is not the JSON of a service"
+        CredentialsRejected,
+        match="GOOGLE_SERVICE_ACCOUNT_KEY is not the JSON of a service",
     ) as error:
         ObjectSource("gs://bucket/rows/*.jsonl")
     assert "5e5" not in str(error.value)

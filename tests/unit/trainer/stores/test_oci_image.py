@@ -44,8 +44,14 @@ def layer_of(model: SealedModel, name: str) -> Layer:
             "oci://localhost:5000/team/my-model:v1.0_a",
             ImageName("localhost:5000", "team/my-model", "v1.0_a", None),
         ),
-        (f"oci://[::1]:5000/m@sha256:{HEX}", ImageName("[::1]:5000", "m", None, f"sha256:{HEX}")),
-        (f"oci://h/a__b/c.d:1@sha256:{HEX}", ImageName("h", "a__b/c.d", "1", f"sha256:{HEX}")),
+        (
+            f"oci://[::1]:5000/m@sha256:{HEX}",
+            ImageName("[::1]:5000", "m", None, f"sha256:{HEX}"),
+        ),
+        (
+            f"oci://h/a__b/c.d:1@sha256:{HEX}",
+            ImageName("h", "a__b/c.d", "1", f"sha256:{HEX}"),
+        ),
     ],
 )
 def test_name_of_an_image_is_split(uri: str, name: ImageName):
@@ -69,7 +75,9 @@ def test_name_of_an_image_is_split(uri: str, name: ImageName):
     ],
 )
 def test_uri_that_names_no_image_is_refused(rest: str):
-    with pytest.raises(ConfigInvalid, match="names no image; use oci://HOST/REPOSITORY"):
+    with pytest.raises(
+        ConfigInvalid, match="names no image; use oci://HOST/REPOSITORY"
+    ):
         parse_name(f"oci://{rest}")
 
 
@@ -85,7 +93,9 @@ def test_layer_is_a_tar_archive_of_one_file(model: SealedModel):
             assert archive.extractfile(entry).read() == model.contents[name]
 
 
-@pytest.mark.parametrize(("name", "size"), [("a" * 300, 3), ("größe.txt", 3), ("shard", 9 << 30)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("a" * 300, 3), ("größe.txt", 3), ("shard", 9 << 30)]
+)
 def test_long_names_and_large_sizes_fit_in_the_header(name: str, size: int):
     header = oci_image.archive_header(name, size)
     with tarfile.open(fileobj=io.BytesIO(header + bytes(1024))) as archive:
@@ -98,17 +108,24 @@ def test_image_of_known_files_has_a_known_digest(model: SealedModel):
     """A change of these bytes makes every model a new image: registries would store all files again."""
     layers = [layer_of(model, name) for name in model.names]
     image = build_image(model.digest, [(layer, layer.digest()) for layer in layers])
-    assert image.digest == "sha256:ddd519ab7bab17295fa689e11d39539782f128742d219fdde79eadd668516e5f"
+    assert (
+        image.digest
+        == "sha256:ddd519ab7bab17295fa689e11d39539782f128742d219fdde79eadd668516e5f"
+    )
 
 
 def test_file_of_another_size_is_corrupt(model: SealedModel):
     layer = layer_of(model, "config.json")
     for size in (layer.size - 1, layer.size + 1):
-        with pytest.raises(CorruptArtifact, match=rf"config\.json does not have {size} bytes"):
+        with pytest.raises(
+            CorruptArtifact, match=rf"config\.json does not have {size} bytes"
+        ):
             replace(layer, size=size).digest()
 
 
-def test_stop_ends_the_reading_of_a_layer(model: SealedModel, monkeypatch: pytest.MonkeyPatch):
+def test_stop_ends_the_reading_of_a_layer(
+    model: SealedModel, monkeypatch: pytest.MonkeyPatch
+):
     chunks = iter(layer_of(model, "model-1.safetensors"))
     next(chunks)
     monkeypatch.setattr(stop, "requested", True)
@@ -119,7 +136,9 @@ def test_stop_ends_the_reading_of_a_layer(model: SealedModel, monkeypatch: pytes
 def test_files_of_an_image_are_read_back(model: SealedModel):
     layers = [layer_of(model, name) for name in model.names]
     digests = [layer.digest() for layer in layers]
-    manifest = build_image(model.digest, list(zip(layers, digests, strict=True))).manifest
+    manifest = build_image(
+        model.digest, list(zip(layers, digests, strict=True))
+    ).manifest
     assert oci_image.is_pushed(manifest)
     files = read_files("oci://host/m", manifest)
     assert files == tuple(
@@ -151,7 +170,9 @@ def test_raw_layer_of_a_modelpack_artifact_is_its_file():
     assert offset_in_layer(file) == 0
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "a//b", ".", "", "a\0"])
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../x", "a/../../x", "a//b", ".", "", "a\0"]
+)
 def test_file_outside_of_the_folder_is_refused(name: str):
     with pytest.raises(DataInvalid, match="holds no model that can be read"):
         read_files("oci://host/m", manifest_of(raw_layer(name)))
@@ -164,18 +185,26 @@ def test_file_outside_of_the_folder_is_refused(name: str):
         b"[]",
         b"{}",
         manifest_of("layer"),
-        manifest_of(raw_layer("a", mediaType="application/vnd.cncf.model.weight.v1.tar")),
+        manifest_of(
+            raw_layer("a", mediaType="application/vnd.cncf.model.weight.v1.tar")
+        ),
         manifest_of(raw_layer("a", digest="sha512:1")),
         manifest_of(raw_layer("a", size="many")),
         manifest_of(raw_layer("a", annotations=None)),
         manifest_of(
-            raw_layer("a", mediaType=oci_image.LAYER_TYPE, annotations={oci_image.FILE_NAME: "a"})
+            raw_layer(
+                "a",
+                mediaType=oci_image.LAYER_TYPE,
+                annotations={oci_image.FILE_NAME: "a"},
+            )
         ),
     ],
 )
 def test_manifest_without_a_model_is_refused(manifest: bytes):
     assert not oci_image.is_pushed(manifest)
-    with pytest.raises(DataInvalid, match="oci://host/m holds no model that can be read"):
+    with pytest.raises(
+        DataInvalid, match="oci://host/m holds no model that can be read"
+    ):
         read_files("oci://host/m", manifest)
 
 

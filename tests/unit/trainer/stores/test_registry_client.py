@@ -58,5 +58,7 @@ def test_stop_ends_a_pause(monkeypatch: pytest.MonkeyPatch):
 def test_credentials_are_sent_to_their_registry_only(url: str, header: str | None):
     client = RegistryClient(URI, parse_name(URI))
     client._authorization.header = "Bearer token"
-    request = requests.Request("PUT", url, headers={"Authorization": "of a .netrc file"}).prepare()
+    request = requests.Request(
+        "PUT", url, headers={"Authorization": "of a .netrc file"}
+    ).prepare()
     assert client._authorize(request).headers.get("Authorization") == header

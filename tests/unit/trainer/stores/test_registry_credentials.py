@@ -8,7 +8,11 @@ import pytest
 import requests
 
 from finetune_trainer.runtime.errors import CredentialsRejected
-from finetune_trainer.stores.oci.credentials import Authorization, is_plain, read_credentials
+from finetune_trainer.stores.oci.credentials import (
+    Authorization,
+    is_plain,
+    read_credentials,
+)
 
 
 def encoded(text: str) -> str:
@@ -45,11 +49,15 @@ def test_missing_file_has_no_credentials(config: Path):
     ],
 )
 def test_entry_of_a_host_or_path_is_found(config: Path, name: str):
-    config.write_text(json.dumps({"auths": {"host": {"auth": NO}, name: {"auth": YES}}}))
+    config.write_text(
+        json.dumps({"auths": {"host": {"auth": NO}, name: {"auth": YES}}})
+    )
     assert read_credentials("host:5000/team/model") == YES
 
 
-@pytest.mark.parametrize("name", ["host", "host:50", "host:5000/team/mod", "other/host:5000"])
+@pytest.mark.parametrize(
+    "name", ["host", "host:50", "host:5000/team/mod", "other/host:5000"]
+)
 def test_entry_of_another_place_is_not_used(config: Path, name: str):
     config.write_text(json.dumps({"auths": {name: {"auth": NO}}}))
     assert read_credentials("host:5000/team/model") is None
@@ -57,14 +65,18 @@ def test_entry_of_another_place_is_not_used(config: Path, name: str):
 
 def test_longest_entry_wins(config: Path):
     config.write_text(
-        json.dumps({"auths": {"host/team": {"auth": YES}, "https://host/v1/": {"auth": NO}}})
+        json.dumps(
+            {"auths": {"host/team": {"auth": YES}, "https://host/v1/": {"auth": NO}}}
+        )
     )
     assert read_credentials("host/team/model") == YES
     assert read_credentials("host/other/model") == NO
 
 
 def test_entry_of_docker_hub_is_found(config: Path):
-    config.write_text(json.dumps({"auths": {"https://index.docker.io/v1/": {"auth": YES}}}))
+    config.write_text(
+        json.dumps({"auths": {"https://index.docker.io/v1/": {"auth": YES}}})
+    )
     assert read_credentials("docker.io/team/model") == YES
 
 
@@ -75,14 +87,20 @@ def test_user_and_password_are_encoded(config: Path):
     assert read_credentials("host/model") == encoded("user:pass:word")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"auths": {"host": "text"}}', '{"auths": 3}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"auths": {"host": "text"}}', '{"auths": 3}']
+)
 def test_file_that_cannot_be_read_is_named(config: Path, content: str):
     config.write_text(content)
-    with pytest.raises(CredentialsRejected, match=rf"{config} is not a \.dockerconfigjson"):
+    with pytest.raises(
+        CredentialsRejected, match=rf"{config} is not a \.dockerconfigjson"
+    ):
         read_credentials("host/model")
 
 
-def test_plain_http_is_for_this_machine_and_named_hosts(monkeypatch: pytest.MonkeyPatch):
+def test_plain_http_is_for_this_machine_and_named_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setenv("FINETUNE_INSECURE_REGISTRIES", "zot.test:5000, other.test")
     plain = [
         "localhost",
@@ -128,24 +146,32 @@ def test_anonymous_token_needs_no_credentials(config: Path):
     response.status_code = 200
     response._content = b'{"access_token": "abc"}'
     authorization = Authorization("host.test", "model")
-    challenge = (
-        'Bearer realm="https://tokens.test/",service="s",scope="repository:model:pull",error="x"'
-    )
+    challenge = 'Bearer realm="https://tokens.test/",service="s",scope="repository:model:pull",error="x"'
     asked = []
-    authorization.answer(challenge, None, lambda *request: asked.append(request) or response)
+    authorization.answer(
+        challenge, None, lambda *request: asked.append(request) or response
+    )
     assert authorization.header == "Bearer abc"
     assert asked == [
-        ("https://tokens.test/", {"service": "s", "scope": "repository:model:pull"}, None)
+        (
+            "https://tokens.test/",
+            {"service": "s", "scope": "repository:model:pull"},
+            None,
+        )
     ]
 
 
-@pytest.mark.parametrize("auth", [f"{YES[:4]}\n{YES[4:]}", f"{YES}\n", f" {YES[:8]}\r\n {YES[8:]}"])
+@pytest.mark.parametrize(
+    "auth", [f"{YES[:4]}\n{YES[4:]}", f"{YES}\n", f" {YES[:8]}\r\n {YES[8:]}"]
+)
 def test_wrapped_base64_is_accepted(config: Path, auth: str):
     config.write_text(json.dumps({"auths": {"host": {"auth": auth}}}))
     assert read_credentials("host/model") == YES
 
 
-@pytest.mark.parametrize("auth", ["user:password", YES.rstrip("=") + "é", YES[:-1], f"{YES}\0"])
+@pytest.mark.parametrize(
+    "auth", ["user:password", YES.rstrip("=") + "é", YES[:-1], f"{YES}\0"]
+)
 def test_auth_that_is_not_base64_is_refused_unseen(config: Path, auth: str):
     config.write_text(json.dumps({"auths": {"host": {"auth": auth}}}))
     with pytest.raises(
@@ -160,7 +186,9 @@ def asked_with(registry: str, realm: str) -> list[str | None]:
     headers: list[str | None] = []
     authorization = Authorization(registry, "model")
     authorization.answer(
-        f'Bearer realm="{realm}"', None, lambda *request: headers.append(request[2]) or TOKEN
+        f'Bearer realm="{realm}"',
+        None,
+        lambda *request: headers.append(request[2]) or TOKEN,
     )
     return headers
 
@@ -178,7 +206,9 @@ def asked_with(registry: str, realm: str) -> list[str | None]:
         ("localhost:5000", "http://localhost/token"),
     ],
 )
-def test_server_of_the_registrys_domain_gets_credentials(config: Path, registry: str, realm: str):
+def test_server_of_the_registrys_domain_gets_credentials(
+    config: Path, registry: str, realm: str
+):
     config.write_text(json.dumps({"auths": {registry: {"auth": YES}}}))
     assert asked_with(registry, realm) == [f"Basic {YES}"]
 
@@ -196,7 +226,9 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(("registry", "realm"), FOREIGN)
-def test_server_of_another_domain_gets_no_credentials(config: Path, registry: str, realm: str):
+def test_server_of_another_domain_gets_no_credentials(
+    config: Path, registry: str, realm: str
+):
     config.write_text(json.dumps({"auths": {registry: {"auth": YES}}}))
     authorization = Authorization(registry, "model")
     with pytest.raises(
@@ -210,15 +242,22 @@ def test_server_of_another_domain_gets_no_credentials(config: Path, registry: st
 def test_server_with_an_ambiguous_host_is_refused(config: Path, between: str):
     """For `evil\\@host`, urllib finds the host behind the sign, and urllib3 the one before it."""
     config.write_text(json.dumps({"auths": {"host.test": {"auth": YES}}}))
-    for realm in (f"https://host.test{between}evil.test/", f"https://evil.test{between}host.test/"):
+    for realm in (
+        f"https://host.test{between}evil.test/",
+        f"https://evil.test{between}host.test/",
+    ):
         with pytest.raises(CredentialsRejected, match="is not https"):
-            Authorization("host.test", "model").answer(f'Bearer realm="{realm}"', None, no_token)
+            Authorization("host.test", "model").answer(
+                f'Bearer realm="{realm}"', None, no_token
+            )
 
 
 def test_server_of_another_domain_gets_its_own_credentials(config: Path):
     own = {"registry.example.com": {"auth": NO}, "evil.example": {"auth": YES}}
     config.write_text(json.dumps({"auths": own}))
-    assert asked_with("registry.example.com", "https://evil.example/token") == [f"Basic {YES}"]
+    assert asked_with("registry.example.com", "https://evil.example/token") == [
+        f"Basic {YES}"
+    ]
 
 
 def test_anonymous_token_is_asked_of_any_domain(config: Path):

@@ -44,7 +44,11 @@ def site():
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("rows.jsonl", "rows.jsonl"), ("a%20b.jsonl", "a b.jsonl"), ("rows?download=true", "rows")],
+    [
+        ("rows.jsonl", "rows.jsonl"),
+        ("a%20b.jsonl", "a b.jsonl"),
+        ("rows?download=true", "rows"),
+    ],
 )
 @pytest.mark.parametrize("etag", ['"1"', 'W/"1"', None])
 def test_file_of_a_web_server_is_fetched(site, tmp_path, path, name, etag):
@@ -146,7 +150,9 @@ def test_signature_is_not_in_an_error_of_a_lost_server():
     uri = f"http://user:password@127.0.0.1:9/rows.jsonl?signature={SECRET}"
     with pytest.raises(ServiceUnavailable, match="http://127") as error:
         ObjectSource(uri).list_files(None)
-    assert [word for word in (SECRET, "user", "password") if word in str(error.value)] == []
+    assert [
+        word for word in (SECRET, "user", "password") if word in str(error.value)
+    ] == []
 
 
 def test_signature_is_not_in_the_names_of_a_download(site, tmp_path):
@@ -157,11 +163,18 @@ def test_signature_is_not_in_the_names_of_a_download(site, tmp_path):
 
 
 def test_queries_that_choose_a_file_are_told_apart(site, tmp_path):
-    site.files |= {"get?file=1": b"one", "get?file=2": b"two"}  # of one size and one ETag
+    site.files |= {
+        "get?file=1": b"one",
+        "get?file=2": b"two",
+    }  # of one size and one ETag
     folders = [
-        fetch(ObjectSource(f"{site.url}/get?file={number}"), None, tmp_path)[0] for number in (1, 2)
+        fetch(ObjectSource(f"{site.url}/get?file={number}"), None, tmp_path)[0]
+        for number in (1, 2)
     ]
-    assert [contents(folder) for folder in folders] == [{"get": b"one"}, {"get": b"two"}]
+    assert [contents(folder) for folder in folders] == [
+        {"get": b"one"},
+        {"get": b"two"},
+    ]
 
 
 @pytest.mark.parametrize("status", [403, 405])
@@ -173,7 +186,9 @@ def test_address_that_is_signed_for_get_only_is_fetched(
     site.head_status = status
     site.has_ranges = has_ranges
     site.files["signed?signature=1"] = content
-    folder, listing = fetch(ObjectSource(f"{site.url}/signed?signature=1"), None, tmp_path)
+    folder, listing = fetch(
+        ObjectSource(f"{site.url}/signed?signature=1"), None, tmp_path
+    )
     assert contents(folder) == {"signed": content}
     assert listing.files[0].size == len(content)
 
@@ -185,7 +200,9 @@ def test_more_bytes_than_listed_are_refused_unwritten(site, tmp_path, part, surp
     (file,) = source.list_files(None).files
     (tmp_path / "part").write_bytes(part)
     site.surplus = surplus
-    with pytest.raises(DataInvalid, match=r"sends more than the 4,000 bytes of rows\.jsonl"):
+    with pytest.raises(
+        DataInvalid, match=r"sends more than the 4,000 bytes of rows\.jsonl"
+    ):
         source.download(file, tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == part
 

@@ -28,7 +28,9 @@ def new_run(tmp_path: Path) -> Callable[..., TrackedRun]:
         folder = tmp_path / stage
         folder.mkdir(exist_ok=True)
         params = {"optimizer.learningRate": "0.0002", "lora.rank": "16"}
-        return TrackedRun("a" * 16, "team/support", params, stage, folder, tmp_path / "train")
+        return TrackedRun(
+            "a" * 16, "team/support", params, stage, folder, tmp_path / "train"
+        )
 
     return new
 
@@ -36,5 +38,11 @@ def new_run(tmp_path: Path) -> Callable[..., TrackedRun]:
 @pytest.fixture
 def rows() -> list[Row]:
     """The rows of 250 steps; every tenth has a validation loss."""
-    more = [{"validation_loss": 2 / step} if step % 10 == 0 else {} for step in range(1, 251)]
-    return [Row(step, 1e9 + step, {"loss": 1 / step, **more[step - 1]}) for step in range(1, 251)]
+    more = [
+        {"validation_loss": 2 / step} if step % 10 == 0 else {}
+        for step in range(1, 251)
+    ]
+    return [
+        Row(step, 1e9 + step, {"loss": 1 / step, **more[step - 1]})
+        for step in range(1, 251)
+    ]

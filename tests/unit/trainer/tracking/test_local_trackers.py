@@ -38,10 +38,14 @@ def test_wandb_offline_run_is_whole_after_an_interruption(wandb_tracker, new_run
     run = finished_wandb_run(new_run().folder / "wandb")
     assert (run["id"], run["name"], run["finished"]) == ("a" * 16, "team/support", True)
     assert run["points"]["loss"] == LOSSES
-    assert run["points"]["validation_loss"] == [(step, 2 / step) for step in range(10, 251, 10)]
+    assert run["points"]["validation_loss"] == [
+        (step, 2 / step) for step in range(10, 251, 10)
+    ]
 
 
-def test_wandb_scores_and_model_are_a_part_of_the_same_run(wandb_tracker, new_run, rows):
+def test_wandb_scores_and_model_are_a_part_of_the_same_run(
+    wandb_tracker, new_run, rows
+):
     process = wandb_tracker("push")
     process.log_rows(rows)
     process.log_scores({"support/acc": 0.75})
@@ -49,9 +53,15 @@ def test_wandb_scores_and_model_are_a_part_of_the_same_run(wandb_tracker, new_ru
     process.close(ReportEnd.FINISHED)
     run = finished_wandb_run(new_run("push").folder / "wandb")
     assert (run["id"], run["points"]) == ("a" * 16, {})
-    expected = {"support/acc": 0.75, "model_uri": "pvc://models/bot", "model_digest": "sha256:1"}
+    expected = {
+        "support/acc": 0.75,
+        "model_uri": "pvc://models/bot",
+        "model_digest": "sha256:1",
+    }
     assert {
-        name: value for name, value in run["summary"].items() if not name.startswith("_")
+        name: value
+        for name, value in run["summary"].items()
+        if not name.startswith("_")
     } == expected
 
 
@@ -60,7 +70,9 @@ def test_wandb_online_without_a_key_names_the_variable(wandb_tracker, rows):
         wandb_tracker(settings=Wandb(project="support")).log_rows(rows)
 
 
-def test_tensorboard_has_each_step_once_after_three_attempts(tensorboard_tracker, new_run, rows):
+def test_tensorboard_has_each_step_once_after_three_attempts(
+    tensorboard_tracker, new_run, rows
+):
     for count in (100, 30, 250):
         process = tensorboard_tracker()
         process.log_rows(rows[: count // 2])
@@ -70,7 +82,9 @@ def test_tensorboard_has_each_step_once_after_three_attempts(tensorboard_tracker
     assert [step for step, _ in points["validation_loss"]] == list(range(10, 251, 10))
 
 
-def test_tensorboard_file_of_a_kill_stays_until_replaced(tensorboard_tracker, new_run, rows):
+def test_tensorboard_file_of_a_kill_stays_until_replaced(
+    tensorboard_tracker, new_run, rows
+):
     tensorboard_tracker().log_rows(rows[:100])
     tensorboard_tracker().log_rows([])
     assert len(event_points(new_run().folder / "tensorboard")["loss"]) == 100

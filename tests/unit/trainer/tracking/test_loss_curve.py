@@ -4,13 +4,23 @@ import json
 
 import pytest
 
-from finetune_trainer.contract import LossCurve, Progress, TerminationMessage, TrainResult
+from finetune_trainer.contract import (
+    LossCurve,
+    Progress,
+    TerminationMessage,
+    TrainResult,
+)
 from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES
 from finetune_trainer.tracking.loss_curve import LossCurveBuilder
 
 RESULT = TrainResult(
-    identity="a" * 16, digest="sha256:" + "b" * 64, steps=10**6, loss=2.5, best_step=9, tokens=10**9
+    identity="a" * 16,
+    digest="sha256:" + "b" * 64,
+    steps=10**6,
+    loss=2.5,
+    best_step=9,
+    tokens=10**9,
 )
 
 
@@ -29,7 +39,9 @@ def test_short_training_has_a_point_for_each_step():
     assert (curve.every_steps, curve.step, curve.losses) == (1, 3, (10.0, 5.0, 3.3333))
 
 
-@pytest.mark.parametrize(("last", "points"), [(1, 1), (6, 1), (7, 2), (341, 57), (342, 57)])
+@pytest.mark.parametrize(
+    ("last", "points"), [(1, 1), (6, 1), (7, 2), (341, 57), (342, 57)]
+)
 def test_long_training_has_points_of_equal_length(last, points):
     curve = curve_of(342, last)
     assert (curve.every_steps, len(curve.losses), curve.step) == (6, points, last)
@@ -101,7 +113,8 @@ def test_largest_curve_fits_beside_the_result():
     assert len(progress.loss_curve.validations) == 65
     message = TerminationMessage(result=RESULT, progress=progress)
     assert (
-        len(message.model_dump_json(by_alias=True, exclude_none=True)) <= TERMINATION_MESSAGE_BYTES
+        len(message.model_dump_json(by_alias=True, exclude_none=True))
+        <= TERMINATION_MESSAGE_BYTES
     )
 
 
@@ -120,7 +133,12 @@ def test_largest_curve_fits_beside_the_result():
 )
 def test_invalid_curve_is_left_out_of_the_progress(curve):
     text = json.dumps(
-        {"stage": "train", "updatedAt": "2030-01-01T00:00:00Z", "step": 3, "lossCurve": curve}
+        {
+            "stage": "train",
+            "updatedAt": "2030-01-01T00:00:00Z",
+            "step": 3,
+            "lossCurve": curve,
+        }
     )
     progress = Progress.model_validate_json(text)
     assert (progress.step, progress.loss_curve) == (3, None)

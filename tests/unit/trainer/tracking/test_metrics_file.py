@@ -26,7 +26,11 @@ def written(path, steps, **values):
 
 def test_recorded_rows_are_in_the_file_without_closing_it(path):
     written(path, 3)
-    assert [json.loads(line)["loss"] for line in path.read_text().splitlines()] == [1, 0.5, 1 / 3]
+    assert [json.loads(line)["loss"] for line in path.read_text().splitlines()] == [
+        1,
+        0.5,
+        1 / 3,
+    ]
 
 
 @pytest.mark.parametrize("lost", [2, 9, 30, 50])
@@ -110,7 +114,9 @@ def after_a_full_disk(path, monkeypatch):
         full.setattr(
             os,
             "fsync",
-            lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")),
+            lambda _: (_ for _ in ()).throw(
+                OSError(errno.ENOSPC, "No space left on device")
+            ),
         )
         file.record(2, {"loss": 0.5})
         file.sync()

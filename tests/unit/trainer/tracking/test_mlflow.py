@@ -13,7 +13,9 @@ def tracker(mlflow, new_run, tmp_path):
 
     def new(stage="train", **settings):
         fields = {"uri": mlflow.uri, "experiment": "support", **settings}
-        return MlflowTracker(Mlflow.model_validate(fields), new_run(stage), Environment(tmp_path))
+        return MlflowTracker(
+            Mlflow.model_validate(fields), new_run(stage), Environment(tmp_path)
+        )
 
     return new
 
@@ -28,7 +30,9 @@ def test_rows_sent_by_three_processes_are_one_run_of_points(mlflow, tracker, row
         tracker().log_rows(rows[:count])
     points = mlflow.metrics(only_run(mlflow))
     assert points["loss"] == [(step, 1 / step) for step in range(1, 251)]
-    assert points["validation_loss"] == [(step, 2 / step) for step in range(10, 251, 10)]
+    assert points["validation_loss"] == [
+        (step, 2 / step) for step in range(10, 251, 10)
+    ]
 
 
 def test_row_repeated_with_another_time_is_sent_once(mlflow, tracker, rows):
@@ -76,7 +80,9 @@ def test_same_digest_registered_twice_is_one_version(mlflow, tracker):
         tracker("push", registered_model="bot", alias="champion").register_model(
             "pvc://models/bot", "sha256:1"
         )
-    tracker("push", registered_model="bot").register_model("pvc://models/bot", "sha256:2")
+    tracker("push", registered_model="bot").register_model(
+        "pvc://models/bot", "sha256:2"
+    )
     assert [(each["source"], each["run_id"]) for each in mlflow.versions["bot"]] == [
         ("pvc://models/bot", only_run(mlflow)["id"])
     ] * 2

@@ -32,12 +32,22 @@ def manifest(model: Path, mlflow: MlflowServer) -> dict[str, object]:
         "model": {"uri": f"file://{model}"},
         "datasets": [{"uri": "data.jsonl"}],
         "tracking": {
-            "mlflow": {"uri": mlflow.uri, "experiment": "tickets", "registeredModel": "tickets"},
+            "mlflow": {
+                "uri": mlflow.uri,
+                "experiment": "tickets",
+                "registeredModel": "tickets",
+            },
             "wandb": {"project": "tickets", "mode": "Offline"},
         },
         "prepare": {"contextLength": 64},
-        "train": {"maxSteps": STEPS, "microBatchSize": 2, "checkpoint": {"everySteps": 2}},
-        "evaluate": {"tasks": [{"name": "verbs", "file": "tasks/verbs.yaml", "limit": 8}]},
+        "train": {
+            "maxSteps": STEPS,
+            "microBatchSize": 2,
+            "checkpoint": {"everySteps": 2},
+        },
+        "evaluate": {
+            "tasks": [{"name": "verbs", "file": "tasks/verbs.yaml", "limit": 8}]
+        },
         "push": {"targets": [{"uri": "published"}]},
     }
     return {
@@ -60,7 +70,12 @@ def test_pipeline_with_five_faults_is_one_run_with_its_model(
     }
     command = [sys.executable, "-m", "finetune_cli", "run", "t.yaml", *FAULTS]
     done = subprocess.run(
-        command, cwd=tmp_path, env=variables, check=False, capture_output=True, text=True
+        command,
+        cwd=tmp_path,
+        env=variables,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -69,7 +84,9 @@ def test_pipeline_with_five_faults_is_one_run_with_its_model(
     stages = {stage["name"]: stage for stage in status["stages"]}
     assert stages["train"]["interruptions"] == len(FAULTS) // 2
     [run] = mlflow.runs.values()
-    assert [step for step, _ in mlflow.metrics(run)["loss"]] == list(range(1, STEPS + 1))
+    assert [step for step, _ in mlflow.metrics(run)["loss"]] == list(
+        range(1, STEPS + 1)
+    )
     # Each stage writes files of its own. W&B takes files with the same id for one run.
     offline = []
     for files in folder.rglob("wandb"):

@@ -4,7 +4,11 @@ import shutil
 
 import pytest
 from support.operator.adapters import make_adapter
-from support.trainer.evaluation import evaluate_config, evaluate_environment, run_evaluate
+from support.trainer.evaluation import (
+    evaluate_config,
+    evaluate_environment,
+    run_evaluate,
+)
 from support.trainer.stages import environment_in, run_to_failure, run_to_result
 from support.trainer.training import train_config
 
@@ -42,7 +46,11 @@ def write_training(environment, model):
 def tracking(mlflow):
     return Tracking.model_validate(
         {
-            "mlflow": {"uri": mlflow.uri, "registeredModel": "bot", "alias": "champion"},
+            "mlflow": {
+                "uri": mlflow.uri,
+                "registeredModel": "bot",
+                "alias": "champion",
+            },
             "runName": "team/support",
         }
     )
@@ -57,7 +65,9 @@ def push_config(tiny_model, tracking):
         model=ModelSource(uri=f"file://{tiny_model}"),
         datasets=(DatasetSource(uri="hf://people/names/train.jsonl"),),
         recipe=PushRecipe(targets=(PushTarget(uri="pvc://models/names"),)),
-        lineage=Lineage(pipeline="team/support", interruptions=2, lost_steps=7, lost_seconds=3.5),
+        lineage=Lineage(
+            pipeline="team/support", interruptions=2, lost_steps=7, lost_seconds=3.5
+        ),
         tracking=tracking,
     )
 
@@ -71,13 +81,18 @@ def push_environment(tmp_path, tiny_model):
     return environment
 
 
-def test_push_registers_the_model_once_and_sends_lost_rows(mlflow, push_config, push_environment):
+def test_push_registers_the_model_once_and_sends_lost_rows(
+    mlflow, push_config, push_environment
+):
     result = run_to_result(push_config, push_environment, PushResult)
     (push_environment.stage_dir("push", "p1") / "result.json").unlink()
     assert run_to_result(push_config, push_environment, PushResult) == result
     [run] = mlflow.runs.values()
     [version] = mlflow.versions["bot"]
-    assert (version["source"], version["run_id"]) == (result.published[0].uri, run["id"])
+    assert (version["source"], version["run_id"]) == (
+        result.published[0].uri,
+        run["id"],
+    )
     assert version["tags"] == [{"key": "finetune.digest", "value": result.digest}]
     assert mlflow.aliases == {("bot", "champion"): "1"}
     assert mlflow.metrics(run) == {
@@ -98,7 +113,9 @@ def test_push_succeeds_while_the_server_refuses_the_token(
 ):
     mlflow.token = "secret"
     run_to_result(push_config, push_environment, PushResult)
-    assert capfd.readouterr().out.count("push: tracking.mlflow failed: RestException") == 1
+    assert (
+        capfd.readouterr().out.count("push: tracking.mlflow failed: RestException") == 1
+    )
 
 
 def test_unmounted_folder_of_tensorboard_stops_the_stage(push_config, push_environment):
@@ -111,7 +128,9 @@ def test_unmounted_folder_of_tensorboard_stops_the_stage(push_config, push_envir
 
 
 @pytest.mark.usefixtures("datasets_cache")
-def test_scores_of_evaluate_are_metrics_of_the_same_run(mlflow, tracking, tiny_model, tmp_path):
+def test_scores_of_evaluate_are_metrics_of_the_same_run(
+    mlflow, tracking, tiny_model, tmp_path
+):
     environment = evaluate_environment(tmp_path, tiny_model)
     write_training(environment, tiny_model)
     config = evaluate_config(tiny_model).model_copy(update={"tracking": tracking})

@@ -35,7 +35,9 @@ def server():
         patch.setenv(
             "MLFLOW_DISABLE_TELEMETRY", "true"
         )  # it starts threads at import, and this process forks
-        server = ForkServer("mlflow.tracking", "mlflow.entities", "wandb", "tensorboardX")
+        server = ForkServer(
+            "mlflow.tracking", "mlflow.entities", "wandb", "tensorboardX"
+        )
     yield server
     server.close()
 
@@ -55,13 +57,18 @@ def mlflow():
 
 @pytest.fixture(scope="module")
 def config(tiny_model):
-    return train_config(tiny_model, max_steps=STEPS, eval_steps=7, checkpoint={"every_steps": 3})
+    return train_config(
+        tiny_model, max_steps=STEPS, eval_steps=7, checkpoint={"every_steps": 3}
+    )
 
 
 @pytest.fixture(scope="module")
 def undisturbed(server, packed, config):
     """The workspace of a training without kills and without trackers."""
-    assert server.start(config, environment(packed), packed / "log").wait() == ExitCode.DONE
+    assert (
+        server.start(config, environment(packed), packed / "log").wait()
+        == ExitCode.DONE
+    )
     return packed
 
 
@@ -73,7 +80,11 @@ def workspace(packed, tmp_path):
 
 def tracked(config, **trackers):
     return config.model_copy(
-        update={"tracking": Tracking.model_validate({"run_name": "team/support", **trackers})}
+        update={
+            "tracking": Tracking.model_validate(
+                {"run_name": "team/support", **trackers}
+            )
+        }
     )
 
 
@@ -94,7 +105,8 @@ def repeatable(points):
 def lines_of(workspace):
     """Return the lines of the file as they are: `read_rows` would merge two of the same step."""
     return [
-        json.loads(line) for line in (stage_folder(workspace) / METRICS).read_text().splitlines()
+        json.loads(line)
+        for line in (stage_folder(workspace) / METRICS).read_text().splitlines()
     ]
 
 
@@ -106,9 +118,15 @@ def loss_curve(workspace):
 def test_metrics_of_a_finished_training_are_one_line_a_step(undisturbed):
     lines = lines_of(undisturbed)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    assert [line["step"] for line in lines if "validation_loss" in line] == [7, 14, 21, 24]
+    assert [line["step"] for line in lines if "validation_loss" in line] == [
+        7,
+        14,
+        21,
+        24,
+    ]
     assert all(
-        {"time", "loss", "learning_rate", "gradient_norm", "tokens_per_second"} <= line.keys()
+        {"time", "loss", "learning_rate", "gradient_norm", "tokens_per_second"}
+        <= line.keys()
         for line in lines
     )
     curve = loss_curve(undisturbed)
@@ -127,17 +145,37 @@ def test_five_kills_leave_one_run_with_each_step_once(  # noqa: PLR0917
         tensorboard={},
     )
     generator = random.Random(seed)
-    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-        process = server.start(config, environment(workspace), workspace / "log", slow_disk=0.05)
+    for number in (
+        signal.SIGKILL,
+        signal.SIGTERM,
+        signal.SIGKILL,
+        signal.SIGTERM,
+        signal.SIGKILL,
+    ):
+        process = server.start(
+            config, environment(workspace), workspace / "log", slow_disk=0.05
+        )
         began = len(read_rows(stage_folder(workspace) / METRICS))
-        process.until(lambda began=began: len(read_rows(stage_folder(workspace) / METRICS)) > began)
+        process.until(
+            lambda began=began: (
+                len(read_rows(stage_folder(workspace) / METRICS)) > began
+            )
+        )
         time.sleep(generator.uniform(0, 0.05))
         process.kill(number)
         assert process.wait() == stop_code(number), (workspace / "log").read_text()
     # On a busy machine a tracker may need longer than a training waits for it.
-    patient = {"finetune_trainer.tracking.trackers.CLOSE_SECONDS": dict.fromkeys(ReportEnd, 120)}
+    patient = {
+        "finetune_trainer.tracking.trackers.CLOSE_SECONDS": dict.fromkeys(
+            ReportEnd, 120
+        )
+    }
     process = server.start(
-        config, environment(workspace), workspace / "log", slow_disk=0.05, constants=patient
+        config,
+        environment(workspace),
+        workspace / "log",
+        slow_disk=0.05,
+        constants=patient,
     )
     assert process.wait() == ExitCode.DONE, (workspace / "log").read_text()
 
@@ -168,7 +206,9 @@ def test_training_ends_in_time_while_the_server_is_slow(
 ):
     with serve_mlflow() as slow:
         slow.delay = 30
-        constants = {"finetune_trainer.tracking.trackers.CLOSE_SECONDS": {"finished": 0.5}}
+        constants = {
+            "finetune_trainer.tracking.trackers.CLOSE_SECONDS": {"finished": 0.5}
+        }
         began = time.monotonic()
         process = server.start(
             tracked(config, mlflow={"uri": slow.uri}),
@@ -182,7 +222,9 @@ def test_training_ends_in_time_while_the_server_is_slow(
     assert (workspace / "log").read_text().count("tracking.mlflow is too slow") == 1
 
 
-def test_server_that_is_down_changes_nothing_but_the_log(server, config, undisturbed, workspace):
+def test_server_that_is_down_changes_nothing_but_the_log(
+    server, config, undisturbed, workspace
+):
     process = server.start(
         tracked(config, mlflow={"uri": "http://127.0.0.1:9"}),
         environment(workspace),

@@ -128,21 +128,33 @@ def test_long_training_logs_every_nth_step_and_validations(tmp_path):
 
 
 @pytest.mark.parametrize("kind", TRACKERS, ids=lambda kind: kind.name)
-def test_missing_package_is_an_invalid_config_with_the_fix(kind, new_run, tmp_path, monkeypatch):
+def test_missing_package_is_an_invalid_config_with_the_fix(
+    kind, new_run, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, kind.package, None)
     uri = {"mlflow": {"uri": "http://x"}, "wandb": {"project": "x"}, "tensorboard": {}}
     settings = Tracking.model_validate({kind.name: uri[kind.name]})
-    with pytest.raises(ConfigInvalid, match=rf"install finetune-operator\[{kind.name}\]") as raised:
+    with pytest.raises(
+        ConfigInvalid, match=rf"install finetune-operator\[{kind.name}\]"
+    ) as raised:
         list(_requested(settings, new_run(), Environment(tmp_path)))
     assert raised.value.exit_code == ExitCode.CONFIG
 
 
-def test_server_that_is_down_ends_the_call_within_the_limit(new_run, tmp_path, capsys, monkeypatch):
+def test_server_that_is_down_ends_the_call_within_the_limit(
+    new_run, tmp_path, capsys, monkeypatch
+):
     settings = Tracking.model_validate({"mlflow": {"uri": "http://127.0.0.1:9"}}).mlflow
     tracker = MlflowTracker(settings, new_run(), Environment(tmp_path))
     with Trackers("train", [tracker]) as trackers:
         trackers.log_rows(rows(3))
     assert (
-        len([line for line in capsys.readouterr().out.splitlines() if "tracking.mlflow" in line])
+        len(
+            [
+                line
+                for line in capsys.readouterr().out.splitlines()
+                if "tracking.mlflow" in line
+            ]
+        )
         == 1
     )

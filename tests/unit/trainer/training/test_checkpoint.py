@@ -37,7 +37,9 @@ FILES = (
 
 
 def config_for(model, **changes):
-    return train_config(model, max_steps=9, eval_steps=3, checkpoint={"every_steps": 4}, **changes)
+    return train_config(
+        model, max_steps=9, eval_steps=3, checkpoint={"every_steps": 4}, **changes
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +75,12 @@ def resealed(change: Callable[[Path], object]) -> Callable[[Path], object]:
     return damage
 
 
-def with_tensors(name: str, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]):
-    return resealed(lambda folder: save_file(change(load_file(folder / name)), folder / name))
+def with_tensors(
+    name: str, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+):
+    return resealed(
+        lambda folder: save_file(change(load_file(folder / name)), folder / name)
+    )
 
 
 def with_state(**values: object):
@@ -127,7 +133,10 @@ def emptied(folder: Path) -> None:
 
 def first_renamed(tensors):
     name = min(tensors)
-    return {("another." + key if key == name else key): value for key, value in tensors.items()}
+    return {
+        ("another." + key if key == name else key): value
+        for key, value in tensors.items()
+    }
 
 
 def first_as(make):
@@ -145,7 +154,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         f"{name} truncated": (truncate(name), rf"{name} (has \d+ bytes|cannot be read)")
         for name in FILES
     },
-    **{f"{name} empty": (empty(name), rf"{name} (has 0 bytes|cannot be read)") for name in FILES},
+    **{
+        f"{name} empty": (empty(name), rf"{name} (has 0 bytes|cannot be read)")
+        for name in FILES
+    },
     **{
         f"{name} missing": (missing(name), f"{name} is missing|there is no {name}")
         for name in FILES
@@ -164,11 +176,17 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "core.123 is not in its manifest",
     ),
     "a folder in place of a file": (
-        lambda folder: ((folder / "state.json").unlink(), (folder / "state.json").mkdir()),
+        lambda folder: (
+            (folder / "state.json").unlink(),
+            (folder / "state.json").mkdir(),
+        ),
         "state.json is missing",
     ),
     "a folder in place of the manifest": (
-        lambda folder: ((folder / "manifest.json").unlink(), (folder / "manifest.json").mkdir()),
+        lambda folder: (
+            (folder / "manifest.json").unlink(),
+            (folder / "manifest.json").mkdir(),
+        ),
         "directory",
     ),
     "a manifest that is not JSON": (
@@ -185,7 +203,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a manifest that names a file outside": (
         with_manifest(
-            lambda manifest: manifest["files"].update({"/etc/hostname": {"size": 1, "sha256": ""}})
+            lambda manifest: manifest["files"].update(
+                {"/etc/hostname": {"size": 1, "sha256": ""}}
+            )
         ),
         "does not match its own digest",
     ),
@@ -201,9 +221,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         with_manifest(lambda manifest: manifest["about"].update(step=8)),
         "holds step 8, not the step in its name",
     ),
-    "a state of another step": (with_state(step=8), "holds step 8, not the step in its name"),
-    "a state after the last step": (with_state(step=99), "at step 99, this run has steps 1 to 9"),
-    "a state with an unknown counter": (with_state(epoch=1), "state.json cannot be read"),
+    "a state of another step": (
+        with_state(step=8),
+        "holds step 8, not the step in its name",
+    ),
+    "a state after the last step": (
+        with_state(step=99),
+        "at step 99, this run has steps 1 to 9",
+    ),
+    "a state with an unknown counter": (
+        with_state(epoch=1),
+        "state.json cannot be read",
+    ),
     "a state with a loss that is not finite": (
         with_state(best_loss="NaN"),
         "state.json cannot be read",
@@ -212,7 +241,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         with_tensors(WEIGHTS, first_as(lambda t: t[:, :-1].contiguous())),
         "this run's is",
     ),
-    "weights of another dtype": (with_tensors(WEIGHTS, first_as(torch.Tensor.double)), "float64"),
+    "weights of another dtype": (
+        with_tensors(WEIGHTS, first_as(torch.Tensor.double)),
+        "float64",
+    ),
     "weights under another name": (
         with_tensors(WEIGHTS, first_renamed),
         "has an unexpected tensor another",
@@ -239,22 +271,30 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "one tensor of the optimizer state missing": (
         with_tensors(
-            OPTIMIZER, lambda tensors: {k: v for k, v in tensors.items() if k != min(tensors)}
+            OPTIMIZER,
+            lambda tensors: {k: v for k, v in tensors.items() if k != min(tensors)},
         ),
         "lacks the tensor",
     ),
-    "no optimizer state": (with_tensors(OPTIMIZER, lambda _tensors: {}), "has no optimizer state"),
+    "no optimizer state": (
+        with_tensors(OPTIMIZER, lambda _tensors: {}),
+        "has no optimizer state",
+    ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_corrupt_checkpoint_falls_back_to_previous(tiny_model, stopped, copy, capsys, damage):
+def test_corrupt_checkpoint_falls_back_to_previous(
+    tiny_model, stopped, copy, capsys, damage
+):
     checkpoints = stage_folder(copy) / "checkpoints"
     change, reason = DAMAGES[damage]
     change(checkpoints / NEWEST)
     result = run_train(config_for(tiny_model), copy)
     log = capsys.readouterr().out
-    skipped = next(line for line in log.splitlines() if "is corrupt and was skipped" in line)
+    skipped = next(
+        line for line in log.splitlines() if "is corrupt and was skipped" in line
+    )
     assert NEWEST in skipped
     message = skipped + log.partition(skipped)[2].partition("train: resumed")[0]
     assert re.search(reason, message, re.DOTALL), message
@@ -274,7 +314,9 @@ def test_intact_checkpoint_is_loaded(tiny_model, stopped, copy, capsys):
     assert adapter_digest(copy) == stopped[2]
 
 
-def test_all_checkpoints_corrupt_restarts_from_beginning(tiny_model, stopped, copy, capsys):
+def test_all_checkpoints_corrupt_restarts_from_beginning(
+    tiny_model, stopped, copy, capsys
+):
     for folder in (stage_folder(copy) / "checkpoints").iterdir():
         flip(WEIGHTS)(folder)
     run_train(config_for(tiny_model), copy)
@@ -300,7 +342,9 @@ def test_corrupt_checkpoint_is_kept_until_a_newer_one_exists(tiny_model, copy):
         artifacts.verify(folder)
 
 
-def test_metrics_of_a_step_are_durable_before_its_checkpoint(tiny_model, tmp_path, monkeypatch):
+def test_metrics_of_a_step_are_durable_before_its_checkpoint(
+    tiny_model, tmp_path, monkeypatch
+):
     durable: dict[int, list[str]] = {}
     """Last step of the durable metrics -> the checkpoints that were complete by then."""
     fsync = os.fsync
@@ -309,7 +353,9 @@ def test_metrics_of_a_step_are_durable_before_its_checkpoint(tiny_model, tmp_pat
         fsync(descriptor)
         file = Path(f"/proc/self/fd/{descriptor}").resolve()
         if file.name == METRICS and (rows := read_rows(file)):
-            complete = [folder.name for folder in (file.parent / "checkpoints").glob("step-*")]
+            complete = [
+                folder.name for folder in (file.parent / "checkpoints").glob("step-*")
+            ]
             durable.setdefault(rows[-1].step, complete)
 
     write_rows(tmp_path, documents(60), documents(8, seed=5))
@@ -319,23 +365,34 @@ def test_metrics_of_a_step_are_durable_before_its_checkpoint(tiny_model, tmp_pat
     for folder in (stage_folder(tmp_path) / "checkpoints").iterdir():
         step = int(folder.name.removeprefix("step-"))
         assert any(
-            last >= step and folder.name not in complete for last, complete in durable.items()
+            last >= step and folder.name not in complete
+            for last, complete in durable.items()
         )
 
 
-def test_checkpoint_whose_name_has_another_step_is_skipped(tiny_model, stopped, copy, capsys):
+def test_checkpoint_whose_name_has_another_step_is_skipped(
+    tiny_model, stopped, copy, capsys
+):
     checkpoints = stage_folder(copy) / "checkpoints"
     shutil.copytree(checkpoints / BEFORE, checkpoints / "step-00000008")
     run_train(config_for(tiny_model), copy)
-    assert "step-00000008 holds step 4, not the step in its name" in capsys.readouterr().out
+    assert (
+        "step-00000008 holds step 4, not the step in its name"
+        in capsys.readouterr().out
+    )
     assert adapter_digest(copy) == stopped[2]
 
 
-def test_unfinished_checkpoint_of_killed_process_is_removed(tiny_model, stopped, copy, capsys):
+def test_unfinished_checkpoint_of_killed_process_is_removed(
+    tiny_model, stopped, copy, capsys
+):
     checkpoints = stage_folder(copy) / "checkpoints"
     shutil.copytree(checkpoints / NEWEST, checkpoints / ".step-00000008.4711")
     run_train(config_for(tiny_model), copy)
-    assert "removed the unfinished checkpoint .step-00000008.4711" in capsys.readouterr().out
+    assert (
+        "removed the unfinished checkpoint .step-00000008.4711"
+        in capsys.readouterr().out
+    )
     assert not list(checkpoints.glob(".*"))
     assert adapter_digest(copy) == stopped[2]
 
@@ -344,7 +401,10 @@ def test_file_in_place_of_checkpoint_folder_is_moved(tiny_model, stopped, copy, 
     checkpoints = stage_folder(copy) / "checkpoints"
     replaced_by_file(checkpoints)
     run_train(config_for(tiny_model), copy)
-    assert "is not a folder: moved it to checkpoints.not-a-folder" in capsys.readouterr().out
+    assert (
+        "is not a folder: moved it to checkpoints.not-a-folder"
+        in capsys.readouterr().out
+    )
     assert adapter_digest(copy) == stopped[2]
 
 
@@ -356,7 +416,9 @@ def test_unrelated_entry_in_checkpoint_folder_is_kept(tiny_model, stopped, copy)
     assert adapter_digest(copy) == stopped[2]
 
 
-def test_resume_restores_thread_count_of_checkpoint(tiny_model, copy, capsys, monkeypatch):
+def test_resume_restores_thread_count_of_checkpoint(
+    tiny_model, copy, capsys, monkeypatch
+):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     try:
         torch.set_num_threads(2)
@@ -367,7 +429,9 @@ def test_resume_restores_thread_count_of_checkpoint(tiny_model, copy, capsys, mo
     assert "may differ" not in capsys.readouterr().out
 
 
-def test_resume_with_other_omp_num_threads_logs_warning(tiny_model, copy, capsys, monkeypatch):
+def test_resume_with_other_omp_num_threads_logs_warning(
+    tiny_model, copy, capsys, monkeypatch
+):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     try:
         torch.set_num_threads(2)

@@ -52,7 +52,9 @@ def loss_and_gradients(model, batch):
     ],
     ids=["LoRA", "adapted head", "whole head", "Full", "noise"],
 )
-def test_chunked_loss_and_gradients_are_those_of_all_logits(tiny_model, tmp_path, changes):
+def test_chunked_loss_and_gradients_are_those_of_all_logits(
+    tiny_model, tmp_path, changes
+):
     rows = PackedRows(write_rows(tmp_path, documents(12)), "train")
     batch = load_batch(rows, range(len(rows)))
     model = trained_model(tiny_model, **changes)
@@ -70,7 +72,10 @@ def test_chunked_loss_and_gradients_are_those_of_all_logits(tiny_model, tmp_path
     assert loss == pytest.approx(expected, rel=1e-6)
     for name, gradient in gradients.items():
         assert torch.allclose(
-            loss_gradients[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max())
+            loss_gradients[name],
+            gradient,
+            rtol=1e-4,
+            atol=1e-5 * float(gradient.abs().max()),
         )
 
 

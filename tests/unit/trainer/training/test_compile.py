@@ -29,7 +29,9 @@ def traced(monkeypatch):
     """The eager backend traces the layers without the C++ compiler, which would run for half a minute."""
     compile_module = torch.nn.Module.compile
     monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda each, **how: compile_module(each, backend="eager", **how)
+        torch.nn.Module,
+        "compile",
+        lambda each, **how: compile_module(each, backend="eager", **how),
     )
     torch.compiler.reset()
     counters.clear()
@@ -39,14 +41,18 @@ def assert_compiling_changes_no_loss(model, workspace, recipe):
     """Train without and with the compiler, which works three times at most and breaks no graph."""
     plain = run_train(train_config(model, **recipe), workspace)
     assert not counters["stats"]
-    compiled = run_train(train_config(model, **recipe, compile=True, identity="b" * 16), workspace)
+    compiled = run_train(
+        train_config(model, **recipe, compile=True, identity="b" * 16), workspace
+    )
     assert 2 <= counters["stats"]["unique_graphs"] <= 3
     assert not counters["graph_break"]
     rounding = (
         1e-3 if recipe.get("dtype") == "BF16" else 1e-4
     )  # of 5.8, and bf16 has a precision of 4e-3
     assert compiled.loss == pytest.approx(plain.loss, abs=rounding)
-    assert compiled.validation_loss == pytest.approx(plain.validation_loss, abs=rounding)
+    assert compiled.validation_loss == pytest.approx(
+        plain.validation_loss, abs=rounding
+    )
 
 
 VARIATIONS = {
@@ -68,15 +74,30 @@ def test_all_layers_are_compiled_three_times_at_most(tmp_path, packing, more):
     model = make_tiny_model(tmp_path / "model", layers=4)
     rows, validation_rows = documents(60, longest=28), documents(8, seed=5, longest=28)
     write_rows(tmp_path, rows, validation_rows, packing=packing)
-    recipe = {"max_steps": 12, "eval_steps": 6, "lora": {"rank": 4, "dropout": 0.0}, **more}
+    recipe = {
+        "max_steps": 12,
+        "eval_steps": 6,
+        "lora": {"rank": 4, "dropout": 0.0},
+        **more,
+    }
     assert_compiling_changes_no_loss(model, tmp_path, recipe)
 
 
 def test_last_batch_of_one_row_compiles_no_layer_again(tmp_path):
     """The last step and the validation end with one. The compiler takes a size of 1 for a constant."""
     model = make_tiny_model(tmp_path / "model", layers=4)
-    write_rows(tmp_path, documents(61, longest=28), documents(9, seed=5, longest=28), packing=False)
-    recipe = {"epochs": 1, "max_steps": None, "eval_steps": 3, "lora": {"rank": 4, "dropout": 0.0}}
+    write_rows(
+        tmp_path,
+        documents(61, longest=28),
+        documents(9, seed=5, longest=28),
+        packing=False,
+    )
+    recipe = {
+        "epochs": 1,
+        "max_steps": None,
+        "eval_steps": 3,
+        "lora": {"rank": 4, "dropout": 0.0},
+    }
     assert_compiling_changes_no_loss(model, tmp_path, recipe | {"micro_batch_size": 4})
 
 
@@ -98,7 +119,11 @@ def test_flat_batches_compile_no_layer_again(tmp_path, monkeypatch):
     monkeypatch.setattr(document_attention, "runs_on", lambda _device, _dtype: True)
     model = make_tiny_model(tmp_path / "model", layers=4)
     filling = [document(start, 32) for start in range(0, 40, 4)]
-    write_rows(tmp_path, [*documents(40, longest=28), *filling], documents(8, seed=5, longest=28))
+    write_rows(
+        tmp_path,
+        [*documents(40, longest=28), *filling],
+        documents(8, seed=5, longest=28),
+    )
     recipe = {
         "max_steps": 12,
         "eval_steps": 6,
@@ -112,7 +137,9 @@ def test_compiled_dora_is_refused(tmp_path):
     """Its layers would be compiled in pieces, again and again, up to a limit that ends compiling."""
     model = make_tiny_model(tmp_path / "model", layers=2)
     write_rows(tmp_path, documents(8, longest=28), [])
-    config = train_config(model, max_steps=1, lora={"rank": 4, "variant": "DoRA"}, compile=True)
+    config = train_config(
+        model, max_steps=1, lora={"rank": 4, "variant": "DoRA"}, compile=True
+    )
     with pytest.raises(ConfigInvalid, match=r"train\.compile: DoRA cannot be compiled"):
         run_train(config, tmp_path)
 
@@ -121,7 +148,12 @@ def test_samples_compile_nothing(tmp_path):
     """Generation has a cache, for which each layer would be compiled on its own, up to a limit that ends compiling."""
     model = make_tiny_model(tmp_path / "model", layers=4)
     write_rows(tmp_path, documents(60, longest=28), documents(8, seed=5, longest=28))
-    recipe = {"max_steps": 4, "eval_steps": 2, "lora": {"rank": 4, "dropout": 0.0}, "compile": True}
+    recipe = {
+        "max_steps": 4,
+        "eval_steps": 2,
+        "lora": {"rank": 4, "dropout": 0.0},
+        "compile": True,
+    }
     run_train(train_config(model, **recipe), tmp_path)
     graphs = counters["stats"]["unique_graphs"]
     torch.compiler.reset()

@@ -68,7 +68,10 @@ def folder(request, tmp_path_factory):
 def test_packed_documents_train_as_one_document_a_row(folder, tmp_path, kernel):
     packed = PackedRows(write_rows(tmp_path, documents(24, longest=30)), "train")
     alone = PackedRows(
-        write_rows(tmp_path, documents(24, longest=30), prepared="q" * 16, packing=False), "train"
+        write_rows(
+            tmp_path, documents(24, longest=30), prepared="q" * 16, packing=False
+        ),
+        "train",
     )
     assert len(packed) < len(alone) == 24
     model = trained_model(folder)
@@ -80,7 +83,10 @@ def test_packed_documents_train_as_one_document_a_row(folder, tmp_path, kernel):
     assert found == pytest.approx(expected, rel=1e-6)
     for name, gradient in gradients.items():
         assert torch.allclose(
-            found_gradients[name], gradient, rtol=0, atol=1e-5 * float(gradient.abs().max())
+            found_gradients[name],
+            gradient,
+            rtol=0,
+            atol=1e-5 * float(gradient.abs().max()),
         )
 
 
@@ -126,13 +132,16 @@ def test_model_with_other_attention_keeps_its_mask(tmp_path, kernel, capsys):
 def test_model_with_dropout_in_its_attention_keeps_its_mask(tmp_path, kernel, capsys):
     family = FAMILIES["llama-untied"]
     folder = make_family_model(
-        type(family)(family.config, family.options | {"attention_dropout": 0.1}), tmp_path / "m"
+        type(family)(family.config, family.options | {"attention_dropout": 0.1}),
+        tmp_path / "m",
     )
     model = trained_model(folder)
     before = torch.get_rng_state()
     assert not document_attention.enable(model, "FP32")
     assert torch.equal(torch.get_rng_state(), before)
-    assert "keeps attention with a mask: attention with dropout" in capsys.readouterr().out
+    assert (
+        "keeps attention with a mask: attention with dropout" in capsys.readouterr().out
+    )
 
 
 def test_kernel_that_rounds_otherwise_replaces_the_mask(tmp_path, kernel, monkeypatch):
@@ -140,7 +149,10 @@ def test_kernel_that_rounds_otherwise_replaces_the_mask(tmp_path, kernel, monkey
 
     def rounding_otherwise(query, *others, **options):
         found = attention_of_each_document(
-            query.float(), *(each.float() for each in others[:2]), *others[2:], **options
+            query.float(),
+            *(each.float() for each in others[:2]),
+            *others[2:],
+            **options,
         )
         return (found * (1 + 1e-3 * torch.randn_like(found))).to(query.dtype)
 
@@ -152,8 +164,12 @@ def test_kernel_that_rounds_otherwise_replaces_the_mask(tmp_path, kernel, monkey
     assert difference.max() > ISOLATION_TOLERANCE * with_mask.std()
 
 
-def test_documents_that_attend_to_each_other_leave_the_mask(tmp_path, kernel, monkeypatch, capsys):
-    def without_boundaries(query, key, value, starts, _starts, longest, _longest, **options):
+def test_documents_that_attend_to_each_other_leave_the_mask(
+    tmp_path, kernel, monkeypatch, capsys
+):
+    def without_boundaries(
+        query, key, value, starts, _starts, longest, _longest, **options
+    ):
         ends = starts[[0, -1]]
         return attention_of_each_document(
             query, key, value, ends, ends, int(ends[-1]), int(ends[-1]), **options
@@ -168,12 +184,16 @@ def test_documents_that_attend_to_each_other_leave_the_mask(tmp_path, kernel, mo
 def test_all_weights_in_fp32_reach_the_kernel_in_one_type(tiny_model, kernel):
     """Rotary embeddings of fp32 states return fp32, and under autocast the values are bf16."""
     config = train_config(tiny_model, method="Full", lora=None, dtype="BF16")
-    trainable = load_trainable(BaseModel("m", tiny_model, ""), config, torch.device("cpu"))
+    trainable = load_trainable(
+        BaseModel("m", tiny_model, ""), config, torch.device("cpu")
+    )
     model = TrainedModel(trainable, torch.device("cpu"), config.recipe)
     assert document_attention.enable(model, "BF16")
 
 
-def test_attention_that_only_a_mask_describes_keeps_it(tiny_model, kernel, monkeypatch, capsys):
+def test_attention_that_only_a_mask_describes_keeps_it(
+    tiny_model, kernel, monkeypatch, capsys
+):
     model = trained_model(tiny_model)
     monkeypatch.setattr(type(model.base), "_supports_flash_attn", False)
     assert not document_attention.enable(model, "BF16")
@@ -203,13 +223,19 @@ def test_error_without_a_text_leaves_the_mask(tiny_model, kernel, monkeypatch, c
 
     monkeypatch.setattr(document_attention, "varlen_attn", fail)
     assert not document_attention.enable(trained_model(tiny_model), "BF16")
-    assert "keeps attention with a mask: NotImplementedError\n" in capsys.readouterr().out
+    assert (
+        "keeps attention with a mask: NotImplementedError\n" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
-    "change", [lambda found: found * float("nan"), lambda found: found * 2], ids=["nan", "other"]
+    "change",
+    [lambda found: found * float("nan"), lambda found: found * 2],
+    ids=["nan", "other"],
 )
-def test_kernel_with_other_results_leaves_the_mask(tiny_model, kernel, monkeypatch, capsys, change):
+def test_kernel_with_other_results_leaves_the_mask(
+    tiny_model, kernel, monkeypatch, capsys, change
+):
     def wrong(*arguments, **options):
         return change(attention_of_each_document(*arguments, **options))
 

@@ -68,10 +68,14 @@ def test_evaluation_drops_nothing():
 
 def test_lora_layers_of_a_trained_model_have_it(tiny_model):
     config = train_config(tiny_model, lora={"rank": 4, "dropout": 0.25})
-    trainable = load_trainable(BaseModel("model", tiny_model, ""), config, torch.device("cpu"))
+    trainable = load_trainable(
+        BaseModel("model", tiny_model, ""), config, torch.device("cpu")
+    )
     model = TrainedModel(trainable, torch.device("cpu"), config.recipe).model
     dropouts = [
-        module for module in model.modules() if isinstance(module, torch.nn.Dropout) and module.p
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.Dropout) and module.p
     ]
     assert dropouts
     assert {(type(module), module.p) for module in dropouts} == {(Dropout, 0.25)}

@@ -15,7 +15,13 @@ from support.trainer.training import (
     write_rows,
 )
 
-from finetune_trainer.contract import EvaluateConfig, EvaluateRecipe, ExitCode, PrepareConfig, Task
+from finetune_trainer.contract import (
+    EvaluateConfig,
+    EvaluateRecipe,
+    ExitCode,
+    PrepareConfig,
+    Task,
+)
 from finetune_trainer.runtime import device_errors
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.stage_folder import write_config
@@ -39,7 +45,8 @@ def workspace(tmp_path):
 
 def config_for(model, **changes):
     return train_config(
-        model, **{"max_steps": 6, "eval_steps": 4, "checkpoint": {"every_steps": 2}} | changes
+        model,
+        **{"max_steps": 6, "eval_steps": 4, "checkpoint": {"every_steps": 2}} | changes,
     )
 
 
@@ -47,7 +54,11 @@ class LossSums:
     """Stands in for accumulate_gradients; records what it returns and replaces the results of some calls."""
 
     def __init__(self, replaced):
-        self.compute, self.replaced, self.returned = loop.accumulate_gradients, replaced, []
+        self.compute, self.replaced, self.returned = (
+            loop.accumulate_gradients,
+            replaced,
+            [],
+        )
 
     def __call__(self, *arguments):
         loss_sum, *more = self.compute(*arguments)
@@ -55,7 +66,9 @@ class LossSums:
         return [self.returned[-1], *more]
 
 
-def test_step_that_is_finite_when_repeated_is_retried(tiny_model, workspace, monkeypatch):
+def test_step_that_is_finite_when_repeated_is_retried(
+    tiny_model, workspace, monkeypatch
+):
     """A flipped bit made the third step NaN. Repeated from the boundary, dropout included, it has the right value."""
     healthy = LossSums({})
     monkeypatch.setattr(loop, "accumulate_gradients", healthy)
@@ -65,8 +78,14 @@ def test_step_that_is_finite_when_repeated_is_retried(tiny_model, workspace, mon
     message, code = run_to_failure(config_for(tiny_model), environment(workspace))
     assert code == ExitCode.BUG
     assert "step 3: the loss sum is nan" in message
-    assert f"repeated from the same state, the loss sum is {healthy.returned[2]}" in message
-    assert "hardware error likely; the next attempt resumes from the last checkpoint" in message
+    assert (
+        f"repeated from the same state, the loss sum is {healthy.returned[2]}"
+        in message
+    )
+    assert (
+        "hardware error likely; the next attempt resumes from the last checkpoint"
+        in message
+    )
     assert faulty.returned[3] == healthy.returned[2]
     monkeypatch.setattr(loop, "accumulate_gradients", LossSums({}))
     _, code = run_in_process(config_for(tiny_model), environment(workspace))
@@ -75,7 +94,9 @@ def test_step_that_is_finite_when_repeated_is_retried(tiny_model, workspace, mon
 
 
 def test_step_that_is_not_finite_twice_is_permanent(tiny_model, workspace, monkeypatch):
-    monkeypatch.setattr(loop, "accumulate_gradients", LossSums({2: math.inf, 3: math.nan}))
+    monkeypatch.setattr(
+        loop, "accumulate_gradients", LossSums({2: math.inf, 3: math.nan})
+    )
     message, code = run_to_failure(config_for(tiny_model), environment(workspace))
     assert code == ExitCode.CONFIG
     assert "step 3: the loss sum is inf" in message
@@ -83,7 +104,8 @@ def test_step_that_is_not_finite_twice_is_permanent(tiny_model, workspace, monke
 
 
 @pytest.mark.parametrize(
-    ("losses", "code"), [([math.nan] * 2, ExitCode.CONFIG), ([math.nan, 2.5], ExitCode.BUG)]
+    ("losses", "code"),
+    [([math.nan] * 2, ExitCode.CONFIG), ([math.nan, 2.5], ExitCode.BUG)],
 )
 def test_non_finite_validation_loss_is_computed_again(
     tiny_model, workspace, monkeypatch, losses, code
@@ -114,7 +136,9 @@ def gpu_memory(monkeypatch):
     """A function that simulates a GPU of 140 GiB: GiB that this process has reserved, and GiB that are free."""
 
     def with_memory(reserved, free):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(free * GIB), 140 * GIB))
+        monkeypatch.setattr(
+            torch.cuda, "mem_get_info", lambda: (int(free * GIB), 140 * GIB)
+        )
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: int(reserved * GIB))
 
     return with_memory
@@ -132,7 +156,10 @@ def gpu_memory(monkeypatch):
             "set train.microBatchSize: 3 and train.gradientAccumulationSteps: 3",
         ),
         ({"micro_batch_size": 1}, "set train.gradientCheckpointing: true"),
-        ({"micro_batch_size": 1, "gradient_checkpointing": True}, "set prepare.contextLength: 512"),
+        (
+            {"micro_batch_size": 1, "gradient_checkpointing": True},
+            "set prepare.contextLength: 512",
+        ),
     ],
     ids=str,
 )
@@ -147,13 +174,17 @@ def test_gpu_out_of_memory_is_permanent_and_names_the_fix(
         "recipe": rows,
     }
     write_config(
-        environment(workspace).stage_dir("prepare", PREPARED), PrepareConfig.model_validate(prepare)
+        environment(workspace).stage_dir("prepare", PREPARED),
+        PrepareConfig.model_validate(prepare),
     )
     gpu_memory(reserved=132, free=1)
     message, code = train_with(torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY), **recipe)
     assert code == ExitCode.CONFIG
     assert fix in message
-    assert "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB" in message
+    assert (
+        "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB"
+        in message
+    )
     assert "PYTORCH_ALLOC_CONF" not in message
 
 
@@ -193,12 +224,18 @@ def test_gpu_memory_taken_by_other_processes_is_retried(train_with, gpu_memory):
             "CUDA error: uncorrectable ECC error encountered: the next attempt resumes",
             ExitCode.BUG,
         ),
-        (RuntimeError("CUDA error: unspecified launch failure"), "the GPU failed", ExitCode.BUG),
+        (
+            RuntimeError("CUDA error: unspecified launch failure"),
+            "the GPU failed",
+            ExitCode.BUG,
+        ),
         (RuntimeError("size mismatch"), "RuntimeError: size mismatch", ExitCode.BUG),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_error_of_a_step_is_permanent_only_if_deterministic(train_with, error, expected, code):
+def test_error_of_a_step_is_permanent_only_if_deterministic(
+    train_with, error, expected, code
+):
     message, found = train_with(error)
     assert expected in message
     assert found == code
@@ -214,7 +251,9 @@ def test_error_of_a_step_is_permanent_only_if_deterministic(train_with, error, e
 )
 def test_evaluation_out_of_gpu_memory_names_the_batch_size(tmp_path, size, fix):
     recipe = EvaluateRecipe(tasks=(Task(name="a"),), batch_size=size)
-    config = EvaluateConfig(identity="e", prepare="p", train="t", model={"uri": "m"}, recipe=recipe)
+    config = EvaluateConfig(
+        identity="e", prepare="p", train="t", model={"uri": "m"}, recipe=recipe
+    )
     found = device_errors.translate(
         torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY), config, environment(tmp_path)
     )
@@ -232,7 +271,9 @@ def test_compile_without_a_compiler_names_the_fix(tiny_model, workspace):
     torch.compiler.reset()
     # Not monkeypatch: it would leave the compiler of later tests without this setting.
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        message, code = run_to_failure(config_for(tiny_model, compile=True), environment(workspace))
+        message, code = run_to_failure(
+            config_for(tiny_model, compile=True), environment(workspace)
+        )
     assert code == ExitCode.CONFIG
     assert message.startswith(
         "train.compile needs a C compiler, and this image has none: set train.pod.image"

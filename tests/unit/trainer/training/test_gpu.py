@@ -63,13 +63,19 @@ def test_container_without_device_is_named(node):
             "the driver 535.129.03 is too old for this PyTorch, which has CUDA 13.0 and needs 580",
         ),
         ("12.8", PROPRIETARY.replace("535", "470"), "the driver 470.129.03 is too old"),
-        ("12.8", PROPRIETARY, "PyTorch cannot use it: CUDA driver initialization failed"),
+        (
+            "12.8",
+            PROPRIETARY,
+            "PyTorch cannot use it: CUDA driver initialization failed",
+        ),
         ("13.0", OPEN, "PyTorch cannot use it: CUDA driver initialization failed"),
         ("13.0", "unknown", "PyTorch cannot use it: CUDA driver initialization failed"),
     ],
     ids=["13-on-535", "12-on-470", "12-on-535", "13-on-580", "unknown"],
 )
-def test_driver_too_old_is_named_with_both_versions(node, monkeypatch, cuda, version, expected):
+def test_driver_too_old_is_named_with_both_versions(
+    node, monkeypatch, cuda, version, expected
+):
     (node / "version").write_text(version)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     assert expected in cause(node)
@@ -78,7 +84,8 @@ def test_driver_too_old_is_named_with_both_versions(node, monkeypatch, cuda, ver
 def test_old_driver_without_a_version_file_is_named(node, monkeypatch):
     (node / "version").unlink()
     set_cuda_error(
-        monkeypatch, "The NVIDIA driver on your system is too old (found version 12020)."
+        monkeypatch,
+        "The NVIDIA driver on your system is too old (found version 12020).",
     )
     assert "the driver of this node is too old" in cause(node)
     assert "found version 12020" in cause(node)
@@ -103,7 +110,9 @@ def test_stage_does_not_fall_back_to_the_cpu_in_silence(node, tiny_model, stage)
         ),
     }
     message, code = run_to_failure(configs[stage], replace(environment(node), gpus=1))
-    assert message.startswith("pod.resources asks for a GPU, but the driver 535.129.03 is too old")
+    assert message.startswith(
+        "pod.resources asks for a GPU, but the driver 535.129.03 is too old"
+    )
     assert code == ExitCode.UNAVAILABLE
 
 
@@ -120,5 +129,7 @@ def test_request_with_a_usable_gpu_passes(node, monkeypatch):
 def test_fewer_gpus_than_processes_are_a_config_error(node, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ConfigInvalid, match="4 processes train in this place, but it has 2 GPUs"):
+    with pytest.raises(
+        ConfigInvalid, match="4 processes train in this place, but it has 2 GPUs"
+    ):
         gpu.check_gpu(environment(node), processes=4)

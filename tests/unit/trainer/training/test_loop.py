@@ -31,35 +31,44 @@ torch.set_num_threads(1)
 def uninterrupted(tiny_model, packed):
     """The result and the adapter digest of ten steps without a checkpoint in between."""
     result = run_train(
-        config_for(tiny_model, checkpoint={"every_steps": 1000}, identity="w" * 16), packed
+        config_for(tiny_model, checkpoint={"every_steps": 1000}, identity="w" * 16),
+        packed,
     )
     return result, adapter_digest(packed, "w" * 16)
 
 
 def config_for(model, **changes):
     return train_config(
-        model, **{"max_steps": 10, "eval_steps": 4, "checkpoint": {"every_steps": 3}} | changes
+        model,
+        **{"max_steps": 10, "eval_steps": 4, "checkpoint": {"every_steps": 3}}
+        | changes,
     )
 
 
 def checkpoint_names(workspace):
-    return sorted(folder.name for folder in (stage_folder(workspace) / "checkpoints").iterdir())
+    return sorted(
+        folder.name for folder in (stage_folder(workspace) / "checkpoints").iterdir()
+    )
 
 
 @pytest.mark.parametrize(
-    "rule", [{"every_steps": 1}, {"every_steps": 3, "keep": 3}, {"every_seconds": 1}], ids=str
+    "rule",
+    [{"every_steps": 1}, {"every_steps": 3, "keep": 3}, {"every_seconds": 1}],
+    ids=str,
 )
 def test_checkpoint_schedule_does_not_change_the_adapter(
     tiny_model, workspace, uninterrupted, rule
 ):
-    assert run_train(config_for(tiny_model, checkpoint=rule), workspace) == uninterrupted[
-        0
-    ].model_copy(update={"identity": "a" * 16})
+    assert run_train(
+        config_for(tiny_model, checkpoint=rule), workspace
+    ) == uninterrupted[0].model_copy(update={"identity": "a" * 16})
     assert adapter_digest(workspace) == uninterrupted[1]
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 9])
-def test_run_stopped_at_any_step_resumes_exactly(tiny_model, workspace, uninterrupted, step):
+def test_run_stopped_at_any_step_resumes_exactly(
+    tiny_model, workspace, uninterrupted, step
+):
     with pytest.raises(Interrupted) as interrupted:
         run_train(config_for(tiny_model), workspace, stop_at=step)
     assert (interrupted.value.step, interrupted.value.saved_step) == (step, step)
@@ -69,7 +78,9 @@ def test_run_stopped_at_any_step_resumes_exactly(tiny_model, workspace, uninterr
 
 
 @pytest.mark.parametrize("step", [4, 10])
-def test_run_stopped_during_validation_resumes_exactly(tiny_model, workspace, uninterrupted, step):
+def test_run_stopped_during_validation_resumes_exactly(
+    tiny_model, workspace, uninterrupted, step
+):
     with pytest.raises(Interrupted) as interrupted:
         run_train(config_for(tiny_model), workspace, stop_at=step, validating=True)
     assert interrupted.value.saved_step == step
@@ -77,7 +88,9 @@ def test_run_stopped_during_validation_resumes_exactly(tiny_model, workspace, un
     assert adapter_digest(workspace) == uninterrupted[1]
 
 
-def test_stop_before_the_first_step_saves_no_checkpoint(tiny_model, workspace, uninterrupted):
+def test_stop_before_the_first_step_saves_no_checkpoint(
+    tiny_model, workspace, uninterrupted
+):
     stop, variables = StopSignal(), environment(workspace)
     stop.requested = True
     folder = stage_folder(workspace)
@@ -111,13 +124,17 @@ def run_train_with_stop_requested(model, workspace):
     stop, variables = StopSignal(), environment(workspace)
     stop.requested = True
     progress = StoppingProgress(variables, stop, None, validating=False)
-    return train.run(config_for(model), Context(variables, stage_folder(workspace), progress, stop))
+    return train.run(
+        config_for(model), Context(variables, stage_folder(workspace), progress, stop)
+    )
 
 
 def test_only_the_newest_checkpoints_are_kept(tiny_model, workspace):
     with pytest.raises(Interrupted):
         run_train(
-            config_for(tiny_model, checkpoint={"every_steps": 1, "keep": 2}), workspace, stop_at=9
+            config_for(tiny_model, checkpoint={"every_steps": 1, "keep": 2}),
+            workspace,
+            stop_at=9,
         )
     assert len(checkpoint_names(workspace)) == 2
     assert checkpoint_names(workspace)[-1] == "step-00000009"
@@ -129,7 +146,9 @@ def test_gradient_accumulation_does_not_change_the_loss(tiny_model, tmp_path):
     write_rows(tmp_path, uneven, [document(4, 32)])
     recipe = {"max_steps": 4, "eval_steps": None, "lora": {"rank": 4, "dropout": 0.0}}
     without = run_train(
-        config_for(tiny_model, **recipe, micro_batch_size=4, gradient_accumulation_steps=1),
+        config_for(
+            tiny_model, **recipe, micro_batch_size=4, gradient_accumulation_steps=1
+        ),
         tmp_path,
     )
     accumulated = run_train(
@@ -143,7 +162,9 @@ def test_gradient_accumulation_does_not_change_the_loss(tiny_model, tmp_path):
         tmp_path,
     )
     assert accumulated.loss == pytest.approx(without.loss, abs=1e-5)
-    assert accumulated.validation_loss == pytest.approx(without.validation_loss, abs=1e-5)
+    assert accumulated.validation_loss == pytest.approx(
+        without.validation_loss, abs=1e-5
+    )
 
 
 def test_progress_reports_start_saved_step_and_throughput(tiny_model, workspace):
@@ -151,7 +172,10 @@ def test_progress_reports_start_saved_step_and_throughput(tiny_model, workspace)
         run_train(config_for(tiny_model), workspace, stop_at=5)
     stop, variables = StopSignal(), environment(workspace)
     progress = StoppingProgress(variables, stop, None, validating=False)
-    train.run(config_for(tiny_model), Context(variables, stage_folder(workspace), progress, stop))
+    train.run(
+        config_for(tiny_model),
+        Context(variables, stage_folder(workspace), progress, stop),
+    )
     now = progress.now
     assert (now.step, now.total, now.start_step) == (10, 10, 5)
     assert now.saved_step in {5, 6, 9}
@@ -170,10 +194,15 @@ def test_checkpoint_write_error_is_logged_and_training_continues(
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("finetune_trainer.training.checkpoints.manager.write_files", full)
+    monkeypatch.setattr(
+        "finetune_trainer.training.checkpoints.manager.write_files", full
+    )
     run_train(config_for(tiny_model), workspace)
     log = capsys.readouterr().out
-    assert "checkpoint step-00000003 cannot be written: [Errno 28] No space left on device" in log
+    assert (
+        "checkpoint step-00000003 cannot be written: [Errno 28] No space left on device"
+        in log
+    )
     assert adapter_digest(workspace) == uninterrupted[1]
     assert checkpoint_names(workspace) == []
 
@@ -190,7 +219,8 @@ def test_write_error_of_checkpoint_on_stop_fails_the_stage(
     with monkeypatch.context() as patch:
         patch.setattr("finetune_trainer.training.checkpoints.manager.write_files", full)
         with pytest.raises(
-            ServiceUnavailable, match=r"stop requested at step 8.*No space left.*resume from step 4"
+            ServiceUnavailable,
+            match=r"stop requested at step 8.*No space left.*resume from step 4",
         ):
             run_train(config_for(tiny_model), workspace, stop_at=8)
     run_train(config_for(tiny_model), workspace)
@@ -203,14 +233,17 @@ def test_stop_raises_the_error_of_a_write_not_tried_again(tmp_path, monkeypatch)
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("finetune_trainer.training.checkpoints.manager.write_files", full)
+    monkeypatch.setattr(
+        "finetune_trainer.training.checkpoints.manager.write_files", full
+    )
     with CheckpointManager(
         tmp_path / "checkpoints", Checkpoint(), BaseModel("m", tmp_path, ""), {}, b""
     ) as checkpoints:
         assert checkpoints.lacks(8)
         checkpoints.save(Snapshot(State(step=8), {}, {}, None))
         with pytest.raises(
-            ServiceUnavailable, match=r"stop requested at step 8.*No space left.*from the beginning"
+            ServiceUnavailable,
+            match=r"stop requested at step 8.*No space left.*from the beginning",
         ):
             checkpoints.save_blocking(8, None)
         assert checkpoints.lacks(8)
@@ -225,7 +258,10 @@ def test_bug_in_checkpoint_writer_is_raised(tiny_model, workspace, monkeypatch):
     )
     for every_steps in (3, 10):  # during training, and at the last step
         with pytest.raises(KeyError, match="bug"):
-            run_train(config_for(tiny_model, checkpoint={"every_steps": every_steps}), workspace)
+            run_train(
+                config_for(tiny_model, checkpoint={"every_steps": every_steps}),
+                workspace,
+            )
 
 
 def test_checkpoint_is_due_after_every_seconds(tmp_path, monkeypatch):
@@ -233,7 +269,9 @@ def test_checkpoint_is_due_after_every_seconds(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "finetune_trainer.training.checkpoints.manager.time.monotonic", lambda: clock[0]
     )
-    rule = train_config("m", checkpoint={"every_steps": 500, "every_seconds": 30}).checkpoint
+    rule = train_config(
+        "m", checkpoint={"every_steps": 500, "every_seconds": 30}
+    ).checkpoint
     with CheckpointManager(
         tmp_path / "checkpoints", rule, BaseModel("m", tmp_path, "sha256:0"), {}, b""
     ) as checkpoints:
@@ -274,7 +312,10 @@ def test_learning_rate_warms_up_then_follows_the_scheduler(scheduler):
 
 def test_stable_schedule_decays_in_the_last_steps_only():
     recipe = Optimizer(
-        learning_rate=1.0, scheduler="WarmupStableDecay", warmup_fraction=0.2, decay_fraction=0.25
+        learning_rate=1.0,
+        scheduler="WarmupStableDecay",
+        warmup_fraction=0.2,
+        decay_fraction=0.25,
     )
     rates = [learning_rate(recipe, step, 20) for step in range(20)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
@@ -284,15 +325,22 @@ def test_stable_schedule_decays_in_the_last_steps_only():
 
 def test_stable_schedule_decays_from_a_long_warm_up():
     recipe = Optimizer(
-        learning_rate=1.0, scheduler="WarmupStableDecay", warmup_fraction=0.5, decay_fraction=0.9
+        learning_rate=1.0,
+        scheduler="WarmupStableDecay",
+        warmup_fraction=0.5,
+        decay_fraction=0.9,
     )
     rates = [learning_rate(recipe, step, 20) for step in range(20)]
-    assert rates[10:] == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
+    assert rates[10:] == pytest.approx(
+        [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+    )
 
 
 @pytest.mark.parametrize("scheduler", ["Cosine", "Linear", "WarmupStableDecay"])
 def test_decay_ends_at_the_least_learning_rate(scheduler):
-    recipe = Optimizer(learning_rate=1.0, scheduler=scheduler, min_learning_rate_fraction=0.25)
+    recipe = Optimizer(
+        learning_rate=1.0, scheduler=scheduler, min_learning_rate_fraction=0.25
+    )
     rates = [learning_rate(recipe, step, 1000) for step in range(1000)]
     assert max(rates) == 1.0
     assert rates[-1] == pytest.approx(0.25, abs=0.01)
@@ -300,9 +348,17 @@ def test_decay_ends_at_the_least_learning_rate(scheduler):
 
 
 def test_early_stopping_state_survives_serialization():
-    rule = train_config("m", early_stopping={"patience": 2, "min_delta": 0.1}).recipe.early_stopping
+    rule = train_config(
+        "m", early_stopping={"patience": 2, "min_delta": 0.1}
+    ).recipe.early_stopping
     state = State()
-    for loss, stops in [(5.0, False), (4.95, False), (4.8, False), (4.75, False), (4.74, True)]:
+    for loss, stops in [
+        (5.0, False),
+        (4.95, False),
+        (4.8, False),
+        (4.75, False),
+        (4.74, True),
+    ]:
         state = State.model_validate_json(state.model_dump_json())
         state.record_step(1.0, 1, 1)
         state.record_validation(loss, rule)

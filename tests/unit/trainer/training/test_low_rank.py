@@ -78,18 +78,26 @@ def pair(layer, **changes) -> tuple[torch.nn.Module, torch.nn.Module]:
     torch.manual_seed(0)
     model = Model(layer(WIDTH, HEIGHT), layer(HEIGHT, WIDTH))
     config = LoraConfig(
-        target_modules=["first", "second"], r=4, lora_alpha=6, init_lora_weights=False, **changes
+        target_modules=["first", "second"],
+        r=4,
+        lora_alpha=6,
+        init_lora_weights=False,
+        **changes,
     )
     of_peft = get_peft_model(model, config)
     ours = copy.deepcopy(of_peft)
     speed_up_lora(ours)
     assert [
-        isinstance(each, AddsInPlace) for each in ours.modules() if isinstance(each, LoraLayer)
+        isinstance(each, AddsInPlace)
+        for each in ours.modules()
+        if isinstance(each, LoraLayer)
     ] == [True, True]
     return of_peft, ours
 
 
-def gradients(model: torch.nn.Module, run=lambda model, x: model(x)) -> dict[str, torch.Tensor]:
+def gradients(
+    model: torch.nn.Module, run=lambda model, x: model(x)
+) -> dict[str, torch.Tensor]:
     """Return the output and the gradients of the input and of all that is trained."""
     torch.manual_seed(1)
     x = torch.randn(2, 7, WIDTH, requires_grad=True)
@@ -109,7 +117,9 @@ def assert_close(
 ) -> None:
     for name, tensor in expected.items():
         assert actual[name].dtype == tensor.dtype
-        assert float((actual[name] - tensor).norm()) <= tolerance * float(tensor.norm()), name
+        assert float((actual[name] - tensor).norm()) <= tolerance * float(
+            tensor.norm()
+        ), name
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -134,7 +144,9 @@ def test_output_computed_again_for_the_gradient_is_the_same(layer):
     _, ours = pair(layer, lora_dropout=0.4)
     again = gradients(ours, lambda model, x: checkpoint(model, x, use_reentrant=False))
     assert all(
-        torch.equal(again[name], tensor) for name, tensor in gradients(ours).items() if name != "x"
+        torch.equal(again[name], tensor)
+        for name, tensor in gradients(ours).items()
+        if name != "x"
     )
 
 
@@ -175,7 +187,9 @@ def test_layer_with_two_adapters_adds_both():
     of_peft, ours = pair(linear)
     for model in (of_peft, ours):
         torch.manual_seed(5)
-        config = LoraConfig(target_modules=["first", "second"], r=4, init_lora_weights=False)
+        config = LoraConfig(
+            target_modules=["first", "second"], r=4, init_lora_weights=False
+        )
         model.add_adapter("second", config)
         model.base_model.set_adapter(["default", "second"])
     x = torch.randn(3, WIDTH)
@@ -187,7 +201,9 @@ def test_output_of_another_layer_is_added_to_in_place():
     _, ours = pair(other)
     layer = ours.base_model.model.first
     outputs: list[torch.Tensor] = []
-    layer.base_layer.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    layer.base_layer.register_forward_hook(
+        lambda _module, _inputs, output: outputs.append(output)
+    )
     assert layer(torch.randn(3, WIDTH)).data_ptr() == outputs[0].data_ptr()
 
 
@@ -196,6 +212,8 @@ def test_layer_whose_bias_is_trained_is_that_of_peft():
     gradients = []
     for model in (of_peft, ours):
         bias = model.base_model.model.first.base_layer.bias.requires_grad_(True)
-        model(torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(2))).sum().backward()
+        model(
+            torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(2))
+        ).sum().backward()
         gradients.append(bias.grad)
     torch.testing.assert_close(gradients[1], gradients[0])

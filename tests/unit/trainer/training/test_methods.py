@@ -10,7 +10,13 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from support.trainer.families import FAMILIES, make_family_model
-from support.trainer.training import document, run_train, stage_folder, train_config, write_rows
+from support.trainer.training import (
+    document,
+    run_train,
+    stage_folder,
+    train_config,
+    write_rows,
+)
 from transformers import AutoModelForCausalLM
 
 from finetune_trainer.data.packing.rows import PackedRows
@@ -20,7 +26,10 @@ from finetune_trainer.models.merge import load_merged, save_merged, with_adapter
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import load_batch
 from finetune_trainer.training.methods.registry import load_trainable
-from finetune_trainer.training.model.embedding_noise import document_lengths, embedding_noise
+from finetune_trainer.training.model.embedding_noise import (
+    document_lengths,
+    embedding_noise,
+)
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -30,12 +39,16 @@ SHORT = {"max_steps": 6, "eval_steps": 3}
 
 @pytest.fixture(scope="module")
 def tied_model(tmp_path_factory):
-    return make_family_model(FAMILIES["llama-tied"], tmp_path_factory.mktemp("models") / "tied")
+    return make_family_model(
+        FAMILIES["llama-tied"], tmp_path_factory.mktemp("models") / "tied"
+    )
 
 
 @pytest.fixture(scope="module")
 def untied_model(tmp_path_factory):
-    return make_family_model(FAMILIES["llama-untied"], tmp_path_factory.mktemp("models") / "untied")
+    return make_family_model(
+        FAMILIES["llama-untied"], tmp_path_factory.mktemp("models") / "untied"
+    )
 
 
 def output(workspace: Path, identity: str) -> Path:
@@ -57,9 +70,12 @@ def tokens():
     return torch.randint(3, 320, (2, 24), generator=torch.Generator().manual_seed(1))
 
 
-def test_full_training_lowers_the_loss_and_transformers_loads_it(tiny_model, packed, tokens):
+def test_full_training_lowers_the_loss_and_transformers_loads_it(
+    tiny_model, packed, tokens
+):
     result = run_train(
-        train_config(tiny_model, identity="full", max_steps=40, eval_steps=10, **FULL), packed
+        train_config(tiny_model, identity="full", max_steps=40, eval_steps=10, **FULL),
+        packed,
     )
     folder = output(packed, "full")
     assert {path.name for path in folder.iterdir()} == {
@@ -73,21 +89,25 @@ def test_full_training_lowers_the_loss_and_transformers_loads_it(tiny_model, pac
         for path in (folder, tiny_model)
     )
     assert all(
-        not torch.equal(*pair) for pair in zip(trained.parameters(), base.parameters(), strict=True)
+        not torch.equal(*pair)
+        for pair in zip(trained.parameters(), base.parameters(), strict=True)
     )
     assert torch.equal(
-        logits(trained, tokens), logits(load_merged(tiny_model, folder, torch.float32), tokens)
+        logits(trained, tokens),
+        logits(load_merged(tiny_model, folder, torch.float32), tokens),
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_full_model_is_published_as_it_is_evaluated(tiny_model, packed, tokens, tmp_path, dtype):
+def test_full_model_is_published_as_it_is_evaluated(
+    tiny_model, packed, tokens, tmp_path, dtype
+):
     run_train(train_config(tiny_model, identity="published", **SHORT, **FULL), packed)
     save_merged(tiny_model, output(packed, "published"), dtype, tmp_path)
     published = load_base(tmp_path, dtype)
-    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == str(dtype).removeprefix(
-        "torch."
-    )
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == str(
+        dtype
+    ).removeprefix("torch.")
     assert (
         load_file(tmp_path / "model.safetensors").keys()
         == load_file(tiny_model / "model.safetensors").keys()
@@ -119,7 +139,9 @@ def test_full_training_keeps_fp32_weights_under_bf16(tiny_model):
 def test_qlora_stores_every_layer_but_the_head_in_4_bits(tiny_model):
     model = loaded(tiny_model, method="QLoRA", dtype="BF16").module
     layers = {
-        name: module for name, module in model.named_modules() if hasattr(module, "quant_state")
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "quant_state")
     }
     assert {module.weight.dtype for module in layers.values()} == {torch.uint8}
     assert len(layers) == 7 * model.config.num_hidden_layers
@@ -135,7 +157,10 @@ def test_qlora_validation_does_not_change_its_weights(tiny_model, tokens):
 
 def test_qlora_adapter_merges_into_the_stored_model(tiny_model, packed, tokens):
     run_train(
-        train_config(tiny_model, identity="qlora", method="QLoRA", dtype="BF16", **SHORT), packed
+        train_config(
+            tiny_model, identity="qlora", method="QLoRA", dtype="BF16", **SHORT
+        ),
+        packed,
     )
     folder = output(packed, "qlora")
     attached, merged = (
@@ -148,7 +173,8 @@ def test_qlora_adapter_merges_into_the_stored_model(tiny_model, packed, tokens):
 def test_qlora_without_bitsandbytes_names_the_package(tiny_model, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(
-        ConfigInvalid, match=r"QLoRA needs bitsandbytes: pip install 'finetune-operator\[qlora\]'"
+        ConfigInvalid,
+        match=r"QLoRA needs bitsandbytes: pip install 'finetune-operator\[qlora\]'",
     ):
         loaded(tiny_model, method="QLoRA")
 
@@ -156,16 +182,21 @@ def test_qlora_without_bitsandbytes_names_the_package(tiny_model, monkeypatch):
 def test_quantized_module_to_save_is_refused(tiny_model):
     message = r"modulesToSave: q_proj has weights in 4 bits, which cannot be trained: .*train\.lora\.targetModules"
     with pytest.raises(ConfigInvalid, match=message):
-        loaded(tiny_model, method="QLoRA", lora={"rank": 4, "modules_to_save": ["q_proj"]})
+        loaded(
+            tiny_model, method="QLoRA", lora={"rank": 4, "modules_to_save": ["q_proj"]}
+        )
     loaded(tiny_model, method="QLoRA", lora={"rank": 4, "modules_to_save": ["lm_head"]})
 
 
 @pytest.mark.parametrize("modules", [("lm_head",), ("embed_tokens", "lm_head")])
-def test_modules_to_save_are_trained_whole_and_merged(untied_model, packed, tokens, modules):
+def test_modules_to_save_are_trained_whole_and_merged(
+    untied_model, packed, tokens, modules
+):
     identity = "-".join(modules)
     lora = {"rank": 4, "modules_to_save": modules}
     run_train(
-        train_config(untied_model, identity=identity, lora=lora, dtype="BF16", **SHORT), packed
+        train_config(untied_model, identity=identity, lora=lora, dtype="BF16", **SHORT),
+        packed,
     )
     folder = output(packed, identity)
     saved = load_file(folder / "adapter_model.safetensors")
@@ -182,7 +213,9 @@ def test_modules_to_save_are_trained_whole_and_merged(untied_model, packed, toke
 
 
 @pytest.mark.parametrize(
-    "modules", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]], ids="-".join
+    "modules",
+    [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]],
+    ids="-".join,
 )
 def test_tied_modules_to_save_stay_tied(tied_model, packed, tokens, modules):
     identity = f"tied-{'-'.join(modules)}"
@@ -199,7 +232,9 @@ def test_tied_modules_to_save_stay_tied(tied_model, packed, tokens, modules):
 
 
 def test_unknown_module_to_save_is_rejected(tiny_model):
-    with pytest.raises(ConfigInvalid, match=r"modulesToSave: lm_haed is no layer .* are .*lm_head"):
+    with pytest.raises(
+        ConfigInvalid, match=r"modulesToSave: lm_haed is no layer .* are .*lm_head"
+    ):
         loaded(tiny_model, lora={"modules_to_save": ["lm_haed"]})
 
 
@@ -223,7 +258,9 @@ def test_noise_of_a_document_does_not_depend_on_padding(tmp_path, flat):
     output = write_rows(tmp_path, [document(0, 11), document(5, 7)], packing=False)
     batch = load_batch(PackedRows(output, "train"), np.arange(2), flat=flat)
     lengths = document_lengths(batch.positions, batch.is_padding)
-    assert lengths.flatten().tolist() == [11.0] * (11 if flat else 16) + [7.0] * (7 if flat else 16)
+    assert lengths.flatten().tolist() == [11.0] * (11 if flat else 16) + [7.0] * (
+        7 if flat else 16
+    )
 
 
 def test_noise_changes_training_and_not_validation(tiny_model, packed):

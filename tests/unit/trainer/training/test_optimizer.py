@@ -47,7 +47,8 @@ def test_restored_optimizer_takes_the_same_steps(name):
         take_steps(each, its_parameters, range(3, 6))
     assert all(torch.equal(whole[key], copied[key]) for key in whole)
     assert all(
-        torch.equal(tensor, restored.tensors()[key]) for key, tensor in optimizer.tensors().items()
+        torch.equal(tensor, restored.tensors()[key])
+        for key, tensor in optimizer.tensors().items()
     )
 
 
@@ -68,7 +69,9 @@ def test_moments_of_large_parameters_take_8_bits():
     optimizer = create_optimizer(Optimizer(name="AdamW8Bit"), tensors)
     take_steps(optimizer, tensors, range(1))
     dtypes = {
-        key: tensor.dtype for key, tensor in optimizer.tensors().items() if key.endswith("state1")
+        key: tensor.dtype
+        for key, tensor in optimizer.tensors().items()
+        if key.endswith("state1")
     }
     assert dtypes == {
         "large.state1": torch.uint8,

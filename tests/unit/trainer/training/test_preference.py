@@ -80,7 +80,9 @@ def trl_steps(model_folder, config, records, output, loss_type):
 
         def compute_loss(self, model, inputs, *args, **options):
             found = super().compute_loss(model, inputs, *args, **options)
-            self.losses.append(float((found if torch.is_tensor(found) else found[0]).detach()))
+            self.losses.append(
+                float((found if torch.is_tensor(found) else found[0]).detach())
+            )
             return found
 
     recipe = config.recipe
@@ -128,7 +130,11 @@ def trl_steps(model_folder, config, records, output, loss_type):
     [
         ({"micro_batch_size": 2, "gradient_accumulation_steps": 2}, "sigmoid"),
         (
-            {"micro_batch_size": 4, "gradient_accumulation_steps": 1, "dpo": {"beta": 0.6}},
+            {
+                "micro_batch_size": 4,
+                "gradient_accumulation_steps": 1,
+                "dpo": {"beta": 0.6},
+            },
             "sigmoid",
         ),
         (
@@ -142,24 +148,41 @@ def trl_steps(model_folder, config, records, output, loss_type):
     ],
     ids=["defaults", "beta", "label smoothing"],
 )
-def test_steps_are_those_of_trl(tiny_model, tmp_path, datasets_cache, recipe, loss_type):
+def test_steps_are_those_of_trl(
+    tiny_model, tmp_path, datasets_cache, recipe, loss_type
+):
     """With one pair in a batch, which leaves nothing to sort, TRL's loss aot is DPO's with label smoothing."""
     records = preference_records()
     write_jsonl(tmp_path / "data.jsonl", records)
     variables = environment(tmp_path)
-    result = prepare(prepare_config(tiny_model, objective="DPO", context_length=96), variables)
-    assert (result.invalid, result.dropped, result.truncated, result.train_rows) == (0, 0, 0, 40)
-    config = train_config(tiny_model, max_steps=STEPS, eval_steps=None, **recipe, **DPO).model_copy(
-        update={"prepare": result.identity}
+    result = prepare(
+        prepare_config(tiny_model, objective="DPO", context_length=96), variables
     )
+    assert (result.invalid, result.dropped, result.truncated, result.train_rows) == (
+        0,
+        0,
+        0,
+        40,
+    )
+    config = train_config(
+        tiny_model, max_steps=STEPS, eval_steps=None, **recipe, **DPO
+    ).model_copy(update={"prepare": result.identity})
     run_train(config, tmp_path)
 
     sampler = StepSampler.of(config.recipe, len(records), config.seed)
-    order = [int(index) for step in range(STEPS) for index in sampler.rows_for_step(step)]
+    order = [
+        int(index) for step in range(STEPS) for index in sampler.rows_for_step(step)
+    ]
     losses, logged, trainer, weights = trl_steps(
-        tiny_model, config, [records[index] for index in order], tmp_path / "trl", loss_type
+        tiny_model,
+        config,
+        [records[index] for index in order],
+        tmp_path / "trl",
+        loss_type,
     )
-    rows = PackedRows(variables.stage_dir("prepare", result.identity) / "output", "train")
+    rows = PackedRows(
+        variables.stage_dir("prepare", result.identity) / "output", "train"
+    )
     for pair, index in zip(trainer.train_dataset, order, strict=True):
         read = rows.read([2 * index, 2 * index + 1])
         for tokens, length, name in zip(
@@ -171,7 +194,12 @@ def test_steps_are_those_of_trl(tiny_model, tmp_path, datasets_cache, recipe, lo
     for found, expected, theirs in zip(ours, losses, logged, strict=True):
         assert found["loss"] == pytest.approx(expected, abs=1e-5)
         assert found["gradient_norm"] == pytest.approx(theirs["grad_norm"], abs=1e-5)
-        for name in ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"):
+        for name in (
+            "rewards/chosen",
+            "rewards/rejected",
+            "rewards/margins",
+            "rewards/accuracies",
+        ):
             assert found[name] == pytest.approx(theirs[name], abs=1e-5)
         for name in ("logps/chosen", "logps/rejected"):
             assert found[name] == pytest.approx(theirs[name], rel=1e-5)
@@ -221,7 +249,9 @@ def test_gradient_accumulation_does_not_change_the_loss_of_pairs(tiny_model, wor
         workspace,
     )
     accumulated = run_train(
-        train_config(tiny_model, **recipe, micro_batch_size=1, gradient_accumulation_steps=4),
+        train_config(
+            tiny_model, **recipe, micro_batch_size=1, gradient_accumulation_steps=4
+        ),
         workspace,
     )
     assert accumulated.loss == pytest.approx(whole.loss, abs=1e-5)
@@ -229,7 +259,9 @@ def test_gradient_accumulation_does_not_change_the_loss_of_pairs(tiny_model, wor
 
 
 def test_an_epoch_is_every_pair_once(tiny_model, workspace):
-    result = run_train(train_config(tiny_model, max_steps=None, epochs=1, **DPO), workspace)
+    result = run_train(
+        train_config(tiny_model, max_steps=None, epochs=1, **DPO), workspace
+    )
     assert result.steps == 6  # 24 pairs, 4 in a step
 
 
@@ -243,11 +275,17 @@ def test_progress_has_margin_and_accuracy(tiny_model, workspace):
 
 def model_for(folder, **changes):
     config = train_config(folder, **DPO | changes)
-    return TrainedModel(load_trainable(BaseModel("m", folder, ""), config, CPU), CPU, config.recipe)
+    return TrainedModel(
+        load_trainable(BaseModel("m", folder, ""), config, CPU), CPU, config.recipe
+    )
 
 
-@pytest.mark.parametrize("chunk", [loss.CHUNK_BYTES, 4 * 320 * 7], ids=["whole", "in chunks"])
-def test_log_probability_is_the_sum_over_the_completion(tiny_model, workspace, monkeypatch, chunk):
+@pytest.mark.parametrize(
+    "chunk", [loss.CHUNK_BYTES, 4 * 320 * 7], ids=["whole", "in chunks"]
+)
+def test_log_probability_is_the_sum_over_the_completion(
+    tiny_model, workspace, monkeypatch, chunk
+):
     monkeypatch.setattr(loss, "CHUNK_BYTES", chunk)
     model = model_for(tiny_model)
     rows = PackedRows(workspace / "prepare" / ("p" * 16) / "output", "train")
@@ -258,7 +296,9 @@ def test_log_probability_is_the_sum_over_the_completion(tiny_model, workspace, m
     for index, value in enumerate(found):
         read = rows.read([index])
         tokens = torch.from_numpy(read.tokens[:, : read.lengths[0]].astype("int64"))
-        logits = model.logits(tokens, torch.arange(tokens.shape[1])[None]).log_softmax(-1)
+        logits = model.logits(tokens, torch.arange(tokens.shape[1])[None]).log_softmax(
+            -1
+        )
         targets = logits[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0]
         assert value == pytest.approx(
             float(targets[2:].sum()), abs=1e-4
@@ -287,18 +327,21 @@ def counted_computations(monkeypatch):
 
 def part_bytes(workspace):
     return {
-        path.name: path.read_bytes() for path in (stage_folder(workspace) / "reference").iterdir()
+        path.name: path.read_bytes()
+        for path in (stage_folder(workspace) / "reference").iterdir()
     }
 
 
-def test_reference_is_computed_once_and_a_lost_part_again(tiny_model, workspace, monkeypatch):
+def test_reference_is_computed_once_and_a_lost_part_again(
+    tiny_model, workspace, monkeypatch
+):
     computed = counted_computations(monkeypatch)
     config = train_config(tiny_model, max_steps=3, **DPO)
     first = run_train(config, workspace)
     assert [split for split, _ in computed] == ["train"] * 3 + ["validation"]
-    assert sorted(row for split, rows in computed if split == "train" for row in rows) == list(
-        range(48)
-    )
+    assert sorted(
+        row for split, rows in computed if split == "train" for row in rows
+    ) == list(range(48))
     parts = part_bytes(workspace)
     computed.clear()
     assert run_train(config, workspace) == first
@@ -322,7 +365,9 @@ def test_reference_of_another_model_or_of_other_rows_is_not_used(
     run_train(train_config(tiny_model, max_steps=3, **DPO), workspace)
     computed.clear()
     write_rows(workspace, pairs(24, seed=9), pairs(5, seed=9), pairs=True)
-    (checkpoints := stage_folder(workspace) / "checkpoints").rename(checkpoints.with_name("old"))
+    (checkpoints := stage_folder(workspace) / "checkpoints").rename(
+        checkpoints.with_name("old")
+    )
     run_train(train_config(tiny_model, max_steps=3, **DPO), workspace)
     assert len(computed) == 4
 
@@ -342,6 +387,7 @@ def test_reference_that_is_not_finite_ends_training(tiny_model, workspace, monke
 def test_rows_of_another_objective_are_refused(tiny_model, tmp_path, objective, kind):
     write_rows(tmp_path, [document(1, 9), document(2, 8)], pairs=kind == "pairs")
     with pytest.raises(
-        ConfigInvalid, match=f"objective is {objective}, but the rows of prepare are {kind}"
+        ConfigInvalid,
+        match=f"objective is {objective}, but the rows of prepare are {kind}",
     ):
         run_train(train_config(tiny_model, objective=objective), tmp_path)

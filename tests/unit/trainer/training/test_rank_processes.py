@@ -16,7 +16,10 @@ from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.training.distributed import processes as rank_processes
-from finetune_trainer.training.distributed.processes import RankProcesses, listen_on_all_addresses
+from finetune_trainer.training.distributed.processes import (
+    RankProcesses,
+    listen_on_all_addresses,
+)
 from finetune_trainer.training.distributed.ranks import TIMEOUT
 
 
@@ -34,7 +37,9 @@ def test_first_process_listens_by_both_protocols():
     with listen_on_all_addresses(0) as server:
         hosts = ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",)
         for host in hosts:
-            with socket.create_connection((host, server.getsockname()[1]), timeout=5) as connection:
+            with socket.create_connection(
+                (host, server.getsockname()[1]), timeout=5
+            ) as connection:
                 assert connection.getpeername()[0] == host
 
 
@@ -59,11 +64,15 @@ class ProcessesWithLoss:
     ],
     ids=["killed", "stopped"],
 )
-def test_process_that_hears_nothing_ends_with_the_lost_one(tmp_path, monkeypatch, failure, code):
+def test_process_that_hears_nothing_ends_with_the_lost_one(
+    tmp_path, monkeypatch, failure, code
+):
     """The main thread waits for the GPU, which waits for the lost process. Here it waits for the thread."""
     monkeypatch.setattr(rank_processes, "HANG_SECONDS", 0.1)
     place = replace(
-        environment(tmp_path), termination_log=tmp_path / "termination.json", progress_file=None
+        environment(tmp_path),
+        termination_log=tmp_path / "termination.json",
+        progress_file=None,
     )
     if (child := os.fork()) == 0:
         progress = ProgressReporter("train", place)
@@ -87,7 +96,9 @@ def test_process_that_notices_the_lost_one_is_left_alone(tmp_path, monkeypatch):
     processes = ProcessesWithLoss(None)
     place = replace(environment(tmp_path), progress_file=None)
     context = Context(place, tmp_path, ProgressReporter("train", place), StopSignal())
-    thread = threading.Thread(target=rank_processes.end_in_hang, args=(processes, context))
+    thread = threading.Thread(
+        target=rank_processes.end_in_hang, args=(processes, context)
+    )
     thread.start()
     processes.left.set()
     thread.join(10)

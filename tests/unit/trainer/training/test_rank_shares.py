@@ -17,7 +17,9 @@ from finetune_trainer.training.distributed.ranks import PeerLost, RankGroup, Ran
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    return PackedRows(write_rows(tmp_path_factory.mktemp("packed"), documents(60)), "train")
+    return PackedRows(
+        write_rows(tmp_path_factory.mktemp("packed"), documents(60)), "train"
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,9 @@ def rows(tmp_path_factory):
             True,
         ),
         (
-            torch.distributed.DistBackendError("NCCL error: invalid usage. Duplicate GPU detected"),
+            torch.distributed.DistBackendError(
+                "NCCL error: invalid usage. Duplicate GPU detected"
+            ),
             False,
         ),
         (torch.distributed.DistNetworkError("failed to recv, got 0 bytes"), True),
@@ -86,18 +90,23 @@ def test_gathered_values_are_in_the_order_of_the_processes():
 
 
 @settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(count=st.integers(1, 20), batch_size=st.integers(1, 4), size=st.integers(1, 5))
 def test_processes_share_every_row_in_equal_rounds(rows, count, batch_size, size):
     indices = np.arange(min(count, len(rows)))
     alone = list(batches(rows, indices, batch_size))
     shares = [
-        list(batches(rows, indices, batch_size, ranks=Share(rank, size))) for rank in range(size)
+        list(batches(rows, indices, batch_size, ranks=Share(rank, size)))
+        for rank in range(size)
     ]
     assert len({len(share) for share in shares}) == 1
     dealt = [share[number] for number in range(len(shares[0])) for share in shares]
     assert sum(batch.size for batch in dealt) == sum(batch.size for batch in alone)
     for mine, expected in zip(dealt, alone, strict=False):
         assert torch.equal(mine.targets, expected.targets)
-    assert all(not len(batch.targets) and not batch.size for batch in dealt[len(alone) :])
+    assert all(
+        not len(batch.targets) and not batch.size for batch in dealt[len(alone) :]
+    )

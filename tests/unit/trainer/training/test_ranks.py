@@ -40,12 +40,22 @@ def one_process(new_training):
         {"processes_per_node": 2, "gradient_accumulation_steps": 2},
         {"processes_per_node": 4, "gradient_accumulation_steps": 1},
         {"nodes": 2, "processes_per_node": 2, "gradient_accumulation_steps": 1},
-        {"processes_per_node": 2, "gradient_accumulation_steps": 2, "parallelism": "FSDP"},
-        {"processes_per_node": 4, "gradient_accumulation_steps": 1, "parallelism": "FSDP"},
+        {
+            "processes_per_node": 2,
+            "gradient_accumulation_steps": 2,
+            "parallelism": "FSDP",
+        },
+        {
+            "processes_per_node": 4,
+            "gradient_accumulation_steps": 1,
+            "parallelism": "FSDP",
+        },
     ],
     ids=["2", "4", "2x2", "2 sharded", "4 sharded"],
 )
-def test_losses_of_several_processes_equal_those_of_one(new_training, one_process, processes):
+def test_losses_of_several_processes_equal_those_of_one(
+    new_training, one_process, processes
+):
     several = new_training(**PLAIN, **processes).run()
     assert several.losses == pytest.approx(one_process.losses, abs=1e-6)
     assert len(several.losses) == STEPS
@@ -61,7 +71,9 @@ FULL = {"method": "Full", "lora": None}
 @pytest.mark.parametrize("recipe", [FULL, PLAIN | {"method": "QLoRA"}], ids=str)
 def test_losses_of_other_methods_equal_those_of_one_process(new_training, recipe):
     one = new_training(gradient_accumulation_steps=2, **recipe).run()
-    two = new_training(gradient_accumulation_steps=1, processes_per_node=2, **recipe).run()
+    two = new_training(
+        gradient_accumulation_steps=1, processes_per_node=2, **recipe
+    ).run()
     assert two.losses == pytest.approx(one.losses, abs=1e-6)
     assert two.message.result.validation_loss == pytest.approx(
         one.message.result.validation_loss, abs=1e-6
@@ -69,9 +81,13 @@ def test_losses_of_other_methods_equal_those_of_one_process(new_training, recipe
 
 
 @pytest.mark.parametrize("parallelism", ["DDP", "FSDP"])
-def test_preference_losses_of_two_processes_equal_those_of_one(new_training, parallelism):
+def test_preference_losses_of_two_processes_equal_those_of_one(
+    new_training, parallelism
+):
     """The reference's parts have two rows, so that both processes compute some."""
-    options = {"constants": {"finetune_trainer.training.objectives.reference.PART_ROWS": 2}}
+    options = {
+        "constants": {"finetune_trainer.training.objectives.reference.PART_ROWS": 2}
+    }
     one = new_training(gradient_accumulation_steps=2, **DPO, **PLAIN).run()
     two = new_training(
         options,
@@ -105,17 +121,25 @@ def test_sharded_model_is_trained_as_whole_ones_are(new_training, recipe):
     The logits are those of one target at a time.
     """
     common = {"optimizer": {"learning_rate": 1e-3}} | recipe
-    options = {"constants": {"finetune_trainer.training.model.loss.CHUNK_BYTES": 4 * 320}}
+    options = {
+        "constants": {"finetune_trainer.training.model.loss.CHUNK_BYTES": 4 * 320}
+    }
     whole = new_training(options, processes_per_node=2, **common).run()
-    sharded = new_training(options, processes_per_node=2, parallelism="FSDP", **common).run()
-    assert sharded.losses == pytest.approx(whole.losses, abs=1e-3 if recipe.get("dtype") else 1e-6)
+    sharded = new_training(
+        options, processes_per_node=2, parallelism="FSDP", **common
+    ).run()
+    assert sharded.losses == pytest.approx(
+        whole.losses, abs=1e-3 if recipe.get("dtype") else 1e-6
+    )
     files = [
         next((stage_folder(each.workspace) / "output").glob("*.safetensors"))
         for each in (whole, sharded)
     ]
     expected, found = map(load_file, files)
     assert found.keys() == expected.keys()
-    assert max(float((found[name] - expected[name]).abs().max()) for name in found) < 1e-3
+    assert (
+        max(float((found[name] - expected[name]).abs().max()) for name in found) < 1e-3
+    )
 
 
 RUNS = [
@@ -135,7 +159,10 @@ if ALL:
 def several(request, new_training):
     """The recipe of several processes, and the digest of their weights after a training without kills."""
     method, processes = request.param
-    recipe = METHODS[method] | {"processes_per_node": processes, "gradient_accumulation_steps": 2}
+    recipe = METHODS[method] | {
+        "processes_per_node": processes,
+        "gradient_accumulation_steps": 2,
+    }
     recipe |= {"max_steps": STEPS_OF_KILLED}
     return recipe, new_training(**recipe).run().digest
 
@@ -143,21 +170,27 @@ def several(request, new_training):
 def test_kills_of_any_process_do_not_change_the_weights(new_training, several):
     recipe, uninterrupted = several
     training = new_training(**recipe)
-    for rank, after, number in random_kills(range(recipe["processes_per_node"]), longest_delay=0.1):
+    for rank, after, number in random_kills(
+        range(recipe["processes_per_node"]), longest_delay=0.1
+    ):
         process = training.start()
         process.until(lambda: training.step() > 0)
         time.sleep(after)
         os.kill([process.pid, *process.other_ranks()][rank], number)
         # A lost process is a failure of its pod; all others are interruptions.
         lost = rank > 0 and number == signal.SIGKILL
-        assert process.wait() == (ExitCode.UNAVAILABLE if lost else stop_code(number)), training.log
+        assert process.wait() == (
+            ExitCode.UNAVAILABLE if lost else stop_code(number)
+        ), training.log
     assert training.run().digest == uninterrupted
     assert "corrupt" not in training.log
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sigterm_to_one_process_saves_the_step_and_ends_all(new_training, rank):
-    training = new_training(processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000})
+    training = new_training(
+        processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000}
+    )
     process = training.start()
     process.until(lambda: training.step() > 5)
     pids = [process.pid, *process.other_ranks()]
@@ -169,7 +202,9 @@ def test_sigterm_to_one_process_saves_the_step_and_ends_all(new_training, rank):
 
 
 def test_killed_process_costs_no_finished_step(new_training):
-    training = new_training(processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000})
+    training = new_training(
+        processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000}
+    )
     process = training.start()
     process.until(lambda: training.step() > 5)
     os.kill(process.other_ranks()[0], signal.SIGKILL)
@@ -180,7 +215,11 @@ def test_killed_process_costs_no_finished_step(new_training):
 
 
 def test_frozen_process_is_given_up_after_sigterm(new_training):
-    options = {"constants": {"finetune_trainer.training.distributed.ranks.ABANDON_SECONDS": 0.5}}
+    options = {
+        "constants": {
+            "finetune_trainer.training.distributed.ranks.ABANDON_SECONDS": 0.5
+        }
+    }
     training = new_training(
         options, processes_per_node=2, max_steps=400, checkpoint={"every_steps": 1000}
     )
@@ -203,7 +242,9 @@ SOON_ENDED = {
 
 def test_sharded_checkpoint_is_written_after_the_others_end(new_training):
     """They end after the weights are gathered. A process that waits for one of them is ended; this one only writes."""
-    training = new_training(SOON_ENDED, **SHARDED_PAIR, checkpoint={"every_steps": 1000})
+    training = new_training(
+        SOON_ENDED, **SHARDED_PAIR, checkpoint={"every_steps": 1000}
+    )
     process = training.start()
     process.until(lambda: training.step() > 5)
     process.kill(signal.SIGTERM)
@@ -219,7 +260,9 @@ def test_end_of_a_process_leaves_the_sharded_write_whole(new_training, number):
         "finetune_trainer.training.distributed.ranks.POLL_SECONDS": 0.05
     }
     training = new_training(
-        SOON_ENDED | {"constants": constants}, **SHARDED_PAIR, checkpoint={"every_steps": 5}
+        SOON_ENDED | {"constants": constants},
+        **SHARDED_PAIR,
+        checkpoint={"every_steps": 5},
     )
     checkpoints = stage_folder(training.workspace) / "checkpoints"
     process = training.start()
@@ -228,7 +271,9 @@ def test_end_of_a_process_leaves_the_sharded_write_whole(new_training, number):
     assert process.wait() == (
         ExitCode.UNAVAILABLE if number == signal.SIGKILL else ExitCode.INTERRUPTED
     )
-    steps = sorted(int(folder.name.removeprefix("step-")) for folder in checkpoints.glob("step-*"))
+    steps = sorted(
+        int(folder.name.removeprefix("step-")) for folder in checkpoints.glob("step-*")
+    )
     assert steps[0] == 5
     if number == signal.SIGTERM:
         interruption = training.message.interruption
@@ -241,11 +286,15 @@ def test_samples_of_a_sharded_model_do_not_change_the_adapter(new_training):
     samples = Samples(prompts=("A reader opens",), max_new_tokens=4)
     sampling.config = sampling.config.model_copy(update={"samples": samples})
     assert sampling.run().digest == plain.digest
-    assert [row.step for row in read_samples(stage_folder(sampling.workspace) / SAMPLES)] == [4, 8]
+    assert [
+        row.step for row in read_samples(stage_folder(sampling.workspace) / SAMPLES)
+    ] == [4, 8]
 
 
 def test_failure_of_another_process_is_that_of_the_stage(new_training):
-    training = new_training(processes_per_node=2, gradient_accumulation_steps=1, max_steps=4)
+    training = new_training(
+        processes_per_node=2, gradient_accumulation_steps=1, max_steps=4
+    )
     (training.workspace / "prepare").unlink()
     path = write_rows(training.workspace, documents(60)) / "train-00000.rows"
     recipe, rows = training.config.recipe, PackedRows(path.parent, "train")
@@ -270,7 +319,10 @@ def test_other_processes_write_nothing_to_the_workspace(new_training):
     )
 
     def files(training):
-        paths = (path.relative_to(training.workspace) for path in training.workspace.rglob("*"))
+        paths = (
+            path.relative_to(training.workspace)
+            for path in training.workspace.rglob("*")
+        )
         return {re.sub(r"step-[0-9]+", "step", str(path)) for path in paths}
 
     assert files(two) == files(one)

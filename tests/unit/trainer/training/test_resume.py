@@ -38,14 +38,18 @@ SLOW_DISK = 0.01
 def packed(tmp_path_factory):
     workspace = tmp_path_factory.mktemp("packed")
     write_rows(workspace, documents(60), documents(8, seed=5))
-    write_rows(workspace, documents(60), documents(8, seed=5), prepared=UNPACKED, packing=False)
+    write_rows(
+        workspace, documents(60), documents(8, seed=5), prepared=UNPACKED, packing=False
+    )
     write_rows(workspace, pairs(60), pairs(8, seed=5), prepared=PAIRS, pairs=True)
     return workspace
 
 
 @pytest.fixture(scope="module")
 def config(tiny_model):
-    return train_config(tiny_model, max_steps=STEPS, eval_steps=7, checkpoint={"every_steps": 3})
+    return train_config(
+        tiny_model, max_steps=STEPS, eval_steps=7, checkpoint={"every_steps": 3}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,10 @@ def train_uninterrupted(fork_server, packed):
 
     def train(config, identity):
         other = config.model_copy(update={"identity": identity})
-        assert fork_server.start(other, environment(packed), packed / "log").wait() == ExitCode.DONE
+        assert (
+            fork_server.start(other, environment(packed), packed / "log").wait()
+            == ExitCode.DONE
+        )
         return adapter_digest(packed, identity)
 
     return train
@@ -133,7 +140,9 @@ class KilledTraining:
 @pytest.fixture(scope="module")
 def new_training(fork_server, packed, config, tmp_path_factory):
     return lambda config=config: KilledTraining(
-        fork_server, config, new_workspace(packed, tmp_path_factory.mktemp("killed") / "workspace")
+        fork_server,
+        config,
+        new_workspace(packed, tmp_path_factory.mktemp("killed") / "workspace"),
     )
 
 
@@ -163,8 +172,12 @@ DEFAULTS = (
 """The methods whose training is killed in every run of the tests, each part of a checkpoint in one of them."""
 METHODS = {
     **{variant: lora(variant=variant) for variant in ("LoRA", "RsLoRA", "DoRA")},
-    **{f"{variant}-unpacked": lora(variant=variant) for variant in ("LoRA", "RsLoRA", "DoRA")},
-    "LoRA-whole-layers-noise": lora(modules_to_save=["lm_head"]) | {"neftune_noise_alpha": 5},
+    **{
+        f"{variant}-unpacked": lora(variant=variant)
+        for variant in ("LoRA", "RsLoRA", "DoRA")
+    },
+    "LoRA-whole-layers-noise": lora(modules_to_save=["lm_head"])
+    | {"neftune_noise_alpha": 5},
     "QLoRA": {"method": "QLoRA", "dtype": "BF16"} | lora(),
     "Full": {"method": "Full", "dtype": "BF16", "lora": None, "neftune_noise_alpha": 5},
     "Full-8-bit": {
@@ -195,12 +208,18 @@ def method(request, tiny_model, train_uninterrupted, start):
     changes = start if request.param.endswith("from-adapter") else {}
     changes = (
         changes
-        | {"max_steps": STEPS_OF_KILLED, "eval_steps": 7, "checkpoint": {"every_steps": 3}}
+        | {
+            "max_steps": STEPS_OF_KILLED,
+            "eval_steps": 7,
+            "checkpoint": {"every_steps": 3},
+        }
         | METHODS[request.param]
     )
     unpacked = UNPACKED if request.param.endswith("unpacked") else PREPARED
     prepared = PAIRS if request.param.startswith("DPO") else unpacked
-    config = train_config(tiny_model, **changes).model_copy(update={"prepare": prepared})
+    config = train_config(tiny_model, **changes).model_copy(
+        update={"prepare": prepared}
+    )
     return config, train_uninterrupted(config, request.param)
 
 
@@ -208,7 +227,9 @@ def test_random_kills_do_not_change_the_weights(new_training, method):
     config, uninterrupted = method
     training = new_training(config)
     training.kill("start", 0.2, signal.SIGTERM)
-    for moment, after, number in random_kills(("saving", "training"), longest_delay=0.05):
+    for moment, after, number in random_kills(
+        ("saving", "training"), longest_delay=0.05
+    ):
         assert training.kill(moment, after, number) == stop_code(number)
     assert training.finish() == uninterrupted
     assert "corrupt" not in (training.workspace / "log").read_text()
@@ -235,13 +256,17 @@ def test_kills_in_the_reference_do_not_change_the_weights(
     assert len([*reference.glob("*-*.json")]) == 17
 
 
-def test_twelve_consecutive_kills_do_not_change_the_adapter(new_training, uninterrupted):
+def test_twelve_consecutive_kills_do_not_change_the_adapter(
+    new_training, uninterrupted
+):
     """The kills alternate between writing a checkpoint and training between two checkpoints."""
     training = new_training()
     for attempt in range(12):
         moment = ("saving", "training")[attempt % 2]
         training.kill(
-            moment, 0.004 * attempt, (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM)[attempt % 3]
+            moment,
+            0.004 * attempt,
+            (signal.SIGKILL, signal.SIGTERM, signal.SIGTERM)[attempt % 3],
         )
         if training.codes[-1] == ExitCode.DONE:
             break
@@ -258,7 +283,8 @@ def test_sigterm_during_a_save_waits_for_the_checkpoint(new_training, uninterrup
     )
     assert message.interruption.step == message.interruption.saved_step >= 3
     folders = sorted(
-        folder.name for folder in (stage_folder(training.workspace) / "checkpoints").iterdir()
+        folder.name
+        for folder in (stage_folder(training.workspace) / "checkpoints").iterdir()
     )
     assert folders[-1] == f"step-{message.interruption.step:08d}"
     assert "step-00000003" in folders
@@ -273,7 +299,9 @@ def test_repeated_sigterm_does_not_corrupt_anything(new_training, uninterrupted)
         process.kill(signal.SIGTERM)
         time.sleep(0.002)
     assert process.wait() == ExitCode.INTERRUPTED
-    TerminationMessage.model_validate_json((training.workspace / "termination.json").read_text())
+    TerminationMessage.model_validate_json(
+        (training.workspace / "termination.json").read_text()
+    )
     assert training.finish() == uninterrupted
 
 
@@ -291,14 +319,18 @@ def test_disk_too_small_for_checkpoints_does_not_stop_training(
     assert adapter_digest(workspace) == uninterrupted
 
 
-def test_disk_too_small_for_the_last_checkpoint_is_a_failure(fork_server, config, workspace):
+def test_disk_too_small_for_the_last_checkpoint_is_a_failure(
+    fork_server, config, workspace
+):
     process = fork_server.start(
         config, environment(workspace), workspace / "log", largest_file=30_000
     )
     process.until(lambda: reported_step(workspace) > 2)
     process.kill(signal.SIGTERM)
     assert process.wait() == ExitCode.UNAVAILABLE
-    message = TerminationMessage.model_validate_json((workspace / "termination.json").read_text())
+    message = TerminationMessage.model_validate_json(
+        (workspace / "termination.json").read_text()
+    )
     assert (
         "enlarge spec.workspace.size; training will start from the beginning"
         in message.failure.message
@@ -322,7 +354,9 @@ def test_program_stops_on_sigterm_during_import_and_training(
     fork_server, config, uninterrupted, workspace
 ):
     importing = start_program(config, workspace)
-    while b"finetune_trainer" not in Path(f"/proc/{importing.pid}/cmdline").read_bytes():
+    while (
+        b"finetune_trainer" not in Path(f"/proc/{importing.pid}/cmdline").read_bytes()
+    ):
         time.sleep(0.01)
     while "libtorch" not in Path(f"/proc/{importing.pid}/maps").read_text():
         time.sleep(0.01)
@@ -340,10 +374,17 @@ def test_program_stops_on_sigterm_during_import_and_training(
         time.sleep(0.005)
     training.terminate()
     assert training.wait(20) == ExitCode.INTERRUPTED
-    first = TerminationMessage.model_validate_json((workspace / "termination.json").read_text())
+    first = TerminationMessage.model_validate_json(
+        (workspace / "termination.json").read_text()
+    )
     assert first.interruption.saved_step
-    assert (first.progress.start_step, first.progress.step) == (0, first.interruption.step)
+    assert (first.progress.start_step, first.progress.step) == (
+        0,
+        first.interruption.step,
+    )
 
     assert KilledTraining(fork_server, config, workspace).finish() == uninterrupted
-    last = TerminationMessage.model_validate_json((workspace / "termination.json").read_text())
+    last = TerminationMessage.model_validate_json(
+        (workspace / "termination.json").read_text()
+    )
     assert last.progress.start_step == first.interruption.saved_step  # no step was lost

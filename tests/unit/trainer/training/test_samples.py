@@ -22,7 +22,12 @@ from support.trainer.training import (
 from transformers import AutoTokenizer
 
 from finetune_trainer.contract import ExitCode, PrepareResult, Samples
-from finetune_trainer.contract.sample_rows import SAMPLES, SampleRow, parse_samples, read_samples
+from finetune_trainer.contract.sample_rows import (
+    SAMPLES,
+    SampleRow,
+    parse_samples,
+    read_samples,
+)
 from finetune_trainer.runtime.stage_folder import write_result
 from finetune_trainer.tracking.samples_file import SamplesFile
 
@@ -47,35 +52,52 @@ def workspace(packed, tmp_path):
 @pytest.fixture(scope="module")
 def plain(tiny_model):
     """The config without samples; it has dropout."""
-    return train_config(tiny_model, max_steps=STEPS, eval_steps=7, checkpoint={"every_steps": 3})
+    return train_config(
+        tiny_model, max_steps=STEPS, eval_steps=7, checkpoint={"every_steps": 3}
+    )
 
 
 @pytest.fixture(scope="module")
 def config(plain):
-    return plain.model_copy(update={"samples": Samples(prompts=PROMPTS, max_new_tokens=6)})
+    return plain.model_copy(
+        update={"samples": Samples(prompts=PROMPTS, max_new_tokens=6)}
+    )
 
 
 @pytest.fixture(scope="module")
 def undisturbed(fork_server, packed, plain, config):
     """A workspace with a training with samples, and the digest of the adapter of one without."""
-    assert fork_server.start(config, environment(packed), packed / "log").wait() == ExitCode.DONE
+    assert (
+        fork_server.start(config, environment(packed), packed / "log").wait()
+        == ExitCode.DONE
+    )
     other = plain.model_copy(update={"identity": "w" * 16})
-    assert fork_server.start(other, environment(packed), packed / "log").wait() == ExitCode.DONE
+    assert (
+        fork_server.start(other, environment(packed), packed / "log").wait()
+        == ExitCode.DONE
+    )
     return packed, adapter_digest(packed, "w" * 16)
 
 
 def rows_of(workspace):
-    return [(row.step, row.prompt) for row in read_samples(stage_folder(workspace) / SAMPLES)]
+    return [
+        (row.step, row.prompt)
+        for row in read_samples(stage_folder(workspace) / SAMPLES)
+    ]
 
 
 def lines_of(workspace):
-    return (stage_folder(workspace) / SAMPLES).read_text().removesuffix("\n").split("\n")
+    return (
+        (stage_folder(workspace) / SAMPLES).read_text().removesuffix("\n").split("\n")
+    )
 
 
 def test_samples_of_every_validation_do_not_change_the_adapter(undisturbed):
     workspace, without = undisturbed
     assert adapter_digest(workspace) == without
-    assert rows_of(workspace) == [(step, prompt) for step in VALIDATED for prompt in PROMPTS]
+    assert rows_of(workspace) == [
+        (step, prompt) for step in VALIDATED for prompt in PROMPTS
+    ]
     assert all(row.text for row in read_samples(stage_folder(workspace) / SAMPLES))
     assert not (stage_folder(workspace, "w" * 16) / SAMPLES).exists()
 
@@ -85,7 +107,13 @@ def test_kills_leave_the_same_adapter_and_each_sample_once(
     fork_server, config, undisturbed, workspace, seed
 ):
     generator, codes = random.Random(seed), []
-    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+    for number in (
+        signal.SIGKILL,
+        signal.SIGTERM,
+        signal.SIGKILL,
+        signal.SIGTERM,
+        signal.SIGKILL,
+    ):
         (workspace / "progress.json").unlink(missing_ok=True)
         process = fork_server.start(
             config, environment(workspace), workspace / "log", slow_disk=0.01
@@ -120,26 +148,44 @@ def test_failing_generation_is_logged_once_and_training_goes_on(
     assert run_train(config, workspace).steps == STEPS
     assert adapter_digest(workspace) == undisturbed[1]
     assert rows_of(workspace) == []
-    assert capsys.readouterr().out.count("train: no samples: RuntimeError: no kernel for this") == 1
+    assert (
+        capsys.readouterr().out.count(
+            "train: no samples: RuntimeError: no kernel for this"
+        )
+        == 1
+    )
 
 
-def test_samples_end_at_the_last_position_of_the_model(config, undisturbed, workspace, tiny_model):
+def test_samples_end_at_the_last_position_of_the_model(
+    config, undisturbed, workspace, tiny_model
+):
     """A position that the model does not have would end the use of a GPU by the process, and so the training."""
-    positions = json.loads((tiny_model / "config.json").read_text())["max_position_embeddings"]
+    positions = json.loads((tiny_model / "config.json").read_text())[
+        "max_position_embeddings"
+    ]
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     texts = ("w " * count for count in range(1, 2 * positions))
     prompt = next(
-        text for text in texts if positions - 4 <= len(tokenizer(text)["input_ids"]) < positions
+        text
+        for text in texts
+        if positions - 4 <= len(tokenizer(text)["input_ids"]) < positions
     )
     samples = Samples(prompts=(prompt,), max_new_tokens=6)
     run_train(config.model_copy(update={"samples": samples}), workspace)
     assert adapter_digest(workspace) == undisturbed[1]
-    assert [row.step for row in read_samples(stage_folder(workspace) / SAMPLES)] == VALIDATED
+    assert [
+        row.step for row in read_samples(stage_folder(workspace) / SAMPLES)
+    ] == VALIDATED
 
 
-def test_prompt_that_is_too_long_ends_the_samples_only(config, undisturbed, workspace, capsys):
+def test_prompt_that_is_too_long_ends_the_samples_only(
+    config, undisturbed, workspace, capsys
+):
     samples = Samples(prompts=("w " * 2000,), max_new_tokens=6)
-    assert run_train(config.model_copy(update={"samples": samples}), workspace).steps == STEPS
+    assert (
+        run_train(config.model_copy(update={"samples": samples}), workspace).steps
+        == STEPS
+    )
     assert adapter_digest(workspace) == undisturbed[1]
     message = r"no samples: ValueError: the prompt 'w w.*' has \d+ tokens, and the model 512 positions: shorten it"
     assert re.search(message, capsys.readouterr().out)
@@ -168,7 +214,10 @@ def test_prompts_are_conversations_where_the_records_are(
 
     monkeypatch.setattr(samples.SampleGenerator, "_encoded", record)
     run_train(
-        config.model_copy(update={"samples": Samples(prompts=("Hi",), max_new_tokens=2)}), workspace
+        config.model_copy(
+            update={"samples": Samples(prompts=("Hi",), max_new_tokens=2)}
+        ),
+        workspace,
     )
     assert seen == ["user: Hi\n\nassistant:"]
     assert rows_of(workspace) == [(step, "Hi") for step in VALIDATED]
@@ -181,12 +230,22 @@ def test_samples_after_the_resumed_step_are_replaced(tmp_path, capsys):
         file = SamplesFile(path)
         file.open(last)
         assert {row.step for row in read_samples(path)} == {7} & {last}
-        file.record(SampleRow(step, prompt, text) for step in (7, 14) for prompt in ("a", "b"))
+        file.record(
+            SampleRow(step, prompt, text) for step in (7, 14) for prompt in ("a", "b")
+        )
         file.sync()
     rows = [(row.step, row.prompt, row.text) for row in read_samples(path)]
-    assert rows == [(7, "a", "first"), (7, "b", "first"), (14, "a", "second"), (14, "b", "second")]
+    assert rows == [
+        (7, "a", "first"),
+        (7, "b", "first"),
+        (14, "a", "second"),
+        (14, "b", "second"),
+    ]
     assert len(path.read_text().splitlines()) == 4
-    assert 'sample {"step": 14, "prompt": "b", "text": "second"}\n' in capsys.readouterr().out
+    assert (
+        'sample {"step": 14, "prompt": "b", "text": "second"}\n'
+        in capsys.readouterr().out
+    )
 
 
 def test_samples_are_appended_again_after_a_full_disk(tmp_path, monkeypatch):
@@ -206,7 +265,15 @@ def test_samples_are_appended_again_after_a_full_disk(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "line", ["", "[]", "{}", "null", '{"step": "x", "prompt": "a", "text": "b"}', '{"step": 1, ']
+    "line",
+    [
+        "",
+        "[]",
+        "{}",
+        "null",
+        '{"step": "x", "prompt": "a", "text": "b"}',
+        '{"step": 1, ',
+    ],
 )
 def test_line_that_is_no_sample_is_left_out(line):
     assert parse_samples([line, '{"step": 2, "prompt": "a", "text": "b"}', line]) == [
@@ -215,14 +282,26 @@ def test_line_that_is_no_sample_is_left_out(line):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"dtype": "BF16"}, {"gradient_checkpointing": True}, {"lora": {"variant": "DoRA"}}]
+    "changes",
+    [
+        {"dtype": "BF16"},
+        {"gradient_checkpointing": True},
+        {"lora": {"variant": "DoRA"}},
+    ],
 )
-def test_samples_do_not_change_the_adapter_of_other_recipes(workspace, tiny_model, changes):
+def test_samples_do_not_change_the_adapter_of_other_recipes(
+    workspace, tiny_model, changes
+):
     plain = train_config(tiny_model, max_steps=4, eval_steps=2, **changes)
     sampling = plain.model_copy(
-        update={"identity": "s" * 16, "samples": Samples(prompts=PROMPTS, max_new_tokens=4)}
+        update={
+            "identity": "s" * 16,
+            "samples": Samples(prompts=PROMPTS, max_new_tokens=4),
+        }
     )
     for config in (plain, sampling):
         run_train(config, workspace)
-    assert len(read_samples(stage_folder(workspace, "s" * 16) / SAMPLES)) == 2 * len(PROMPTS)
+    assert len(read_samples(stage_folder(workspace, "s" * 16) / SAMPLES)) == 2 * len(
+        PROMPTS
+    )
     assert adapter_digest(workspace) == adapter_digest(workspace, "s" * 16)

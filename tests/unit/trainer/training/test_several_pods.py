@@ -8,7 +8,12 @@ import pytest
 from support.stores.servers import free_port
 from support.trainer.metadata_servers import metadata_server
 from support.trainer.rank_trainings import METHODS, PLAIN, PROCESSES
-from support.trainer.training import STEPS_OF_KILLED, random_kills, stage_folder, stop_code
+from support.trainer.training import (
+    STEPS_OF_KILLED,
+    random_kills,
+    stage_folder,
+    stop_code,
+)
 
 from finetune_trainer.contract import ExitCode
 from finetune_trainer.runtime.notices import Ec2
@@ -39,7 +44,9 @@ def undisturbed(new_training):
 
 
 def of_two_pods(new_training, parallelism):
-    return new_training(nodes=2, parallelism=parallelism, gradient_accumulation_steps=2, **PLAIN)
+    return new_training(
+        nodes=2, parallelism=parallelism, gradient_accumulation_steps=2, **PLAIN
+    )
 
 
 @pytest.mark.parametrize("method", ["LoRA", "QLoRA", "DPO", "Full, sharded"])
@@ -53,9 +60,10 @@ def test_kills_of_any_pod_do_not_change_the_weights(new_training, method):
         time.sleep(after)
         pods[lost].kill(number)
         codes = [pod.wait() for pod in pods]
-        assert (codes[lost], codes[1 - lost]) == (stop_code(number), ExitCode.INTERRUPTED), (
-            disturbed.log_of(1 - lost)
-        )
+        assert (codes[lost], codes[1 - lost]) == (
+            stop_code(number),
+            ExitCode.INTERRUPTED,
+        ), disturbed.log_of(1 - lost)
     assert [pod.wait() for pod in disturbed.start_pods()] == [ExitCode.DONE] * 2
     assert disturbed.digest == calm.digest
 
@@ -63,7 +71,9 @@ def test_kills_of_any_pod_do_not_change_the_weights(new_training, method):
 @pytest.mark.parametrize("parallelism", BOTH)
 @pytest.mark.parametrize("number", [SIGTERM, SIGKILL])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_lost_pod_does_not_change_the_weights(new_training, undisturbed, parallelism, number, lost):
+def test_lost_pod_does_not_change_the_weights(
+    new_training, undisturbed, parallelism, number, lost
+):
     training = of_two_pods(new_training, parallelism)
     pods = training.start_pods()
     assert pods[0].until(lambda: training.step() > 8)
@@ -78,7 +88,10 @@ def test_lost_pod_does_not_change_the_weights(new_training, undisturbed, paralle
     ):  # the first saves the last finished step, unless that needs what the lost one had
         stopped = training.message_of(0).interruption
         assert (
-            stopped.step >= stopped.saved_step >= (6 if parallelism == "FSDP" else stopped.step) > 0
+            stopped.step
+            >= stopped.saved_step
+            >= (6 if parallelism == "FSDP" else stopped.step)
+            > 0
         )
     assert [pod.wait() for pod in training.start_pods()] == [ExitCode.DONE] * 2
     assert training.digest == undisturbed(parallelism)
@@ -97,7 +110,9 @@ def test_resumed_pods_train_as_one_process_and_the_first_writes(
     assert [pod.wait() for pod in training.start_pods()] == [ExitCode.DONE] * 2
     assert training.losses == pytest.approx(one_process.losses, abs=1e-6)
     expected = one_process.message.result.validation_loss
-    assert training.message_of(0).result.validation_loss == pytest.approx(expected, abs=1e-6)
+    assert training.message_of(0).result.validation_loss == pytest.approx(
+        expected, abs=1e-6
+    )
     assert training.message_of(1).result is None
 
 
@@ -105,15 +120,27 @@ def test_notice_on_another_node_saves_the_next_step(new_training):
     training = new_training(nodes=2, max_steps=4000, checkpoint={"every_steps": 5000})
     with metadata_server("EC2") as (served, base):
         served.set(Ec2.ACTION, {"action": "terminate", "time": "2030-01-01T08:22:00Z"})
-        noticed = {"interruption_notices": "EC2", "metadata_endpoint": base, "progress_file": None}
+        noticed = {
+            "interruption_notices": "EC2",
+            "metadata_endpoint": base,
+            "progress_file": None,
+        }
         pods = training.start_pods(second=noticed)
         assert pods[0].until(
-            lambda: list((stage_folder(training.workspace) / "checkpoints").glob("step-*")), 60
+            lambda: list(
+                (stage_folder(training.workspace) / "checkpoints").glob("step-*")
+            ),
+            60,
         )
         pods[0].kill()
         assert [pod.wait() for pod in pods] == [ExitCode.INTERRUPTED] * 2
     assert "EC2 announces terminate" in training.log_of(1)
-    assert training.log_of(0).count(f"{NOTICE_OF_ANOTHER}: the next step boundary is saved") == 1
+    assert (
+        training.log_of(0).count(
+            f"{NOTICE_OF_ANOTHER}: the next step boundary is saved"
+        )
+        == 1
+    )
 
 
 def test_pod_that_waits_for_another_in_vain_can_be_retried(new_training):
@@ -132,4 +159,6 @@ def test_pods_log_that_their_numeric_environments_differ(new_training, version):
         training.start_pod(1, port, {}, **{"peft.__version__": version}),
     ]
     assert [pod.wait() for pod in pods] == [ExitCode.DONE] * 2
-    assert [UNLIKE in training.log_of(rank) for rank in range(2)] == [version == "0.1"] * 2
+    assert [UNLIKE in training.log_of(rank) for rank in range(2)] == [
+        version == "0.1"
+    ] * 2

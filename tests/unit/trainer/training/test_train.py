@@ -88,13 +88,17 @@ def test_output_is_valid_until_a_byte_of_it_changes(tiny_model, workspace):
     assert not train.is_output_valid(result, config, environment(workspace))
 
 
-def test_two_runs_in_different_folders_give_the_same_bytes(tiny_model, workspace, tmp_path):
+def test_two_runs_in_different_folders_give_the_same_bytes(
+    tiny_model, workspace, tmp_path
+):
     config = train_config(tiny_model, max_steps=4, eval_steps=2)
     first = run_train(config, workspace)
     elsewhere = tmp_path / "elsewhere"
     write_rows(elsewhere, documents(60), documents(12, seed=5))
     assert run_train(config, elsewhere) == first
-    settings = json.loads((stage_folder(workspace) / "output" / "adapter_config.json").read_text())
+    settings = json.loads(
+        (stage_folder(workspace) / "output" / "adapter_config.json").read_text()
+    )
     assert settings["base_model_name_or_path"] == config.model.uri
     assert settings["target_modules"] == sorted(settings["target_modules"])
     assert str(tmp_path / "train") not in json.dumps(settings)
@@ -103,7 +107,9 @@ def test_two_runs_in_different_folders_give_the_same_bytes(tiny_model, workspace
 def test_different_seed_gives_different_adapter(tiny_model, workspace):
     run_train(train_config(tiny_model, max_steps=2), workspace)
     first = adapter_digest(workspace)
-    run_train(train_config(tiny_model, max_steps=2, seed=12, identity="b" * 16), workspace)
+    run_train(
+        train_config(tiny_model, max_steps=2, seed=12, identity="b" * 16), workspace
+    )
     assert adapter_digest(workspace, "b" * 16) != first
 
 
@@ -116,7 +122,13 @@ def test_different_seed_gives_different_adapter(tiny_model, workspace):
             "lora": {"rank": 4, "variant": "RsLoRA"},
             "optimizer": {"weight_decay": 0.1, "scheduler": "Linear"},
         },
-        {"optimizer": {"max_grad_norm": 0, "scheduler": "Constant", "warmup_fraction": 0.5}},
+        {
+            "optimizer": {
+                "max_grad_norm": 0,
+                "scheduler": "Constant",
+                "warmup_fraction": 0.5,
+            }
+        },
     ],
     ids=str,
 )
@@ -137,7 +149,9 @@ def test_activation_checkpointing_does_not_change_the_adapter(tiny_model, worksp
     run_train(train_config(tiny_model, max_steps=3), workspace)
     first = adapter_digest(workspace)
     run_train(
-        train_config(tiny_model, max_steps=3, gradient_checkpointing=True, identity="b" * 16),
+        train_config(
+            tiny_model, max_steps=3, gradient_checkpointing=True, identity="b" * 16
+        ),
         workspace,
     )
     assert adapter_digest(workspace, "b" * 16) == first
@@ -154,7 +168,11 @@ def test_without_validation_rows_last_adapter_is_the_result(tiny_model, tmp_path
 def test_fewer_rows_than_a_batch_can_be_trained_on(tiny_model, tmp_path, count):
     write_rows(tmp_path, [document(9 * i, 30) for i in range(count)], [document(1, 20)])
     config = train_config(
-        tiny_model, max_steps=None, epochs=8, micro_batch_size=4, gradient_accumulation_steps=1
+        tiny_model,
+        max_steps=None,
+        epochs=8,
+        micro_batch_size=4,
+        gradient_accumulation_steps=1,
     )
     result = run_train(config, tmp_path)
     assert result.steps == 8 * count // 4
@@ -165,7 +183,11 @@ def test_fewer_rows_than_a_batch_can_be_trained_on(tiny_model, tmp_path, count):
 def test_fractional_epoch_sees_that_fraction_of_the_rows(tiny_model, tmp_path):
     write_rows(tmp_path, [document(i, 30) for i in range(10)])
     config = train_config(
-        tiny_model, max_steps=None, epochs=0.5, micro_batch_size=2, gradient_accumulation_steps=1
+        tiny_model,
+        max_steps=None,
+        epochs=0.5,
+        micro_batch_size=2,
+        gradient_accumulation_steps=1,
     )
     result = run_train(config, tmp_path)
     assert (result.steps, result.tokens) == (3, 5 * 30)
@@ -192,15 +214,22 @@ def test_adapter_with_lowest_validation_loss_is_the_result(tiny_model, tmp_path)
         torch.device("cpu"),
         config.recipe,
     )
-    model.load(load_file(stage_folder(tmp_path) / "output" / "adapter_model.safetensors"))
+    model.load(
+        load_file(stage_folder(tmp_path) / "output" / "adapter_model.safetensors")
+    )
     rows = PackedRows(tmp_path / "prepare" / PREPARED / "output", "validation")
-    means = Validator(objective_of(config.recipe, rows), None, 24).means(model, ALONE, lambda: None)
+    means = Validator(objective_of(config.recipe, rows), None, 24).means(
+        model, ALONE, lambda: None
+    )
     assert means["loss"] == pytest.approx(result.validation_loss, abs=1e-6)
 
 
 def test_early_stopping_ends_training(tiny_model, tmp_path):
     # The best step differs between types of CPU, so the recipe has steps to spare.
-    recipe = overfitting_recipe(tmp_path) | {"early_stopping": {"patience": 2}, "max_steps": 96}
+    recipe = overfitting_recipe(tmp_path) | {
+        "early_stopping": {"patience": 2},
+        "max_steps": 96,
+    }
     result = run_train(train_config(tiny_model, **recipe), tmp_path)
     assert result.steps == result.best_step + 8 < 96
 
@@ -209,7 +238,8 @@ def test_tokens_outside_the_vocabulary_are_rejected(tmp_path):
     smaller = make_tiny_model(tmp_path / "model", vocabulary=290)
     write_rows(tmp_path, documents(20))
     with pytest.raises(
-        DataInvalid, match=r"the model's vocabulary is 0 to 289: .* another model's tokenizer"
+        DataInvalid,
+        match=r"the model's vocabulary is 0 to 289: .* another model's tokenizer",
     ):
         run_train(train_config(smaller), tmp_path)
 
@@ -247,7 +277,8 @@ def test_corrupt_packed_rows_are_rejected(tiny_model, workspace):
     rows = workspace / "prepare" / ("p" * 16) / "output" / "train-00000.rows"
     rows.write_bytes(b"\x07" + rows.read_bytes()[1:])
     with pytest.raises(
-        DataInvalid, match=r"train-00000.rows: row 0 does not match its checksum.*run prepare again"
+        DataInvalid,
+        match=r"train-00000.rows: row 0 does not match its checksum.*run prepare again",
     ):
         run_train(train_config(tiny_model), workspace)
 
@@ -267,12 +298,16 @@ def test_rows_without_any_target_are_rejected(tiny_model, tmp_path):
 def test_early_stopping_without_validation_is_rejected(tiny_model, tmp_path):
     write_rows(tmp_path, documents(20))
     with pytest.raises(ConfigInvalid, match=r"set train.evalSteps"):
-        run_train(train_config(tiny_model, eval_steps=None, early_stopping={}), tmp_path)
+        run_train(
+            train_config(tiny_model, eval_steps=None, early_stopping={}), tmp_path
+        )
     with pytest.raises(DataInvalid, match=r"raise validation\.fraction"):
         run_train(train_config(tiny_model, early_stopping={}), tmp_path)
 
 
 def test_rows_longer_than_model_positions_are_rejected(tiny_model, tmp_path):
     write_rows(tmp_path, documents(20), context_length=1024)
-    with pytest.raises(ConfigInvalid, match=r"set prepare.contextLength to 512 or less"):
+    with pytest.raises(
+        ConfigInvalid, match=r"set prepare.contextLength to 512 or less"
+    ):
         run_train(train_config(tiny_model), tmp_path)

@@ -20,12 +20,18 @@ from finetune_trainer.training.batches import StepSampler, load_batch
     accumulation=st.integers(1, 3),
     seed=st.integers(-(2**63), 2**64),
 )
-def test_every_row_is_sampled_once_per_epoch(rows, epochs, batch_size, accumulation, seed):
+def test_every_row_is_sampled_once_per_epoch(
+    rows, epochs, batch_size, accumulation, seed
+):
     recipe = TrainRecipe(
-        epochs=epochs, micro_batch_size=batch_size, gradient_accumulation_steps=accumulation
+        epochs=epochs,
+        micro_batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
     )
     sampler = StepSampler.of(recipe, rows, seed)
-    sampled = np.concatenate([sampler.rows_for_step(step) for step in range(sampler.steps)])
+    sampled = np.concatenate(
+        [sampler.rows_for_step(step) for step in range(sampler.steps)]
+    )
     assert len(sampled) == max(1, round(epochs * rows))
     counts = np.bincount(sampled, minlength=rows)
     assert counts.max() - counts.min() <= 1
@@ -37,14 +43,18 @@ def test_every_row_is_sampled_once_per_epoch(rows, epochs, batch_size, accumulat
 
 def test_all_steps_are_full_with_max_steps():
     sampler = StepSampler.of(
-        TrainRecipe(max_steps=7, micro_batch_size=4, gradient_accumulation_steps=2), rows=3, seed=1
+        TrainRecipe(max_steps=7, micro_batch_size=4, gradient_accumulation_steps=2),
+        rows=3,
+        seed=1,
     )
     assert sampler.steps == 7
     assert {len(sampler.rows_for_step(step)) for step in range(7)} == {8}
 
 
 def test_order_of_rows_depends_on_seed_and_epoch():
-    orders = {tuple(permutation(50, seed, epoch)) for seed in range(3) for epoch in range(3)}
+    orders = {
+        tuple(permutation(50, seed, epoch)) for seed in range(3) for epoch in range(3)
+    }
     assert len(orders) == 9
 
 
@@ -76,7 +86,9 @@ def test_batch_size_excludes_padding(rows):
 
 def test_first_token_of_a_document_is_never_a_target(tmp_path):
     unmasked = Document(document(0, 8).tokens, np.ones(8, dtype="u1"))
-    rows = PackedRows(write_rows(tmp_path, [unmasked, unmasked], context_length=16), "train")
+    rows = PackedRows(
+        write_rows(tmp_path, [unmasked, unmasked], context_length=16), "train"
+    )
     assert 7 not in load_batch(rows, np.array([0])).target_positions.tolist()
 
 

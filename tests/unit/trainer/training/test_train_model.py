@@ -47,11 +47,14 @@ def packed(tmp_path, pair):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_packed_document_has_the_logits_it_has_alone(tiny_model, packed, pair, batch_size):
+def test_packed_document_has_the_logits_it_has_alone(
+    tiny_model, packed, pair, batch_size
+):
     model = adapted(tiny_model).model.eval()
     batch = load_batch(packed, np.zeros(batch_size, dtype=int))
     starts = {
-        int(tokens[0]): index for index, tokens in enumerate([pair[0].tokens, pair[1].tokens])
+        int(tokens[0]): index
+        for index, tokens in enumerate([pair[0].tokens, pair[1].tokens])
     }
     first = starts[int(packed.read([0]).tokens[0, 0])]
     order = [pair[first], pair[1 - first]]
@@ -61,7 +64,8 @@ def test_packed_document_has_the_logits_it_has_alone(tiny_model, packed, pair, b
             input_ids=batch.tokens, position_ids=batch.positions, use_cache=False
         ).logits
         alone = model(
-            input_ids=torch.from_numpy(order[1].tokens.astype(np.int64))[None], use_cache=False
+            input_ids=torch.from_numpy(order[1].tokens.astype(np.int64))[None],
+            use_cache=False,
         ).logits
         leaking = model(input_ids=batch.tokens, use_cache=False).logits
     for row in together:
@@ -74,10 +78,12 @@ def test_model_without_document_isolation_is_rejected(tiny_model, dtype, monkeyp
     model = adapted(tiny_model, dtype=dtype)
     check_isolation(model, "m")
     monkeypatch.setattr(
-        "transformers.masking_utils.find_packed_sequence_indices", lambda _positions: None
+        "transformers.masking_utils.find_packed_sequence_indices",
+        lambda _positions: None,
     )
     with pytest.raises(
-        ConfigInvalid, match=r"attend to each other in this architecture \(LlamaForCausalLM\)"
+        ConfigInvalid,
+        match=r"attend to each other in this architecture \(LlamaForCausalLM\)",
     ):
         check_isolation(model, "m")
 
@@ -90,17 +96,20 @@ def test_packed_loss_and_gradients_equal_those_unpacked(tiny_model, packed, pair
     model.model.zero_grad()
     theirs = torch.zeros(())
     for each in pair:
-        labels = torch.from_numpy(np.where(each.loss_mask, each.tokens, -100).astype(np.int64))[
-            None
-        ]
+        labels = torch.from_numpy(
+            np.where(each.loss_mask, each.tokens, -100).astype(np.int64)
+        )[None]
         output = model.model(
-            input_ids=torch.from_numpy(each.tokens.astype(np.int64))[None], labels=labels
+            input_ids=torch.from_numpy(each.tokens.astype(np.int64))[None],
+            labels=labels,
         )
         theirs = theirs + output.loss * int(each.loss_mask[1:].sum())
     theirs.backward()
     torch.testing.assert_close(ours, theirs)
     for name, parameter in model.trainable.items():
-        torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            gradients[name], parameter.grad, atol=1e-6, rtol=1e-4
+        )
 
 
 class InOrder(Trainer):
@@ -122,7 +131,9 @@ def test_five_steps_give_the_weights_of_hf_trainer(tiny_model, tmp_path):
     config = train_config(tiny_model, **plain, optimizer=optimizer)
     run_train(config, tmp_path)
     ours = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    ours = PeftModel.from_pretrained(ours, tmp_path / "train" / config.identity / "output")
+    ours = PeftModel.from_pretrained(
+        ours, tmp_path / "train" / config.identity / "output"
+    )
 
     rows = PackedRows(rows_folder, "train")
     sampler = StepSampler.of(config.recipe, len(rows), config.seed)
@@ -131,7 +142,9 @@ def test_five_steps_give_the_weights_of_hf_trainer(tiny_model, tmp_path):
         read = rows.read([row])
         tokens = read.tokens[0].astype(np.int64)
         labels = np.where(read.loss_mask[0], tokens, -100)
-        records.append({"input_ids": tokens, "position_ids": read.positions[0], "labels": labels})
+        records.append(
+            {"input_ids": tokens, "position_ids": read.positions[0], "labels": labels}
+        )
     model = adapted(tiny_model, seed=config.seed, noise=False, **plain).model
     model.config.use_cache = False
     arguments = TrainingArguments(
@@ -167,7 +180,9 @@ def test_adapter_is_fp32_in_every_variant_and_dtype(tiny_model, dtype, variant):
     assert next(p for p in model.model.parameters() if not p.requires_grad).dtype == (
         torch.bfloat16 if dtype == "BF16" else torch.float32
     )
-    scaling = model.model.base_model.model.model.layers[0].self_attn.q_proj.scaling["default"]
+    scaling = model.model.base_model.model.model.layers[0].self_attn.q_proj.scaling[
+        "default"
+    ]
     assert scaling == pytest.approx(32 / 4 if variant == "RsLoRA" else 32 / 16)
     magnitudes = [name for name in model.weights if "magnitude" in name]
     assert bool(magnitudes) == (variant == "DoRA")
@@ -192,7 +207,9 @@ def test_head_is_computed_only_at_target_positions(tiny_model, packed):
 def test_target_module_matches_by_suffix_or_pattern(tiny_model):
     def adapted_layers(*names):
         model = adapted(tiny_model, lora={"target_modules": names})
-        return {name.split(".lora_")[0].split("model.layers.")[1] for name in model.weights}
+        return {
+            name.split(".lora_")[0].split("model.layers.")[1] for name in model.weights
+        }
 
     assert adapted_layers("q_proj") == {"0.self_attn.q_proj", "1.self_attn.q_proj"}
     assert adapted_layers("layers.1.self_attn.v_proj", "down_proj") == {
@@ -213,7 +230,9 @@ def test_unknown_target_module_is_rejected_listing_layers(tiny_model, names):
 
 
 def test_model_with_too_few_positions_is_rejected(tiny_model):
-    with pytest.raises(ConfigInvalid, match="supports 512 positions, the packed rows have 513"):
+    with pytest.raises(
+        ConfigInvalid, match="supports 512 positions, the packed rows have 513"
+    ):
         check_context_length(BaseModel("m", tiny_model, "sha256:0"), 513)
 
 
@@ -258,24 +277,34 @@ def test_initial_adapter_depends_on_the_seed(tiny_model):
     def weight_sums(seed):
         base = load_base(tiny_model, torch.float32)
         model = attach_adapter(base, Lora(), ModelSource(uri="m"), seed)
-        return [p.sum().item() for name, p in model.named_parameters() if "lora_A" in name]
+        return [
+            p.sum().item() for name, p in model.named_parameters() if "lora_A" in name
+        ]
 
     assert weight_sums(1) == weight_sums(1) != weight_sums(2)
 
 
-def test_gradients_do_not_depend_on_copies_of_inputs_in_fp32(tiny_model, packed, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # compiled layers are PEFT's
+def test_gradients_do_not_depend_on_copies_of_inputs_in_fp32(
+    tiny_model, packed, monkeypatch
+):
+    monkeypatch.setattr(
+        torch.compiler, "is_compiling", lambda: True
+    )  # compiled layers are PEFT's
 
     def gradients(*, copies):
         model = adapted(tiny_model, dtype="BF16", lora={"rank": 4, "dropout": 0.0})
-        layers = [module for module in model.model.modules() if isinstance(module, LoraLayer)]
+        layers = [
+            module for module in model.model.modules() if isinstance(module, LoraLayer)
+        ]
         assert {layer.cast_input_dtype_enabled for layer in layers} == {False}
         for layer in layers:
             layer.cast_input_dtype_enabled = copies
         model.loss_sum(load_batch(packed, [0])).backward()
         return [parameter.grad for parameter in model.trainable.values()]
 
-    for ours, theirs in zip(gradients(copies=False), gradients(copies=True), strict=True):
+    for ours, theirs in zip(
+        gradients(copies=False), gradients(copies=True), strict=True
+    ):
         assert torch.equal(ours, theirs)
 
 
@@ -289,13 +318,16 @@ def test_untrained_dora_on_a_bf16_base_changes_no_logit(tiny_model):
         with model.disable_adapter():
             assert torch.equal(with_adapter, model(input_ids=tokens).logits)
     assert (
-        model.base_model.model.model.layers[0].mlp.up_proj.lora_magnitude_vector["default"].weight
+        model.base_model.model.model.layers[0]
+        .mlp.up_proj.lora_magnitude_vector["default"]
+        .weight
         > 0
     ).all()
 
 
 def test_dora_on_a_layer_with_zero_rows_is_rejected(tiny_model):
     with pytest.raises(
-        ConfigInvalid, match=r"1 rows of .*lm_head are zero.*remove this layer from targetModules"
+        ConfigInvalid,
+        match=r"1 rows of .*lm_head are zero.*remove this layer from targetModules",
     ):
         adapted(tiny_model, lora={"variant": "DoRA", "target_modules": ("lm_head",)})

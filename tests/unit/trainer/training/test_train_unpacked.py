@@ -4,8 +4,19 @@ import numpy as np
 import pytest
 import torch
 from support.trainer.models import prompt_records, write_jsonl
-from support.trainer.prepared import output_folder, packed_documents, prepare, prepare_config
-from support.trainer.training import document, documents, run_train, train_config, write_rows
+from support.trainer.prepared import (
+    output_folder,
+    packed_documents,
+    prepare,
+    prepare_config,
+)
+from support.trainer.training import (
+    document,
+    documents,
+    run_train,
+    train_config,
+    write_rows,
+)
 
 from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.loading import load_base
@@ -40,14 +51,22 @@ def loss_and_gradients(model, folder, batch_size):
         loss = loss + model.loss_sum(batch)
         tokens += batch.size
     loss.backward()
-    return loss.detach(), {name: p.grad.clone() for name, p in model.trainable.items()}, tokens
+    return (
+        loss.detach(),
+        {name: p.grad.clone() for name, p in model.trainable.items()},
+        tokens,
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_unpacked_loss_and_gradients_equal_the_packed_ones(tiny_model, tmp_path, batch_size):
+def test_unpacked_loss_and_gradients_equal_the_packed_ones(
+    tiny_model, tmp_path, batch_size
+):
     model = trained(tiny_model)
     packed = write_rows(tmp_path / "packed", documents(12), context_length=64)
-    unpacked = write_rows(tmp_path / "unpacked", documents(12), context_length=64, packing=False)
+    unpacked = write_rows(
+        tmp_path / "unpacked", documents(12), context_length=64, packing=False
+    )
     assert len(PackedRows(packed, "train")) < len(PackedRows(unpacked, "train")) == 12
 
     loss, gradients, tokens = loss_and_gradients(model, packed, batch_size)
@@ -57,7 +76,9 @@ def test_unpacked_loss_and_gradients_equal_the_packed_ones(tiny_model, tmp_path,
     assert tokens == unpacked_tokens == sum(len(each.tokens) for each in documents(12))
     torch.testing.assert_close(unpacked_loss, loss)
     for name, gradient in gradients.items():
-        torch.testing.assert_close(unpacked_gradients[name], gradient, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            unpacked_gradients[name], gradient, atol=1e-5, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize(
@@ -67,12 +88,16 @@ def test_unpacked_loss_and_gradients_equal_the_packed_ones(tiny_model, tmp_path,
 )
 def test_batch_is_cut_to_its_longest_document(tmp_path, lengths, expected):
     pair = [document(number, length) for number, length in enumerate(lengths)]
-    rows = PackedRows(write_rows(tmp_path, pair, context_length=60, packing=False), "train")
+    rows = PackedRows(
+        write_rows(tmp_path, pair, context_length=60, packing=False), "train"
+    )
     batch = load_batch(rows, np.array([0, 1]))
     assert batch.tokens.shape == batch.positions.shape == (2, expected)
     assert batch.positions.tolist() == [list(range(expected))] * 2
     assert batch.size == sum(lengths)
-    expected_targets = np.concatenate([each.tokens[each.loss_mask == 1] for each in pair])
+    expected_targets = np.concatenate(
+        [each.tokens[each.loss_mask == 1] for each in pair]
+    )
     assert batch.targets.tolist() == expected_targets.tolist()
     following = batch.tokens.flatten()[batch.target_positions + 1]
     assert following.tolist() == expected_targets.tolist()
@@ -80,7 +105,8 @@ def test_batch_is_cut_to_its_longest_document(tmp_path, lengths, expected):
 
 def test_unpacked_rows_need_no_isolation(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "transformers.masking_utils.find_packed_sequence_indices", lambda _positions: None
+        "transformers.masking_utils.find_packed_sequence_indices",
+        lambda _positions: None,
     )
     write_rows(tmp_path, documents(20), documents(4, seed=5))
     with pytest.raises(ConfigInvalid, match="attend to each other"):
@@ -89,7 +115,9 @@ def test_unpacked_rows_need_no_isolation(tiny_model, tmp_path, monkeypatch):
     assert run_train(train_config(tiny_model), tmp_path).validation_loss is not None
 
 
-def test_prepare_without_packing_gives_a_row_a_record(tokenizer_folder, environment, manifest_dir):
+def test_prepare_without_packing_gives_a_row_a_record(
+    tokenizer_folder, environment, manifest_dir
+):
     write_jsonl(manifest_dir / "data.jsonl", prompt_records(40))
     result = prepare(prepare_config(tokenizer_folder, packing=False), environment)
     rows = PackedRows(output_folder(environment), "train")

@@ -61,7 +61,9 @@ class PartFolder:
 
     def save(self, number: int, state: PartState) -> None:
         """Record a part as complete. Its rows must be durable: the next process does not write them again."""
-        write_durably(self._state_file(number), state.model_dump_json(indent=1).encode())
+        write_durably(
+            self._state_file(number), state.model_dump_json(indent=1).encode()
+        )
 
     def clear(self) -> None:
         """Delete all parts and create the empty folder."""
@@ -111,6 +113,10 @@ class PartFolder:
             kept.add(self._state_file(number))
             kept.update(self._row_files(number, state).values())
         # Hidden files are what a killed process left of a state file that it was writing.
-        for path in [*self._folder.glob("*.json"), *self._folder.glob(".*"), *self.rows.iterdir()]:
+        for path in [
+            *self._folder.glob("*.json"),
+            *self._folder.glob(".*"),
+            *self.rows.iterdir(),
+        ]:
             if path not in kept:
                 path.unlink()

@@ -110,7 +110,9 @@ class PackedRows:
     def read(self, indices: Iterable[int] | NDArray[np.int64]) -> RowBatch:
         """Read the rows with these indices; raise DataInvalid if a row is damaged."""
         wanted = [int(index) for index in indices]
-        records = np.empty((len(wanted), record_size(self.context_length)), dtype=np.uint8)
+        records = np.empty(
+            (len(wanted), record_size(self.context_length)), dtype=np.uint8
+        )
         try:
             for record, index in zip(records, wanted, strict=True):
                 # Copied into one array: the bytes of a row that was read cannot be changed.
@@ -127,7 +129,9 @@ class PackedRows:
         data = os.pread(descriptor, size, row * size)
         name = f"{self._folder.name}/{file_name(self.split, part)}"
         if len(data) < size:
-            raise CorruptArtifact(f"{name} has {len(data)} of the {size} bytes of row {row}")
+            raise CorruptArtifact(
+                f"{name} has {len(data)} of the {size} bytes of row {row}"
+            )
         record = np.frombuffer(data, dtype=np.uint8)
         if not is_intact(record, self.split, part, row):
             raise CorruptArtifact(f"{name}: row {row} does not match its checksum")

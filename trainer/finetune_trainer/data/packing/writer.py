@@ -97,7 +97,10 @@ class PackedWriter:
 
     def _new_part(self) -> "dict[Split, _SplitWriter]":
         number = len(self.parts)
-        return {split: _SplitWriter(self._folder, split, number, self._row) for split in SPLITS}
+        return {
+            split: _SplitWriter(self._folder, split, number, self._row)
+            for split in SPLITS
+        }
 
     def add(self, split: Split, document: Document) -> None:
         """Add a document of at most contextLength tokens to a row."""
@@ -152,7 +155,10 @@ class PackedWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, _error: object, _trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        _error: object,
+        _trace: TracebackType | None,
     ) -> None:
         if kind is not None:
             for split in self._splits.values():
@@ -166,7 +172,9 @@ class PackedWriter:
 class _RowBuilder:
     """Builds the bytes of rows."""
 
-    def __init__(self, context_length: int, pad_token_id: int, *, packing: bool) -> None:
+    def __init__(
+        self, context_length: int, pad_token_id: int, *, packing: bool
+    ) -> None:
         self.context_length = context_length
         self.packing = packing
         self._pad_token_id = pad_token_id
@@ -254,7 +262,11 @@ class _SplitWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         return SplitPart(
-            self.rows, self.tokens, self._targets, self._largest_token, self._sha256.hexdigest()
+            self.rows,
+            self.tokens,
+            self._targets,
+            self._largest_token,
+            self._sha256.hexdigest(),
         )
 
     def abandon(self) -> None:

@@ -29,7 +29,9 @@ class FieldColumns:
     a column for a field that the objective does not read.
     """
 
-    def __init__(self, columns: Columns | None = None, objective: Objective = "SFT") -> None:
+    def __init__(
+        self, columns: Columns | None = None, objective: Objective = "SFT"
+    ) -> None:
         named: dict[str, str] = columns.model_dump(exclude_none=True) if columns else {}
         self._objective = objective
         unread = sorted(named.keys() - fields_for(objective))
@@ -58,7 +60,9 @@ class FieldColumns:
         """Return a record's fields by their own names; raise InvalidRecord if it lacks a column."""
         if not self._required:
             return record
-        fields = {field: _value(record, column) for field, column in self._required.items()}
+        fields = {
+            field: _value(record, column) for field, column in self._required.items()
+        }
         for field, value in fields.items():
             if value is _MISSING:
                 has = ", ".join(map(str, record)) or "none"

@@ -73,12 +73,16 @@ def fetch_datasets(config: PrepareConfig, environment: Environment) -> list[Data
     """
     all_wanted = _wanted(config)
     all_fetched = [fetch_dataset(wanted.source, environment) for wanted in all_wanted]
-    names = _distinct_names({file.name for fetched in all_fetched for file in fetched.files})
+    names = _distinct_names(
+        {file.name for fetched in all_fetched for file in fetched.files}
+    )
     return [
         Dataset(
             field=wanted.field,
             source=wanted.source,
-            files=tuple(DataFile(file.path, names[file.name]) for file in fetched.files),
+            files=tuple(
+                DataFile(file.path, names[file.name]) for file in fetched.files
+            ),
             weight=wanted.source.weight,
             validation_fraction=wanted.validation_fraction,
             pin=fetched.pin,
@@ -121,10 +125,14 @@ def _columns_of(dataset: Dataset, objective: Objective) -> FieldColumns:
 class RecordReader:
     """Reads the records of all data sets, and computes a digest of the bytes that it reads."""
 
-    def __init__(self, datasets: Sequence[Dataset], objective: Objective = "SFT") -> None:
+    def __init__(
+        self, datasets: Sequence[Dataset], objective: Objective = "SFT"
+    ) -> None:
         self._datasets = datasets
         self._columns = [_columns_of(dataset, objective) for dataset in datasets]
-        self._files = [(dataset, file) for dataset in datasets for file in dataset.files]
+        self._files = [
+            (dataset, file) for dataset in datasets for file in dataset.files
+        ]
         self._formats = [
             format_of(file.path, dataset.source.format) for dataset, file in self._files
         ]

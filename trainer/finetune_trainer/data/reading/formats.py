@@ -19,7 +19,13 @@ from pyarrow.parquet import ParquetFile
 from finetune_trainer.contract import DataFormat
 from finetune_trainer.data.reading.columns import FieldColumns
 from finetune_trainer.data.reading.source_file import COMPRESSIONS, SourceFile
-from finetune_trainer.data.records.records import NESTED, Fields, InvalidRecord, kind_of, shortened
+from finetune_trainer.data.records.records import (
+    NESTED,
+    Fields,
+    InvalidRecord,
+    kind_of,
+    shortened,
+)
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 
 FORMAT_BY_EXTENSION: dict[str, DataFormat] = {
@@ -127,13 +133,17 @@ def _parsed(line: bytes, columns: FieldColumns) -> Fields | InvalidRecord:
 
 def _fields(value: object) -> Fields:
     if not isinstance(value, dict):
-        raise InvalidRecord(f"a record is a JSON object {{…}}, this is {kind_of(value)}")
+        raise InvalidRecord(
+            f"a record is a JSON object {{…}}, this is {kind_of(value)}"
+        )
     return value
 
 
 def _as_text(source: SourceFile) -> TextIO:
     # A byte that is not UTF-8 becomes a lone surrogate. Only the record that holds it is rejected later.
-    return TextIOWrapper(source.open(), encoding="utf-8-sig", errors="surrogateescape", newline="")
+    return TextIOWrapper(
+        source.open(), encoding="utf-8-sig", errors="surrogateescape", newline=""
+    )
 
 
 def _json(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
@@ -214,7 +224,8 @@ class _JsonWindow:
                 # Before the end of the file, the value may only be cut by the end of the window.
                 if self._ended:
                     raise self.fault(
-                        f"not JSON: {error.msg}; nothing after it can be read", error.pos
+                        f"not JSON: {error.msg}; nothing after it can be read",
+                        error.pos,
                     ) from None
             except RecursionError:
                 raise self.fault("nested too deeply") from None
@@ -224,7 +235,9 @@ class _JsonWindow:
                     self._move(end)
                     return value
             if len(self._text) - self._at > LONGEST_RECORD:
-                raise self.fault(f"not JSON, or a record longer than {LONGEST_RECORD >> 20} MiB")
+                raise self.fault(
+                    f"not JSON, or a record longer than {LONGEST_RECORD >> 20} MiB"
+                )
             self._read_chunk()
 
     def _move(self, at: int) -> None:
@@ -257,7 +270,9 @@ def _csv(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
         yield from _csv_rows(rows, header, columns)
 
 
-def _csv_rows(rows: Any, header: list[str], columns: FieldColumns) -> Iterator[ReadRecord]:
+def _csv_rows(
+    rows: Any, header: list[str], columns: FieldColumns
+) -> Iterator[ReadRecord]:
     while True:
         # A quoted cell may span lines, so the record's first line is the line after the record before it.
         line = rows.line_num + 1
@@ -271,7 +286,10 @@ def _csv_rows(rows: Any, header: list[str], columns: FieldColumns) -> Iterator[R
         if len(row) == len(header):
             yield line, _cells(dict(zip(header, row, strict=True)), columns)
         elif row:
-            yield line, InvalidRecord(f"{len(row)} cells, but the header names {len(header)}")
+            yield (
+                line,
+                InvalidRecord(f"{len(row)} cells, but the header names {len(header)}"),
+            )
 
 
 def _cells(row: Fields, columns: FieldColumns) -> Fields | InvalidRecord:
@@ -301,7 +319,9 @@ def _parquet(source: SourceFile, columns: FieldColumns) -> Iterator[ReadRecord]:
         names = parquet.schema_arrow.names
         problem = columns.problem(names)
         if problem:
-            raise DataInvalid(f"{source.name}: {problem}; it has {shortened(', '.join(names))}")
+            raise DataInvalid(
+                f"{source.name}: {problem}; it has {shortened(', '.join(names))}"
+            )
         number = 1
         for batch in parquet.iter_batches(PARQUET_BATCH, columns=columns.among(names)):
             for record in _rows(batch, columns):
@@ -329,13 +349,18 @@ def _selected(row: Fields, columns: FieldColumns) -> Fields | InvalidRecord:
 
 def _without_nulls(fields: Fields) -> Fields:
     """Remove nulls within conversations and tools: in Parquet, every object has the fields of all objects."""
-    return {name: _pruned(value) if name in NESTED else value for name, value in fields.items()}
+    return {
+        name: _pruned(value) if name in NESTED else value
+        for name, value in fields.items()
+    }
 
 
 def _pruned(value: Any) -> Any:
     match value:
         case dict():
-            return {key: _pruned(inner) for key, inner in value.items() if inner is not None}
+            return {
+                key: _pruned(inner) for key, inner in value.items() if inner is not None
+            }
         case list():
             return [_pruned(inner) for inner in value]
         case _:

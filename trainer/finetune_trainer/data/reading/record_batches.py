@@ -105,7 +105,11 @@ def batches_of(
 
 
 def _add(
-    batch: RecordBatch, record: NumberedRecord, dataset: Dataset, seed: int, names: frozenset[str]
+    batch: RecordBatch,
+    record: NumberedRecord,
+    dataset: Dataset,
+    seed: int,
+    names: frozenset[str],
 ) -> None:
     batch.count += 1
     uses = uses_of(seed, record.number, dataset.weight)

@@ -38,7 +38,9 @@ class SourceFile:
         compression = COMPRESSIONS.get(self.path.suffix.lower())
         if compression is None:
             return stored
-        return io.BufferedReader(_Decompressed(stored, compression, self.name), BUFFER_BYTES)
+        return io.BufferedReader(
+            _Decompressed(stored, compression, self.name), BUFFER_BYTES
+        )
 
     def add(self, data: memoryview) -> None:
         """Add bytes that were read to the count and to the digest."""

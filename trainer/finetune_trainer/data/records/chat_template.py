@@ -105,10 +105,14 @@ class ChatTemplate:
             self._for_tools = ChatTemplate(tokenizer, variants["tool_use"])
         template = template or template_of(tokenizer)
         self._template = _FROZEN_CLOCK + template
-        self._has_generation_tag = re.search(r"{%-?\s*generation\s*-?%}", template) is not None
+        self._has_generation_tag = (
+            re.search(r"{%-?\s*generation\s*-?%}", template) is not None
+        )
         self._special_tokens = dict(tokenizer.special_tokens_map)
 
-    def render(self, conversation: Conversation, first: int = 0) -> tuple[str, tuple[Span, ...]]:
+    def render(
+        self, conversation: Conversation, first: int = 0
+    ) -> tuple[str, tuple[Span, ...]]:
         """Return the text, and the spans of the assistant's turns from message `first` on.
 
         If the template has {% generation %} tags, they mark the spans. Otherwise a span is the text that a model would
@@ -145,7 +149,10 @@ class ChatTemplate:
                     "use a model whose template supports it, or remove it from the record"
                 )
         for index, message in enumerate(conversation.messages):
-            if message.get("reasoning_content", "").strip() and not self._renders_reasoning:
+            if (
+                message.get("reasoning_content", "").strip()
+                and not self._renders_reasoning
+            ):
                 raise InvalidRecord(
                     f"messages[{index}].reasoning_content: the chat template never renders it: "
                     "put it into content, or remove it from the record"
@@ -177,7 +184,11 @@ class ChatTemplate:
 
     def _turn_start(self, text: str, earlier: Conversation, before: str) -> int | None:
         """Return the end of the generation prompt if the text begins with it, else the start of the content."""
-        prompt = self._text_of(earlier, add_generation_prompt=True) if earlier.messages else None
+        prompt = (
+            self._text_of(earlier, add_generation_prompt=True)
+            if earlier.messages
+            else None
+        )
         for prefix in (prompt, before):
             if prefix and text.startswith(prefix):
                 return len(prefix)
@@ -189,10 +200,14 @@ class ChatTemplate:
             return None
         content_end = len(text) - len(after)
         # The last ending is the empty text, so one of them always matches.
-        ending = next(ending for ending in self._turn_endings if after.startswith(ending))
+        ending = next(
+            ending for ending in self._turn_endings if after.startswith(ending)
+        )
         return content_end + len(ending)
 
-    def _calls_end(self, text: str, conversation: Conversation, index: int) -> int | None:
+    def _calls_end(
+        self, text: str, conversation: Conversation, index: int
+    ) -> int | None:
         """Return the end of a turn with tool calls, or None if it cannot be found.
 
         The placeholder is the last call's argument. In a conversation that ends here, the text after it closes the
@@ -228,7 +243,9 @@ class ChatTemplate:
         else:
             text, _ = self._render(conversation.with_message(index, placeholder))
             if _PLACEHOLDER not in text:
-                raise InvalidRecord(f"messages[{index}]: the chat template drops this turn")
+                raise InvalidRecord(
+                    f"messages[{index}]: the chat template drops this turn"
+                )
         before, _, after = text.partition(_PLACEHOLDER)
         return before, after
 
@@ -287,7 +304,9 @@ class ChatTemplate:
             return None
         return text
 
-    def _render(self, conversation: Conversation, **options: bool) -> tuple[str, list[Span]]:
+    def _render(
+        self, conversation: Conversation, **options: bool
+    ) -> tuple[str, list[Span]]:
         try:
             texts, spans = render_jinja_template(
                 [conversation.messages],
@@ -297,5 +316,7 @@ class ChatTemplate:
                 **options,
             )
         except (TemplateError, TypeError, ValueError) as error:
-            raise InvalidRecord(f"the chat template rejected the conversation: {error}") from None
+            raise InvalidRecord(
+                f"the chat template rejected the conversation: {error}"
+            ) from None
         return texts[0], spans[0] if spans else []

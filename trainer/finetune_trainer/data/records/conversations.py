@@ -36,7 +36,8 @@ class Conversation:
     def with_message(self, index: int, message: Message) -> "Conversation":
         """Return the conversation with another message at an index."""
         return replace(
-            self, messages=[*self.messages[:index], message, *self.messages[index + 1 :]]
+            self,
+            messages=[*self.messages[:index], message, *self.messages[index + 1 :]],
         )
 
 
@@ -50,8 +51,12 @@ def conversation_of(fields: Fields) -> Conversation:
 def messages_of(value: object, name: str) -> list[Message]:
     """Return the messages of a field; raise InvalidRecord if it is no list of messages."""
     if not isinstance(value, list):
-        raise InvalidRecord(f"{name} must be a list of {{role, content}}, it is {kind_of(value)}")
-    return [_message(message, f"{name}[{index}]") for index, message in enumerate(value)]
+        raise InvalidRecord(
+            f"{name} must be a list of {{role, content}}, it is {kind_of(value)}"
+        )
+    return [
+        _message(message, f"{name}[{index}]") for index, message in enumerate(value)
+    ]
 
 
 def check_has_assistant(messages: list[Message], subject: str) -> None:
@@ -110,7 +115,9 @@ def _message(value: object, path: str) -> Message:
     if value.get("role") is None:
         raise InvalidRecord(f"{path}.role is missing")
     if value.get("function_call") is not None:
-        raise InvalidRecord(f"{path}.function_call is OpenAI's earlier form: use tool_calls")
+        raise InvalidRecord(
+            f"{path}.function_call is OpenAI's earlier form: use tool_calls"
+        )
     message: Message = {"role": text_of(value, "role", f"{path}.")}
     calls = _tool_calls(value.get("tool_calls"), f"{path}.tool_calls")
     if calls:
@@ -146,7 +153,9 @@ def _tool_calls(value: object, path: str) -> list[dict[str, Any]]:
 
 def _tool_call(value: object, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidRecord(f"{path} must be an object with function, it is {kind_of(value)}")
+        raise InvalidRecord(
+            f"{path} must be an object with function, it is {kind_of(value)}"
+        )
     # Some data sets leave out `function` and write name and arguments directly into the call.
     function = value.get("function", value)
     if not isinstance(function, dict):
@@ -166,7 +175,9 @@ def _tool_call(value: object, path: str) -> dict[str, Any]:
 def _arguments(value: object, path: str) -> dict[str, Any] | str:
     match value:
         case None:
-            raise InvalidRecord(f"{path} is missing: write {{}} for a call without arguments")
+            raise InvalidRecord(
+                f"{path} is missing: write {{}} for a call without arguments"
+            )
         case dict():
             return value
         case str():
@@ -193,8 +204,12 @@ def tools_of(fields: Fields) -> list[Any] | None:
     if value is None or value == []:
         return None
     if not isinstance(value, list):
-        raise InvalidRecord(f"tools must be a list of function schemas, it is {kind_of(value)}")
+        raise InvalidRecord(
+            f"tools must be a list of function schemas, it is {kind_of(value)}"
+        )
     for index, tool in enumerate(value):
         if not isinstance(tool, dict):
-            raise InvalidRecord(f"tools[{index}] must be an object, it is {kind_of(tool)}")
+            raise InvalidRecord(
+                f"tools[{index}] must be an object, it is {kind_of(tool)}"
+            )
     return value

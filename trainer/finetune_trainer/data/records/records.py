@@ -37,7 +37,9 @@ SUPPORTED_SHAPES: dict[Objective, str] = {
     "DPO": "chosen and rejected, with or without prompt",
 }
 """The shapes of an objective, in words."""
-CONVERSATIONS: frozenset[Shape] = frozenset({"messages", "chosen and rejected messages"})
+CONVERSATIONS: frozenset[Shape] = frozenset(
+    {"messages", "chosen and rejected messages"}
+)
 """Shapes that a chat template renders."""
 NESTED = ("messages", "tools", "prompt", "chosen", "rejected")
 """Fields that may hold lists of objects."""

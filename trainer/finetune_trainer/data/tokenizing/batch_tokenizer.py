@@ -17,7 +17,11 @@ from finetune_trainer.data.tokenizing.record_tokenizer import (
     TokenizerSettings,
 )
 from finetune_trainer.data.tokenizing.worker_pool import WorkerPool
-from finetune_trainer.runtime.processors import memory_limit, own_memory, usable_processors
+from finetune_trainer.runtime.processors import (
+    memory_limit,
+    own_memory,
+    usable_processors,
+)
 
 POOL_CHARACTERS = 16 * 2**20
 """Other processes are started after so many characters, so that a small data set does not wait for their imports."""
@@ -90,7 +94,9 @@ class BatchTokenizer:
         is_worth_it = self._processes > 1 and self._characters >= POOL_CHARACTERS
         if self._pool is None and is_worth_it:
             settings = TokenizerSettings.of(self._tokenizer)
-            message = settings_message(settings, self._config.recipe, self._config.objective)
+            message = settings_message(
+                settings, self._config.recipe, self._config.objective
+            )
             self._pool = WorkerPool(self._processes, message)
         return self._ready_pool()
 

@@ -107,7 +107,9 @@ def completed_text(prompt: str, completion: str) -> TextExample:
     return TextExample(text, (completion_span,), has_special_tokens=False)
 
 
-def rendered_text(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> TextExample:
+def rendered_text(
+    chat: ChatTemplate, conversation: Conversation, first: int = 0
+) -> TextExample:
     """Return the example of a conversation; the assistant's turns from message `first` on are in the loss.
 
     Raise InvalidRecord if the template does not render the conversation.
@@ -169,7 +171,9 @@ class Encoder:
         else:
             # The fast call computes no offsets; the bytes of the tokens replace them.
             encodings = self._backend.encode_batch_fast(texts, add_special_tokens=adds)
-            located = map(partial(self._with_bytes, self._token_bytes), encodings, examples)
+            located = map(
+                partial(self._with_bytes, self._token_bytes), encodings, examples
+            )
         for example, tokens in zip(examples, located, strict=True):
             if example.has_special_tokens:
                 yield self._document(tokens)

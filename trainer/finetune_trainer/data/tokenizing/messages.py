@@ -15,8 +15,16 @@ import numpy as np
 
 from finetune_trainer.contract import Objective, PrepareRecipe
 from finetune_trainer.data.documents import Document
-from finetune_trainer.data.records.records import Fields, InvalidRecord, Shape, fields_of
-from finetune_trainer.data.tokenizing.record_tokenizer import TokenizedBatch, TokenizerSettings
+from finetune_trainer.data.records.records import (
+    Fields,
+    InvalidRecord,
+    Shape,
+    fields_of,
+)
+from finetune_trainer.data.tokenizing.record_tokenizer import (
+    TokenizedBatch,
+    TokenizerSettings,
+)
 
 _VERSION = 2
 """Version of marshal's format. Later versions spend time to find values that occur twice."""
@@ -51,14 +59,22 @@ def settings_message(
 def read_settings(message: bytes) -> tuple[TokenizerSettings, PrepareRecipe, Objective]:
     """Return the content of the first message."""
     settings, recipe, objective = _loads(message)
-    return TokenizerSettings(**settings), PrepareRecipe.model_validate_json(recipe), objective
+    return (
+        TokenizerSettings(**settings),
+        PrepareRecipe.model_validate_json(recipe),
+        objective,
+    )
 
 
-def records_message(records: Sequence[Fields | InvalidRecord], shape: Shape) -> bytes | None:
+def records_message(
+    records: Sequence[Fields | InvalidRecord], shape: Shape
+) -> bytes | None:
     """Return a message with a batch, or None if a value has a type that marshal lacks, such as a date of Parquet."""
     names = fields_of(shape)
     try:
-        return marshal.dumps((shape, [_sent(record, names) for record in records]), _VERSION)
+        return marshal.dumps(
+            (shape, [_sent(record, names) for record in records]), _VERSION
+        )
     except ValueError:
         return None
 
@@ -67,7 +83,9 @@ def read_records(message: bytes) -> tuple[list[Fields | InvalidRecord], Shape | 
     """Return the batch of a message."""
     shape, values = _loads(message)
     # A text is the reason why a record is invalid: fields are always a dict.
-    records = [InvalidRecord(value) if isinstance(value, str) else value for value in values]
+    records = [
+        InvalidRecord(value) if isinstance(value, str) else value for value in values
+    ]
     return records, shape
 
 
@@ -84,7 +102,14 @@ def batch_message(batch: TokenizedBatch) -> bytes:
             outcomes.append(outcome)
     tokens = b"".join(document.tokens.tobytes() for document in documents)
     loss_masks = b"".join(document.loss_mask.tobytes() for document in documents)
-    content = (batch.shape, outcomes, batch.truncated, batch.boundary_tokens, tokens, loss_masks)
+    content = (
+        batch.shape,
+        outcomes,
+        batch.truncated,
+        batch.boundary_tokens,
+        tokens,
+        loss_masks,
+    )
     return marshal.dumps(content, _VERSION)
 
 
@@ -116,7 +141,8 @@ def _sent(record: Fields | InvalidRecord, names: frozenset[str]) -> Fields | str
         return str(record)
     # An error names all fields of a record, and null fields do not count.
     return {
-        name: value if name in names or value is None else True for name, value in record.items()
+        name: value if name in names or value is None else True
+        for name, value in record.items()
     }
 
 

@@ -83,7 +83,11 @@ class PreferenceFormatter:
         )
 
     def _conversation(
-        self, name: str, prompt: list[Message], completion: list[Message], tools: list[Any] | None
+        self,
+        name: str,
+        prompt: list[Message],
+        completion: list[Message],
+        tools: list[Any] | None,
     ) -> TextExample:
         conversation = Conversation(prompt + completion, tools)
         try:

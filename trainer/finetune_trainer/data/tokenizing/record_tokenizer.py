@@ -11,11 +11,18 @@ from finetune_trainer.contract import Objective, PrepareRecipe
 from finetune_trainer.data.documents import Document
 from finetune_trainer.data.records.chat_template import ChatTemplate, template_of
 from finetune_trainer.data.records.records import Fields, InvalidRecord, Shape
-from finetune_trainer.data.tokenizing.encoder import Encoder, RecordFormatter, TextExample
+from finetune_trainer.data.tokenizing.encoder import (
+    Encoder,
+    RecordFormatter,
+    TextExample,
+)
 from finetune_trainer.data.tokenizing.preferences import PreferenceFormatter
 
 Formatter = RecordFormatter | PreferenceFormatter
-FORMATTERS: dict[Objective, type[Formatter]] = {"SFT": RecordFormatter, "DPO": PreferenceFormatter}
+FORMATTERS: dict[Objective, type[Formatter]] = {
+    "SFT": RecordFormatter,
+    "DPO": PreferenceFormatter,
+}
 """The formatter of records for each objective."""
 Documents = tuple[Document, ...]
 """The documents of a record: a single document, or the chosen and the rejected document of a pair."""
@@ -85,7 +92,9 @@ class LoadedTokenizer:
 class RecordTokenizer:
     """Formats records, tokenizes them, and truncates or drops records that are too long."""
 
-    def __init__(self, tokenizer: Any, recipe: PrepareRecipe, objective: Objective = "SFT") -> None:
+    def __init__(
+        self, tokenizer: Any, recipe: PrepareRecipe, objective: Objective = "SFT"
+    ) -> None:
         self._chat = ChatTemplate(tokenizer)
         self._recipe = recipe
         self._formatter = FORMATTERS[objective]
@@ -100,7 +109,9 @@ class RecordTokenizer:
         batch = TokenizedBatch(formatter.shape)
         boundary_tokens_before = self._encoder.boundary_tokens
         # All texts in one call: the tokenizer's library spreads them over the processors.
-        texts = [text for result in formatted if isinstance(result, tuple) for text in result]
+        texts = [
+            text for result in formatted if isinstance(result, tuple) for text in result
+        ]
         documents = iter(self._encoder.encode(texts) if texts else ())
         for result in formatted:
             if isinstance(result, str):
@@ -136,7 +147,9 @@ class RecordTokenizer:
 
 def _are_equal(documents: Documents) -> bool:
     """Return whether the two documents of a pair have the same tokens."""
-    return len(documents) > 1 and np.array_equal(documents[0].tokens, documents[1].tokens)
+    return len(documents) > 1 and np.array_equal(
+        documents[0].tokens, documents[1].tokens
+    )
 
 
 def _formatted(

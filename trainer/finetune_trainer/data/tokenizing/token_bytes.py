@@ -55,7 +55,9 @@ class TokenBytes:
             return None
         return token_bytes
 
-    def ends(self, tokens: Sequence[int], text: bytes, *, has_added: bool) -> Ends | None:
+    def ends(
+        self, tokens: Sequence[int], text: bytes, *, has_added: bool
+    ) -> Ends | None:
         """Return the positions in the text's bytes behind each token, or None if the tokens are not the text.
 
         With `has_added`, the tokens include the tokens that the tokenizer puts around every text, which take no bytes.

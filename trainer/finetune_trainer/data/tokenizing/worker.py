@@ -15,7 +15,10 @@ from finetune_trainer.data.tokenizing.messages import (
     receive,
     send,
 )
-from finetune_trainer.data.tokenizing.record_tokenizer import LoadedTokenizer, RecordTokenizer
+from finetune_trainer.data.tokenizing.record_tokenizer import (
+    LoadedTokenizer,
+    RecordTokenizer,
+)
 
 READY = b"ready"
 FAILED = b"failed"

@@ -57,7 +57,9 @@ SILENCE_SECONDS = 120.0
 TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Errors of xet's client have the status in their message only.
 XET_REFUSAL = re.compile(r"HTTP status client error \((401|403) ")
-URI = re.compile(r"hf://(?P<name>[^/@]+(/[^/@]+)?)(@(?P<revision>[^/]+))?(/(?P<path>.*))?")
+URI = re.compile(
+    r"hf://(?P<name>[^/@]+(/[^/@]+)?)(@(?P<revision>[^/]+))?(/(?P<path>.*))?"
+)
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,19 @@ class HubRepository:
             )
         return str(commit)
 
-    def files(self, commit: str, folder: str = "", *, recursive: bool = True) -> Iterator[RepoFile]:
+    def files(
+        self, commit: str, folder: str = "", *, recursive: bool = True
+    ) -> Iterator[RepoFile]:
         """Yield the files below a folder of a commit, with their paths in the repository.
 
         Raise DataInvalid if a path would leave the folder of a download: git has no such paths.
         """
         entries = self.api.list_repo_tree(
-            self.name, folder or None, recursive=recursive, revision=commit, repo_type=self.type
+            self.name,
+            folder or None,
+            recursive=recursive,
+            revision=commit,
+            repo_type=self.type,
         )
         for entry in entries:
             if not isinstance(entry, RepoFile):
@@ -142,7 +150,11 @@ class HubRepository:
     def url(self, path: str, commit: str) -> str:
         """Return the address of a file."""
         return hf_hub_url(
-            self.name, path, repo_type=self.type, revision=commit, endpoint=self.endpoint
+            self.name,
+            path,
+            repo_type=self.type,
+            revision=commit,
+            endpoint=self.endpoint,
         )
 
     def read(self, path: str, commit: str) -> bytes:
@@ -160,7 +172,13 @@ class HubRepository:
             yield
         except StageError:
             raise
-        except (httpx2.HTTPError, OSError, EntryNotFoundError, RuntimeError, ValueError) as error:
+        except (
+            httpx2.HTTPError,
+            OSError,
+            EntryNotFoundError,
+            RuntimeError,
+            ValueError,
+        ) as error:
             raise self._stage_error(error) from error
 
     def _stage_error(self, error: BaseException) -> StageError:
@@ -181,21 +199,23 @@ class HubRepository:
                 problem = f"HF_HUB_OFFLINE is set; unset it to reach {self.endpoint}"
             case OSError(errno=None) | RuntimeError() if _is_refusal_of_xet(error):
                 kind = CredentialsRejected
-                problem = f"the hub's storage refuses access: {error}; set HF_TOKEN again"
+                problem = (
+                    f"the hub's storage refuses access: {error}; set HF_TOKEN again"
+                )
             # The libraries raise errors of connections without a number. A number is of a failed write to the disk.
             case OSError(errno=number) if number is not None:
                 problem = f"cannot write: {error}; free some space and retry"
             case ConnectionError() | RuntimeError() | ValueError():
-                problem = f"the transfer with {self.endpoint} failed: {error}; retry later"
+                problem = (
+                    f"the transfer with {self.endpoint} failed: {error}; retry later"
+                )
             case _:
                 problem = f"{self.endpoint} does not respond: {error!r}; retry later"
         return kind(f"{self.uri}: {without_secrets(problem)}")
 
     def _error_of_answer(self, error: HfHubHTTPError) -> StageError:
         status = error.response.status_code
-        answer = (
-            f"{self.uri}: the hub answers {status}: {error.server_message or type(error).__name__}"
-        )
+        answer = f"{self.uri}: the hub answers {status}: {error.server_message or type(error).__name__}"
         if isinstance(error, GatedRepoError):
             return CredentialsRejected(
                 f"{answer}: access is by licence: accept it at {self.page}, "
@@ -220,7 +240,9 @@ class HubRepository:
 
     def _fix(self, error: HfHubHTTPError) -> str:
         if isinstance(error, RevisionNotFoundError):
-            return f"correct the revision: {self.page} has no such branch, tag or commit"
+            return (
+                f"correct the revision: {self.page} has no such branch, tag or commit"
+            )
         if isinstance(error, EntryNotFoundError):
             return f"correct the path: {self.page} has no such file at this revision"
         return f"correct the name: there is no {self.type} {self.name} that this HF_TOKEN may see"

@@ -10,7 +10,11 @@ from pathlib import Path, PurePosixPath
 
 import httpx2
 from huggingface_hub import get_hf_file_metadata, get_session, hf_raise_for_status
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.file_download import HfFileMetadata, xet_get
 from huggingface_hub.hf_api import RepoFile
 
@@ -131,7 +135,9 @@ class HubSource:
         prefix = f"{self._path}/"
         return [(entry.path.removeprefix(prefix), entry) for entry in below]
 
-    def _files_below(self, commit: str, folder: str, *, recursive: bool) -> list[RepoFile]:
+    def _files_below(
+        self, commit: str, folder: str, *, recursive: bool
+    ) -> list[RepoFile]:
         try:
             return list(self._repository.files(commit, folder, recursive=recursive))
         except EntryNotFoundError:
@@ -239,7 +245,10 @@ def _receive(url: str, path: Path, size: int | None) -> None:
         path.unlink()
         start = 0
     # Offsets and sizes count the stored bytes, so the server must not compress them.
-    headers = build_hf_headers() | {"Range": f"bytes={start}-", "Accept-Encoding": "identity"}
+    headers = build_hf_headers() | {
+        "Range": f"bytes={start}-",
+        "Accept-Encoding": "identity",
+    }
     with get_session().stream("GET", url, headers=headers) as response:
         hf_raise_for_status(response)
         # A server that knows no ranges answers 200 with the whole file.

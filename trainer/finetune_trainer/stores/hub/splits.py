@@ -25,7 +25,15 @@ FORMATS = {
 """Extensions that stages read, and the builder of `datasets` that reads each."""
 # Other keys, such as `sep`, change how a file is parsed. To ignore them would train on other records.
 UNDERSTOOD = frozenset(
-    {"config_name", "data_files", "data_dir", "default", "version", "description", "features"}
+    {
+        "config_name",
+        "data_files",
+        "data_dir",
+        "default",
+        "version",
+        "description",
+        "features",
+    }
 )
 """Keys of a config."""
 NO_DATA = frozenset({"", ".md", ".py", ".yaml", ".yml"})
@@ -34,7 +42,11 @@ FENCE = "---"
 
 
 def files_of_split(
-    uri: str, names: AbstractSet[str], readme: str, config: str | None, split: str | None
+    uri: str,
+    names: AbstractSet[str],
+    readme: str,
+    config: str | None,
+    split: str | None,
 ) -> frozenset[str]:
     """Return the names of the files that belong to a config and a split.
 
@@ -85,7 +97,9 @@ def _has_name(config: object) -> bool:
     return isinstance(config, dict) and "config_name" in config
 
 
-def _choose_config(uri: str, configs: list[dict[str, Any]], name: str | None) -> dict[str, Any]:
+def _choose_config(
+    uri: str, configs: list[dict[str, Any]], name: str | None
+) -> dict[str, Any]:
     """Return the named config, or the default config; raise ConfigInvalid if there is none, or it is not supported."""
     by_name = {str(config["config_name"]): config for config in configs}
     if name is None:
@@ -106,7 +120,9 @@ def _choose_config(uri: str, configs: list[dict[str, Any]], name: str | None) ->
 def _default_name(configs: dict[str, dict[str, Any]]) -> str | None:
     """Return the name of the config that is marked as default, or of the only config; None if that is ambiguous."""
     marked = [
-        name for name, config in configs.items() if config.get("default") or name == "default"
+        name
+        for name, config in configs.items()
+        if config.get("default") or name == "default"
     ]
     candidates = marked or list(configs)
     if len(candidates) != 1:
@@ -122,7 +138,9 @@ def _data_files(uri: str, config: dict[str, Any], root: Path) -> dict[str, list[
     folder = (root / base).as_posix()
     try:
         data_files = config.get("data_files")
-        patterns = _patterns(uri, data_files) if data_files else get_data_patterns(folder)
+        patterns = (
+            _patterns(uri, data_files) if data_files else get_data_patterns(folder)
+        )
         by_split = DataFilesDict.from_patterns(patterns, base_path=folder)
     except FileNotFoundError:
         raise ConfigInvalid(

@@ -23,7 +23,11 @@ from finetune_trainer.runtime.artifacts import (
     digest_file,
     digest_of_value,
 )
-from finetune_trainer.runtime.errors import ConfigInvalid, CredentialsRejected, ServiceUnavailable
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    CredentialsRejected,
+    ServiceUnavailable,
+)
 from finetune_trainer.stores.concurrent import in_thread
 from finetune_trainer.stores.hub.client import HubRepository, HubUri
 from finetune_trainer.stores.hub.source import git_object_id
@@ -197,7 +201,9 @@ class HubTarget:
             self._check_empty_card(commit, sorted(foreign))
         return BranchHead(commit, files, entries)
 
-    def _manifest(self, commit: str, files: dict[str, RepoFile]) -> ManifestEntries | None:
+    def _manifest(
+        self, commit: str, files: dict[str, RepoFile]
+    ) -> ManifestEntries | None:
         """Return the entries of the manifest of a push; None if there is no such manifest."""
         if MANIFEST not in files or files[MANIFEST].size > LARGEST_MANIFEST:
             return None
@@ -244,14 +250,18 @@ class HubTarget:
                 )
         return missing
 
-    def _missing_bytes(self, model: SealedModel, added: list[CommitOperationAdd]) -> int:
+    def _missing_bytes(
+        self, model: SealedModel, added: list[CommitOperationAdd]
+    ) -> int:
         """Return the bytes of the files that the hub does not have as objects."""
         sizes = {}
         for item in added:
             sha256 = model.sha256[item.path_in_repo]
             sizes[sha256] = item.upload_info.size
         infos = [
-            UploadInfo(size, b"", bytes.fromhex(sha256)) for sha256, size in sizes.items() if size
+            UploadInfo(size, b"", bytes.fromhex(sha256))
+            for sha256, size in sizes.items()
+            if size
         ]
         missing = 0
         for start in range(0, len(infos), BATCH_OBJECTS):

@@ -15,7 +15,12 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
 )
 from finetune_trainer.stores.objects import bucket
-from finetune_trainer.stores.objects.bucket import PART_BYTES, SHA256, Location, RemoteObject
+from finetune_trainer.stores.objects.bucket import (
+    PART_BYTES,
+    SHA256,
+    Location,
+    RemoteObject,
+)
 
 try:
     import requests
@@ -103,7 +108,9 @@ class GoogleBucket:
         blob = self._bucket.blob(key)
         with self._errors():
             try:
-                blob.upload_from_string(data, if_generation_match=generation, **self._options)
+                blob.upload_from_string(
+                    data, if_generation_match=generation, **self._options
+                )
             except api.PreconditionFailed:
                 return False
         return True
@@ -127,7 +134,12 @@ class GoogleBucket:
             raise SourceNotFound(
                 f"{uri}: {without_secrets(error)}; create the bucket, or correct the URI"
             ) from error
-        except (api.ServerError, api.TooManyRequests, api.RetryError, auth.TransportError) as error:
+        except (
+            api.ServerError,
+            api.TooManyRequests,
+            api.RetryError,
+            auth.TransportError,
+        ) as error:
             raise ServiceUnavailable(f"{uri}: {without_secrets(error)}") from error
         except requests.RequestException as error:
             raise ServiceUnavailable(

@@ -110,7 +110,9 @@ class ObstoreBucket:
         size = result.meta["size"]
         version = _version(result.meta)
         # Names of metadata are names of headers, which have no fixed case.
-        attributes = {str(name).lower(): value for name, value in result.attributes.items()}
+        attributes = {
+            str(name).lower(): value for name, value in result.attributes.items()
+        }
         return RemoteObject(key, size, version, attributes.get(SHA256))
 
     def _head(self, key: str) -> "GetResult":
@@ -134,7 +136,9 @@ class ObstoreBucket:
         """Return all objects whose key starts with `folder` and a slash; all objects if it is empty."""
         with self._errors():
             objects = []
-            for chunk in obstore.list(self._store, folder or None, chunk_size=LIST_CHUNK):
+            for chunk in obstore.list(
+                self._store, folder or None, chunk_size=LIST_CHUNK
+            ):
                 for meta in chunk:
                     remote = RemoteObject(meta["path"], meta["size"], _version(meta))
                     objects.append(remote)
@@ -230,7 +234,9 @@ class ObstoreBucket:
         if self.location.scheme in KEYS:
             fix = f"check {KEYS[self.location.scheme]}"
         text = _text(error)
-        return CredentialsRejected(f"{self.location.shown}: access denied; {fix}: {text}")
+        return CredentialsRejected(
+            f"{self.location.shown}: access denied; {fix}: {text}"
+        )
 
     def _classified(self, error: GenericError) -> StageError:
         """Return the stage error for an error without a class of its own."""
@@ -253,7 +259,9 @@ class ObstoreBucket:
         )
 
 
-def _open(location: Location, environment: Mapping[str, str]) -> S3Store | AzureStore | HTTPStore:
+def _open(
+    location: Location, environment: Mapping[str, str]
+) -> S3Store | AzureStore | HTTPStore:
     """Return the store of a URI. A server named by http:// is asked without TLS.
 
     Raise CredentialsRejected if a value of the environment fits into no header.
@@ -285,7 +293,9 @@ def _open(location: Location, environment: Mapping[str, str]) -> S3Store | Azure
         case "s3":
             return S3Store(location.bucket, client_options=client, retry_config=retry)
         case "az":
-            return AzureStore(location.bucket, client_options=client, retry_config=retry)
+            return AzureStore(
+                location.bucket, client_options=client, retry_config=retry
+            )
         case _:
             return HTTPStore(location.uri, client_options=client, retry_config=retry)
 

@@ -7,7 +7,9 @@ from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.stores.objects.bucket import Bucket, Location
 
 
-def open_bucket(location: Location, environment: Mapping[str, str] = os.environ) -> Bucket:
+def open_bucket(
+    location: Location, environment: Mapping[str, str] = os.environ
+) -> Bucket:
     """Return a client for the bucket of a URI; it reads its credentials from environment variables.
 
     Raise ConfigInvalid for another scheme, or if the library for it is not installed. Raise CredentialsRejected if

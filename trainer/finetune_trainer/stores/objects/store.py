@@ -18,7 +18,12 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
 )
 from finetune_trainer.stores.concurrent import in_thread
-from finetune_trainer.stores.objects.bucket import WEB, Bucket, RemoteObject, locate_objects
+from finetune_trainer.stores.objects.bucket import (
+    WEB,
+    Bucket,
+    RemoteObject,
+    locate_objects,
+)
 from finetune_trainer.stores.objects.open_bucket import open_bucket
 from finetune_trainer.stores.port import Listing, Publication, RemoteFile
 from finetune_trainer.stores.publications import (
@@ -82,7 +87,8 @@ class ObjectSource:
     def _identity(self) -> list[object]:
         """Return the value that the pin is the digest of."""
         identity: list[object] = [
-            [name, remote.size, remote.version] for name, remote in sorted(self._objects.items())
+            [name, remote.size, remote.version]
+            for name, remote in sorted(self._objects.items())
         ]
         # The secret part of a URI, which is not shown, may choose the file.
         if self.uri != self._location.uri:
@@ -139,7 +145,11 @@ class ObjectSource:
         location = self._location
         if self._is_pattern:
             below = self._list(location.folder)
-            return {name: remote for name, remote in below.items() if _matches(name, location.name)}
+            return {
+                name: remote
+                for name, remote in below.items()
+                if _matches(name, location.name)
+            }
         # First the object: a key may be allowed to read it and not to list the bucket.
         if not location.uri.endswith("/"):
             remote = self._bucket.find(location.key)
@@ -261,7 +271,10 @@ class ObjectTarget:
         sent = 0
         for name, remote in present.items():
             size, sha256 = local[name]
-            is_intact = remote is not None and (remote.size, remote.sha256) == (size, sha256)
+            is_intact = remote is not None and (remote.size, remote.sha256) == (
+                size,
+                sha256,
+            )
             if not is_intact:
                 self._bucket.upload(folder / name, f"{key}/{name}", sha256)
                 sent += size
@@ -288,7 +301,9 @@ class ObjectTarget:
             f"push.targets {self.uri}: {key}/{CARD} was written and is not there; retry"
         )
 
-    def _write(self, key: str, data: bytes, is_current: Callable[[bytes], bool]) -> None:
+    def _write(
+        self, key: str, data: bytes, is_current: Callable[[bytes], bool]
+    ) -> None:
         """Write a small object, unless it is current. Of two processes, the second sees the write of the first."""
         for _ in range(SWAPS):
             remote = self._bucket.find(key)

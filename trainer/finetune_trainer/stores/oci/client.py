@@ -62,7 +62,9 @@ UPLOAD_LOST = re.compile(
     "BLOB_UNKNOWN|BLOB_UPLOAD_UNKNOWN|BLOB_UPLOAD_INVALID|DIGEST_INVALID|SIZE_INVALID"
 )
 """Codes of errors after which the same push may succeed."""
-NOTHING_THERE = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
+NOTHING_THERE = frozenset(
+    {HTTPStatus.NOT_FOUND, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE}
+)
 """Statuses for a name, or a part of a blob, that the registry does not have."""
 WRONG_TLS = {
     "CERTIFICATE_VERIFY_FAILED": "set SSL_CERT_FILE to the certificates of its authority",
@@ -111,7 +113,9 @@ class RegistryClient:
         headers = {"Accept": ", ".join(MANIFEST_TYPES)}
 
         def attempt() -> bytes | None:
-            with closing(self._send("GET", url, headers=headers, stream=True)) as response:
+            with closing(
+                self._send("GET", url, headers=headers, stream=True)
+            ) as response:
                 if response.status_code == HTTPStatus.NOT_FOUND:
                     return None
                 content = b""
@@ -159,7 +163,9 @@ class RegistryClient:
 
         self._repeat(attempt)
 
-    def _put(self, url: str, content: Iterable[bytes] | bytes, headers: dict[str, str]) -> None:
+    def _put(
+        self, url: str, content: Iterable[bytes] | bytes, headers: dict[str, str]
+    ) -> None:
         answer = self._send(
             "PUT", url, headers=headers, data=content, timeout=COMMIT_TIMEOUT_SECONDS
         )
@@ -206,7 +212,9 @@ class RegistryClient:
         self._check(response)
         return response
 
-    def _get_token(self, url: str, query: dict[str, str], header: str | None) -> requests.Response:
+    def _get_token(
+        self, url: str, query: dict[str, str], header: str | None
+    ) -> requests.Response:
         response = self._once(
             "GET", url, lambda request: _with_header(request, header), params=query
         )
@@ -315,7 +323,9 @@ def _retry_after(response: requests.Response) -> float | None:
         return None
 
 
-def _with_header(request: requests.PreparedRequest, header: str | None) -> requests.PreparedRequest:
+def _with_header(
+    request: requests.PreparedRequest, header: str | None
+) -> requests.PreparedRequest:
     """Set or remove the header Authorization."""
     # Without this, requests would take credentials from a .netrc file.
     request.headers.pop("Authorization", None)

@@ -236,7 +236,9 @@ def read_files(uri: str, manifest: bytes) -> tuple[RemoteFile, ...]:
     names = Counter(file.name for file in files)
     repeated = [name for name, count in names.items() if count > 1]
     if repeated:
-        raise DataInvalid(f"{uri}: two layers hold a file {min(repeated)}; publish the model again")
+        raise DataInvalid(
+            f"{uri}: two layers hold a file {min(repeated)}; publish the model again"
+        )
     return tuple(sorted(files, key=lambda file: file.name))
 
 

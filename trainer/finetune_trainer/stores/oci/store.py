@@ -77,7 +77,9 @@ class RegistryTarget:
         self._send_blob(config_digest, image.config, "the config")
         return self._tagged(image.manifest, digest, sum(sent))
 
-    def _published(self, digest: str, layers: Sequence[tuple[Layer, str]]) -> bytes | None:
+    def _published(
+        self, digest: str, layers: Sequence[tuple[Layer, str]]
+    ) -> bytes | None:
         """Return the manifest of the image that an earlier push made of the same model, maybe with another card.
 
         Return None if there is no such image, or if the registry has lost a part of it.
@@ -154,7 +156,9 @@ class RegistryTarget:
 def _of_model(digests: dict[str, str]) -> dict[str, str]:
     """Return the digests without the layers that describe the run and not the model."""
     about_the_run = {CARD, MANIFEST}
-    return {name: digest for name, digest in digests.items() if name not in about_the_run}
+    return {
+        name: digest for name, digest in digests.items() if name not in about_the_run
+    }
 
 
 def _layers(folder: Path, names: Sequence[str]) -> list[Layer]:

@@ -52,7 +52,9 @@ class Layout:
     """The files of the weights."""
 
 
-def write_files(folder: Path, snapshot: Snapshot, weights_format: WeightsFormat) -> None:
+def write_files(
+    folder: Path, snapshot: Snapshot, weights_format: WeightsFormat
+) -> None:
     """Write a snapshot into an empty folder; raise OSError if a file cannot be written."""
     weights_format.write(dict(snapshot.weights), folder)
     save_tensors(dict(snapshot.optimizer), folder / OPTIMIZER)
@@ -108,7 +110,9 @@ def _state(path: Path, steps: int) -> State:
     try:
         state = State.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise CorruptArtifact(f"{path.parent.name}/{path.name} cannot be read: {error}") from None
+        raise CorruptArtifact(
+            f"{path.parent.name}/{path.name} cannot be read: {error}"
+        ) from None
     # Step 0 is never saved: a run without a finished step starts from the beginning.
     if not 0 < state.step <= steps:
         raise CorruptArtifact(
@@ -125,7 +129,9 @@ class TensorFile(Mapping[str, torch.Tensor]):
         self._path = path
         self._layout = Tensors()
         # pread and not mmap: if the volume fails, a read of mapped memory kills the process.
-        self._file: Any = self._read(lambda: safe_open(path, framework="pt", backend="pread"))
+        self._file: Any = self._read(
+            lambda: safe_open(path, framework="pt", backend="pread")
+        )
         self._names = tuple(self._file.keys())
 
     def expect(self, layout: Tensors) -> Self:

@@ -15,7 +15,12 @@ from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.early_save import EarlySave
 from finetune_trainer.runtime.errors import ServiceUnavailable
 from finetune_trainer.runtime.fence import UNFENCED, Fence
-from finetune_trainer.training.checkpoints.format import Layout, Snapshot, read_files, write_files
+from finetune_trainer.training.checkpoints.format import (
+    Layout,
+    Snapshot,
+    read_files,
+    write_files,
+)
 from finetune_trainer.training.methods.trainable import WeightsFormat
 
 # Eight digits or more: `folder_of` writes more only from step 100,000,000 on.
@@ -98,7 +103,9 @@ class CheckpointManager:
                 self._check_step(folder, snapshot.state.step)
             except READ_ERRORS as error:
                 self._corrupt.add(folder.name)
-                log_line(f"checkpoint {folder.name} is corrupt and was skipped: {error}")
+                log_line(
+                    f"checkpoint {folder.name} is corrupt and was skipped: {error}"
+                )
                 continue
             # What was read is durable, so it need not be written again at this boundary.
             self._last_step = self.saved_step = snapshot.state.step
@@ -111,7 +118,9 @@ class CheckpointManager:
 
     def _latest_first(self) -> list[Path]:
         folders = [
-            folder for folder in self._folder.iterdir() if STEP_FOLDER.fullmatch(folder.name)
+            folder
+            for folder in self._folder.iterdir()
+            if STEP_FOLDER.fullmatch(folder.name)
         ]
         return sorted(folders, key=_step_of, reverse=True)
 
@@ -130,7 +139,9 @@ class CheckpointManager:
 
     def _check_step(self, folder: Path, step: object) -> None:
         if step != _step_of(folder):
-            raise CorruptArtifact(f"{folder.name} holds step {step}, not the step in its name")
+            raise CorruptArtifact(
+                f"{folder.name} holds step {step}, not the step in its name"
+            )
 
     def should_save(self, step: int) -> bool:
         """Return whether a checkpoint is due, or an early checkpoint was requested.
@@ -142,7 +153,9 @@ class CheckpointManager:
         if self._early_save.take():
             return True
         # Not `step % every_steps == 0`: a multiple may have passed while the previous checkpoint was written.
-        passed = step // self._rule.every_steps > self._last_step // self._rule.every_steps
+        passed = (
+            step // self._rule.every_steps > self._last_step // self._rule.every_steps
+        )
         return passed or time.monotonic() - self._last_time >= self._rule.every_seconds
 
     def lacks(self, step: int) -> bool:
@@ -160,7 +173,9 @@ class CheckpointManager:
         self._write_error = None
         self._pending_write = self._executor.submit(self._write, snapshot)
 
-    def save_blocking(self, step: int, snapshot: Callable[[], Snapshot] | None) -> int | None:
+    def save_blocking(
+        self, step: int, snapshot: Callable[[], Snapshot] | None
+    ) -> int | None:
         """Make this step durable and return the newest durable step, or None before the first step.
 
         Without `snapshot` the step must have been handed to the writer, and a failed write is not tried again. Raises
@@ -227,7 +242,9 @@ class CheckpointManager:
 
     def _prune(self, newest: int) -> None:
         """Keep the `keep` newest checkpoints up to `newest`, and remove older corrupt checkpoints."""
-        older = [folder for folder in self._latest_first() if _step_of(folder) <= newest]
+        older = [
+            folder for folder in self._latest_first() if _step_of(folder) <= newest
+        ]
         # A corrupt checkpoint must not count as a kept checkpoint in place of an intact checkpoint.
         intact = [folder for folder in older if folder.name not in self._corrupt]
         for folder in set(older) - set(intact[: self._rule.keep]):

@@ -43,5 +43,7 @@ class CheckpointReader:
     def finish_write(self) -> None:
         """Return that no step is durable by this process."""
 
-    def save_blocking(self, _step: int, _snapshot: Callable[[], Snapshot] | None) -> None:
+    def save_blocking(
+        self, _step: int, _snapshot: Callable[[], Snapshot] | None
+    ) -> None:
         """Write nothing; return that no step is durable by this process."""

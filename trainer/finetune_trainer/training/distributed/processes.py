@@ -68,7 +68,13 @@ FOLDER = ".ranks"
 """In the stage's folder: what the other processes of this pod write, until the stage ends."""
 HOST = "127.0.0.1"
 """The address at which the processes of a single pod meet. Nothing outside the pod can connect."""
-FAILURES = (ConfigInvalid, DataInvalid, SourceNotFound, CredentialsRejected, ServiceUnavailable)
+FAILURES = (
+    ConfigInvalid,
+    DataInvalid,
+    SourceNotFound,
+    CredentialsRejected,
+    ServiceUnavailable,
+)
 """What a process reports by its exit code; every other code is a bug."""
 
 Process = subprocess.Popen[bytes]
@@ -85,7 +91,9 @@ def listen_on_all_addresses(port: int) -> socket.socket:
     """Return a socket that takes connections by IPv4 and, if the machine has it, by IPv6."""
     # A cluster may give its pods addresses of either kind only.
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+        )
     return socket.create_server(("", port))
 
 
@@ -99,7 +107,9 @@ def other_ranks(recipe: TrainRecipe, context: Context) -> Iterator["RankProcesse
     try:
         if processes.is_sharded:
             # A daemon: it must not keep a process alive that has ended its work.
-            threading.Thread(target=end_in_hang, args=(processes, context), daemon=True).start()
+            threading.Thread(
+                target=end_in_hang, args=(processes, context), daemon=True
+            ).start()
         yield processes
         processes.wait(END_SECONDS)
     except Interrupted as error:
@@ -137,10 +147,13 @@ def end_in_hang(processes: "RankProcesses", context: Context) -> None:
     code: int = ExitCode.INTERRUPTED
     if failure:
         code = failure.exit_code
-        message = TerminationMessage(failure=Failure(message=str(failure)), progress=now)
+        message = TerminationMessage(
+            failure=Failure(message=str(failure)), progress=now
+        )
     else:
         message = TerminationMessage(
-            interruption=Interruption(step=now.step, saved_step=now.saved_step), progress=now
+            interruption=Interruption(step=now.step, saved_step=now.saved_step),
+            progress=now,
         )
     log_line(
         f"train: another process has ended, and this one still waits for it: {failure or 'it was stopped'}"
@@ -179,7 +192,9 @@ class RankProcesses:
             # The folder may be left from an attempt that was killed.
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
-            self._processes = {number: self._start(number) for number in range(1, self.local_size)}
+            self._processes = {
+                number: self._start(number) for number in range(1, self.local_size)
+            }
 
     def join(self, progress: ProgressReporter) -> Ranks:
         """Wait until all processes have met; return their ranks.
@@ -213,7 +228,8 @@ class RankProcesses:
         """Return whether another process of this pod has ended before the training has."""
         # Exit code 0 is no loss: at the end of training, another process may be done before this process.
         return any(
-            process.poll() not in {None, ExitCode.DONE} for process in self._processes.values()
+            process.poll() not in {None, ExitCode.DONE}
+            for process in self._processes.values()
         )
 
     def wait(self, seconds: float) -> None:
@@ -296,7 +312,9 @@ class RankProcesses:
             master_port=self._own_store.port if self._own_store else RENDEZVOUS_PORT,
             termination_log=self._termination_log(number),
         )
-        return start_module("finetune_trainer", "train", variables=environment.variables())
+        return start_module(
+            "finetune_trainer", "train", variables=environment.variables()
+        )
 
     def _termination_log(self, number: int) -> Path:
         return self._folder / f"termination-{number}.json"
@@ -312,7 +330,11 @@ class RankProcesses:
                     "GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0"
                 )
             init_process_group(
-                backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
+                backend,
+                store=store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=TIMEOUT,
             )
         except Exception as error:  # noqa: BLE001  torch raises errors of many kinds
             failures.append(error)

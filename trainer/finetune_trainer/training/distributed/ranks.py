@@ -71,7 +71,9 @@ class Ranks:
         own[self.rank] = value
         return tuple(int(total) for total in self.sum(*own))
 
-    def micro_batches(self, indices: Indices, size: int) -> Iterator[tuple[Indices, bool]]:
+    def micro_batches(
+        self, indices: Indices, size: int
+    ) -> Iterator[tuple[Indices, bool]]:
         """Yield the indices of each micro-batch of this process, and whether they count.
 
         The processes take turns. Each gets the same number of micro-batches, for they compute and stop together: if
@@ -139,7 +141,8 @@ class RankGroup(Ranks):
         used = [each for each, count in zip(parameters, counts, strict=True) if count]
         for bucket in _buckets(used):
             gradients = [
-                torch.zeros_like(each) if each.grad is None else each.grad for each in bucket
+                torch.zeros_like(each) if each.grad is None else each.grad
+                for each in bucket
             ]
             # In a single tensor: each sum has a delay, whatever its size, and an adapter has hundreds of gradients.
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -168,7 +171,9 @@ class RankGroup(Ranks):
             while not work.is_completed():
                 if self._stop.requested:
                     abandon_at = abandon_at or time.monotonic() + self._abandon_seconds
-                if self._has_lost_a_peer() or (abandon_at and time.monotonic() > abandon_at):
+                if self._has_lost_a_peer() or (
+                    abandon_at and time.monotonic() > abandon_at
+                ):
                     raise PeerLost
                 time.sleep(POLL_SECONDS)
             work.wait()
@@ -177,7 +182,9 @@ class RankGroup(Ranks):
                 raise
             # The first line only: the others are PyTorch's stack in C++.
             reason = str(error).partition("\n")[0]
-            log_line(f"train: process {self.rank} of {self.size} has lost another one: {reason}")
+            log_line(
+                f"train: process {self.rank} of {self.size} has lost another one: {reason}"
+            )
             raise PeerLost from error
 
 
@@ -202,14 +209,18 @@ class ShardedRankGroup(RankGroup):
 
 def is_loss_of_peer(error: RuntimeError) -> bool:
     """Return whether PyTorch raised an error because another process has ended."""
-    if isinstance(error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError):
+    if isinstance(
+        error, torch.distributed.DistNetworkError | torch.distributed.DistStoreError
+    ):
         return True
     # An error of CUDA is "the launch timed out", which PEER_ERROR would match.
     is_of_gpu = str(error).startswith("CUDA error")
     return not is_of_gpu and PEER_ERROR.search(str(error)) is not None
 
 
-def _buckets(parameters: list[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+def _buckets(
+    parameters: list[torch.nn.Parameter],
+) -> Iterator[list[torch.nn.Parameter]]:
     """Yield the parameters in order, in lists of at most BUCKET_BYTES, or of a single larger parameter."""
     bucket: list[torch.nn.Parameter] = []
     size = 0

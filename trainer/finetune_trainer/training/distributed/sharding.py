@@ -36,7 +36,9 @@ def shard(trainable: Trainable, ranks: Ranks, device: torch.device) -> Trainable
             "train.parallelism FSDP: this architecture cannot be sharded by layers: set it to DDP"
         )
     # By address, as long as the memory is shared: sharding replaces the parameters, and the saved names may differ.
-    names = {parameter.data_ptr(): name for name, parameter in module.named_parameters()}
+    names = {
+        parameter.data_ptr(): name for name, parameter in module.named_parameters()
+    }
     # The layers first and the module last: it takes only the parameters that no layer has taken.
     mesh = init_device_mesh(device.type, (ranks.size,))
     for each in (*layers, module):
@@ -55,7 +57,11 @@ def shard(trainable: Trainable, ranks: Ranks, device: torch.device) -> Trainable
 
 def layers_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the decoder layers of a model; none if its architecture in transformers has no such layers."""
-    return [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer)]
+    return [
+        each
+        for each in module.modules()
+        if isinstance(each, GradientCheckpointingLayer)
+    ]
 
 
 def drop_gathered(module: torch.nn.Module) -> None:
@@ -81,7 +87,9 @@ def sharded_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if not isinstance(like, DTensor):
         return tensor
     # No process sends its tensor to others: all have read the same file.
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    return distribute_tensor(
+        tensor, like.device_mesh, like.placements, src_data_rank=None
+    )
 
 
 def copy_to_cpu(tensors: Tensors, *, keep: bool = True) -> Tensors:
@@ -108,7 +116,12 @@ def reserve_copies(*groups: Tensors) -> None:
     On an H200, the first checkpoint of 0.5 GB, which allocated it, paused training for 303 ms, and each later
     checkpoint for 32 ms at most. `groups` are the arguments of the calls of `copy_to_cpu`; the values are ignored.
     """
-    pinned = [tensor for tensors in groups if fits_pinned(tensors) for tensor in tensors.values()]
+    pinned = [
+        tensor
+        for tensors in groups
+        if fits_pinned(tensors)
+        for tensor in tensors.values()
+    ]
     # All of them, before the first is released: PyTorch would hand out the same memory again.
     _ = [pinned_like(tensor) for tensor in pinned]
 

@@ -25,12 +25,16 @@ EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 """Names of layers that PEFT redirects to the fused experts of a model that has such."""
 
 
-def trainable_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> Trainable:
+def trainable_adapter(
+    base: Any, lora: Lora, source: ModelSource, seed: int
+) -> Trainable:
     """Freeze the model and add a new adapter; raise ConfigInvalid if a name in the recipe matches no layer."""
     model = attach_adapter(base, lora, source, seed)
     weights = get_peft_model_state_dict(model, save_embedding_layers=False)
     return Trainable(
-        model, weights, WeightsFormat(ADAPTER_WEIGHTS, {ADAPTER_CONFIG: adapter_config(model)})
+        model,
+        weights,
+        WeightsFormat(ADAPTER_WEIGHTS, {ADAPTER_CONFIG: adapter_config(model)}),
     )
 
 
@@ -53,7 +57,9 @@ def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> Pef
     try:
         model = get_peft_model(base, config, autocast_adapter_dtype=True)
     except ValueError as error:
-        raise ConfigInvalid(f"train.lora: {error}; {linear_layer_names(base)}") from error
+        raise ConfigInvalid(
+            f"train.lora: {error}; {linear_layer_names(base)}"
+        ) from error
     for parameter in (p for p in model.parameters() if p.requires_grad):
         # PEFT copies modulesToSave in the base model's dtype.
         parameter.data = parameter.data.float()
@@ -67,14 +73,18 @@ def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> Pef
 
 def _check_modules_to_save(base: Any, lora: Lora) -> None:
     """Raise ConfigInvalid if a name in modulesToSave matches a quantized layer, or no layer, which PEFT ignores."""
-    layers = {name.rpartition(".")[2]: module for name, module in base.named_modules() if name}
+    layers = {
+        name.rpartition(".")[2]: module for name, module in base.named_modules() if name
+    }
     for name in lora.modules_to_save:
         if name not in layers:
             known = ", ".join(sorted(layers))
             raise ConfigInvalid(
                 f"train.lora.modulesToSave: {name} is no layer of the model; its layers are {known}"
             )
-        if not all(parameter.is_floating_point() for parameter in layers[name].parameters()):
+        if not all(
+            parameter.is_floating_point() for parameter in layers[name].parameters()
+        ):
             raise ConfigInvalid(
                 f"train.lora.modulesToSave: {name} has weights in 4 bits, which cannot be trained: "
                 "name it in train.lora.targetModules, or set train.method to LoRA"
@@ -119,7 +129,11 @@ def _all_linear(base: torch.nn.Module) -> str | list[str]:
 
     An adapted router would send tokens to experts that the base model did not learn to use for them.
     """
-    linear = [name for name, module in base.named_modules() if isinstance(module, LINEAR_LAYERS)]
+    linear = [
+        name
+        for name, module in base.named_modules()
+        if isinstance(module, LINEAR_LAYERS)
+    ]
     is_fused = has_fused_experts(base)
     excluded = ROUTER_NAMES
     if is_fused:
@@ -131,7 +145,9 @@ def _all_linear(base: torch.nn.Module) -> str | list[str]:
         for name in linear
         if excluded.isdisjoint(name.split(".")) and base.get_submodule(name) is not head
     ]
-    is_dense = not is_fused and len(selected) == len(linear) - isinstance(head, LINEAR_LAYERS)
+    is_dense = not is_fused and len(selected) == len(linear) - isinstance(
+        head, LINEAR_LAYERS
+    )
     if is_dense:
         return ALL_LINEAR
     return sorted(selected)
@@ -169,9 +185,12 @@ def linear_layer_names(base: torch.nn.Module) -> str:
 
 def adapter_config(model: PeftModel) -> bytes:
     """Return the bytes of adapter_config.json, which are the same for the same adapter in any process."""
-    values: dict[str, Any] = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    values: dict[str, Any] = model.peft_config["default"].to_dict() | {
+        "inference_mode": True
+    }
     # The order of a set of strings differs between processes.
     sorted_values = {
-        name: sorted(value) if isinstance(value, set) else value for name, value in values.items()
+        name: sorted(value) if isinstance(value, set) else value
+        for name, value in values.items()
     }
     return (json.dumps(sorted_values, indent=2, sort_keys=True) + "\n").encode()

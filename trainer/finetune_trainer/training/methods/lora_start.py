@@ -27,7 +27,9 @@ PLAIN_STARTS = ("gaussian", "orthogonal", "eva")
 """Values of init_lora_weights that leave the base model as it is. With others, such as pissa, PEFT changes it."""
 
 
-def started_adapter(base: Any, config: TrainConfig, start: StartAdapter | None) -> Trainable:
+def started_adapter(
+    base: Any, config: TrainConfig, start: StartAdapter | None
+) -> Trainable:
     """Freeze the model and add an adapter, new or with the weights of `start`. Raise ConfigInvalid if that fails.
 
     The settings come from the recipe. If it has none, they come from `start`.
@@ -135,11 +137,16 @@ def _load(weights: Tensors, start: StartAdapter) -> None:
             f"train.startFrom {start.uri}: {ADAPTER_WEIGHTS} cannot be read: {error}"
         ) from None
     for names, problem in (
-        (weights.keys() - start_weights.keys(), "does not adapt {}, as train.lora does"),
+        (
+            weights.keys() - start_weights.keys(),
+            "does not adapt {}, as train.lora does",
+        ),
         (start_weights.keys() - weights.keys(), "adapts {}, which train.lora does not"),
     ):
         if names:
-            layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in names})
+            layers = sorted(
+                {name.partition(".lora_")[0].rpartition(".")[2] for name in names}
+            )
             targets = ", ".join(map(str, start.config["target_modules"]))[:200]
             raise ConfigInvalid(
                 f"train.lora.targetModules: the adapter of train.startFrom {start.uri} "

@@ -19,11 +19,16 @@ from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.methods.lora_start import started_adapter
 from finetune_trainer.training.methods.trainable import Trainable, WeightsFormat
 
-Method = Callable[[BaseModel, TrainConfig, torch.device, StartAdapter | None], Trainable]
+Method = Callable[
+    [BaseModel, TrainConfig, torch.device, StartAdapter | None], Trainable
+]
 
 
 def load_trainable(
-    source: BaseModel, config: TrainConfig, device: torch.device, start: StartAdapter | None = None
+    source: BaseModel,
+    config: TrainConfig,
+    device: torch.device,
+    start: StartAdapter | None = None,
 ) -> Trainable:
     """Load the base model to the device and prepare it for the recipe's method; raise ConfigInvalid if that fails.
 
@@ -33,15 +38,23 @@ def load_trainable(
 
 
 def lora(
-    source: BaseModel, config: TrainConfig, device: torch.device, start: StartAdapter | None
+    source: BaseModel,
+    config: TrainConfig,
+    device: torch.device,
+    start: StartAdapter | None,
 ) -> Trainable:
     """Train an adapter beside the base model, which is frozen in the recipe's dtype."""
-    base = load_base(source.folder, dtype_of(config.recipe.dtype, source.folder), source.uri)
+    base = load_base(
+        source.folder, dtype_of(config.recipe.dtype, source.folder), source.uri
+    )
     return started_adapter(base.to(device), config, start)
 
 
 def qlora(
-    source: BaseModel, config: TrainConfig, device: torch.device, start: StartAdapter | None
+    source: BaseModel,
+    config: TrainConfig,
+    device: torch.device,
+    start: StartAdapter | None,
 ) -> Trainable:
     """Train an adapter beside the base model, which is frozen in 4 bits (Dettmers et al. 2023, arXiv:2305.14314).
 
@@ -59,10 +72,16 @@ def qlora(
         bnb_4bit_compute_dtype=dtype,
     )
     base = load_base(
-        source.folder, dtype, source.uri, quantization_config=quantization, device_map={"": device}
+        source.folder,
+        dtype,
+        source.uri,
+        quantization_config=quantization,
+        device_map={"": device},
     )
     for layer in (
-        module for module in base.modules() if hasattr(module, "support_avx512bf16_for_cpu")
+        module
+        for module in base.modules()
+        if hasattr(module, "support_avx512bf16_for_cpu")
     ):
         # On some CPUs the first validation would round the scales to bf16 for good, and change the training after it.
         layer.support_avx512bf16_for_cpu = False
@@ -70,18 +89,29 @@ def qlora(
 
 
 def full(
-    source: BaseModel, _config: TrainConfig, device: torch.device, start: StartAdapter | None
+    source: BaseModel,
+    _config: TrainConfig,
+    device: torch.device,
+    start: StartAdapter | None,
 ) -> Trainable:
     """Train all weights, which are kept in fp32 whatever the recipe's dtype: smaller updates would be lost in bf16."""
     if start:
         raise ConfigInvalid(
             "train.method Full trains no adapter: remove startFrom, or set method to LoRA or QLoRA"
         )
-    model = load_base(source.folder, torch.float32, source.uri).to(device).requires_grad_(True)
+    model = (
+        load_base(source.folder, torch.float32, source.uri)
+        .to(device)
+        .requires_grad_(True)
+    )
     names = stored_names(model, source.folder)
-    weights = {names[name]: parameter.data for name, parameter in model.named_parameters()}
+    weights = {
+        names[name]: parameter.data for name, parameter in model.named_parameters()
+    }
     return Trainable(
-        model, weights, WeightsFormat(SAFE_WEIGHTS_NAME, {CONFIG_NAME: config_of(source.folder)})
+        model,
+        weights,
+        WeightsFormat(SAFE_WEIGHTS_NAME, {CONFIG_NAME: config_of(source.folder)}),
     )
 
 

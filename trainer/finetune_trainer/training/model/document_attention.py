@@ -24,7 +24,11 @@ TOLERANCE = 0.1
 Another kernel rounds otherwise. In bf16 that adds up over the layers, to 1-3 % after 32 of them, while single logits
 differ by 12 %. A document that attends to another, or a missing scale, changes the mean by much more.
 """
-GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+GROUPED = (
+    {"enable_gqa": True}
+    if "enable_gqa" in inspect.signature(varlen_attn).parameters
+    else {}
+)
 """Options for fewer heads of keys than heads of queries.
 
 PyTorch before 2.12 has no option for it: its kernel takes them as they are.
@@ -53,12 +57,19 @@ def attend_within_documents(
 
     `cu_seq_lens_q` [N + 1] holds the start of every document, and the end. Raises Unsupported.
     """
-    more = {name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None}
+    more = {
+        name
+        for name in ("softcap", "s_aux", "position_bias")
+        if options.get(name) is not None
+    }
     if dropout or attention_mask is not None or more:
-        raise Unsupported(f"attention with {', '.join(sorted(more)) or 'dropout or a mask'}")
+        raise Unsupported(
+            f"attention with {', '.join(sorted(more)) or 'dropout or a mask'}"
+        )
     # Rotary embeddings of a model in fp32 return fp32. Autocast casts that for SDPA, but not for this kernel.
     query, key, value = (
-        tensor.squeeze(0).transpose(0, 1).to(value.dtype) for tensor in (query, key, value)
+        tensor.squeeze(0).transpose(0, 1).to(value.dtype)
+        for tensor in (query, key, value)
     )
     grouped = {}
     if query.shape[1] != key.shape[1]:

@@ -25,7 +25,11 @@ class Dropout(torch.nn.Dropout):  # type: ignore[misc]  # the class has no types
     @override
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the input with some elements zeroed and the others scaled, so that the mean stays."""
-        if not self.training or input.device.type != "cpu" or torch.compiler.is_compiling():
+        if (
+            not self.training
+            or input.device.type != "cpu"
+            or torch.compiler.is_compiling()
+        ):
             return super().forward(input)
         return input * _factors(input, self.p)
 

@@ -17,9 +17,13 @@ def embedding_noise(
     embedding's dtype. So it does not depend on the documents and on the padding that share a document's row.
     """
 
-    def add(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    def add(
+        _module: torch.nn.Module, _inputs: Any, output: torch.Tensor
+    ) -> torch.Tensor:
         limits = alpha / torch.sqrt(lengths * output.shape[-1]).unsqueeze(-1)
-        return output + torch.empty_like(output).uniform_(-1, 1) * limits.to(output.dtype)
+        return output + torch.empty_like(output).uniform_(-1, 1) * limits.to(
+            output.dtype
+        )
 
     hook = embedding.register_forward_hook(add)
     try:

@@ -126,7 +126,9 @@ class AddsInPlace:
         if self.disable_adapters or not is_plain or torch.compiler.is_compiling():
             whole: torch.Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
             return whole
-        down, up, scaling = (each[names[0]] for each in (self.lora_A, self.lora_B, self.scaling))
+        down, up, scaling = (
+            each[names[0]] for each in (self.lora_A, self.lora_B, self.scaling)
+        )
         dropped = self.lora_dropout[names[0]](x)
         forward = _updated_output
         if is_frozen_linear(self.base_layer):
@@ -158,10 +160,13 @@ def _adapted_linear(  # noqa: PLR0917  the order of _updated_output
     # The same tensor without dropout, also after a cast: the function asks whether it is the same.
     dropped = inputs if dropped is x else dropped.to(dtype)
     parameters = (
-        None if each is None else each.to(dtype) for each in (layer.weight, layer.bias, down, up)
+        None if each is None else each.to(dtype)
+        for each in (layer.weight, layer.bias, down, up)
     )
     with torch.autocast(kind, enabled=False):
-        adapted: torch.Tensor = AdaptedLinear.apply(inputs, dropped, *parameters, scaling)
+        adapted: torch.Tensor = AdaptedLinear.apply(
+            inputs, dropped, *parameters, scaling
+        )
     return adapted
 
 
@@ -183,9 +188,13 @@ def _updated_output(  # noqa: PLR0917  the order of _adapted_linear
 
 def speed_up_lora(model: torch.nn.Module) -> None:
     """Replace the forward pass of PEFT's linear layers."""
-    layers = [lora.Linear, lora.Linear4bit] if is_bnb_4bit_available() else [lora.Linear]
+    layers = (
+        [lora.Linear, lora.Linear4bit] if is_bnb_4bit_available() else [lora.Linear]
+    )
     # The class is replaced and not the layer: names of parameters, and so of tensors in files, stay as PEFT has them.
-    classes = {layer: type(layer.__name__, (AddsInPlace, layer), {}) for layer in layers}
+    classes = {
+        layer: type(layer.__name__, (AddsInPlace, layer), {}) for layer in layers
+    }
     for layer in model.modules():
         if type(layer) in classes:
             layer.__class__ = classes[type(layer)]

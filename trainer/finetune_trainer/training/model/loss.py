@@ -33,7 +33,9 @@ def head_at_positions(
         yield lambda logits: logits.flatten(0, 1).index_select(0, target_positions)
         return
 
-    def select(_module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    def select(
+        _module: torch.nn.Module, inputs: tuple[torch.Tensor]
+    ) -> tuple[torch.Tensor]:
         return (inputs[0].flatten(0, 1).index_select(0, target_positions).unsqueeze(0),)
 
     hook = head.register_forward_pre_hook(select)
@@ -53,7 +55,9 @@ def captured_head_input(head: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     """Yield a list that gets the input of the head [B, L, D]; the head computes the first position only."""
     captured: list[torch.Tensor] = []
 
-    def capture(_module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    def capture(
+        _module: torch.nn.Module, inputs: tuple[torch.Tensor]
+    ) -> tuple[torch.Tensor]:
         captured.append(inputs[0])
         # A single position, because a forward pass needs some logits to return.
         return (inputs[0][:, :1],)

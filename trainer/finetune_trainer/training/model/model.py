@@ -12,10 +12,17 @@ from peft.tuners.lora import LoraLayer
 from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import Batch, Documents
-from finetune_trainer.training.distributed.sharding import drop_gathered, layers_of, sharded_like
+from finetune_trainer.training.distributed.sharding import (
+    drop_gathered,
+    layers_of,
+    sharded_like,
+)
 from finetune_trainer.training.methods.trainable import Trainable
 from finetune_trainer.training.model.dropout import speed_up_dropout
-from finetune_trainer.training.model.embedding_noise import document_lengths, embedding_noise
+from finetune_trainer.training.model.embedding_noise import (
+    document_lengths,
+    embedding_noise,
+)
 from finetune_trainer.training.model.lora_kernels import speed_up_lora
 from finetune_trainer.training.model.loss import (
     Reduction,
@@ -38,7 +45,9 @@ PROBE_LENGTH = 8
 class TrainedModel:
     """A model in training: its loss, and the weights that training changes."""
 
-    def __init__(self, trainable: Trainable, device: torch.device, recipe: TrainRecipe) -> None:
+    def __init__(
+        self, trainable: Trainable, device: torch.device, recipe: TrainRecipe
+    ) -> None:
         self.model = trainable.module
         self.weights = trainable.weights
         self.device = device
@@ -47,7 +56,9 @@ class TrainedModel:
         """Whether batches are flat, because attention takes the boundaries of documents instead of a mask."""
         self.masked_attention = str(self.base.config._attn_implementation)  # noqa: SLF001  there is no public name
         """Name in the registry of transformers of the attention that takes a mask, as the model was loaded."""
-        self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.trainable = {
+            name: p for name, p in self.model.named_parameters() if p.requires_grad
+        }
         self._autocast = recipe.dtype == "BF16"
         self._noise = recipe.neftune_noise_alpha
         self._is_compiled = recipe.compile
@@ -105,16 +116,27 @@ class TrainedModel:
         batch is flat.
         """
         batch = batch.to(self.device)
-        if self._is_compiled and not batch.documents and len(batch.tokens) == 1 < self._rows:
+        if (
+            self._is_compiled
+            and not batch.documents
+            and len(batch.tokens) == 1 < self._rows
+        ):
             # The compiler takes a single row for a constant, and would work anew for it.
             batch = batch.doubled()
         if len(batch.targets) > self.largest_loss:
             return self._chunked_cross_entropy(batch, reduction)
-        with self._noise_of(batch), head_at_positions(batch.target_positions, self.head) as select:
+        with (
+            self._noise_of(batch),
+            head_at_positions(batch.target_positions, self.head) as select,
+        ):
             logits = select(self.logits(batch.tokens, batch.positions, batch.documents))
-        return torch.nn.functional.cross_entropy(logits.float(), batch.targets, reduction=reduction)
+        return torch.nn.functional.cross_entropy(
+            logits.float(), batch.targets, reduction=reduction
+        )
 
-    def _chunked_cross_entropy(self, batch: Batch, reduction: Reduction) -> torch.Tensor:
+    def _chunked_cross_entropy(
+        self, batch: Batch, reduction: Reduction
+    ) -> torch.Tensor:
         with self._noise_of(batch), captured_head_input(self.head) as captured:
             self.logits(batch.tokens, batch.positions, batch.documents)
         inputs = captured[0].flatten(0, 1).index_select(0, batch.target_positions)
@@ -144,7 +166,8 @@ class TrainedModel:
     def positions(self) -> float:
         """Number of positions that the model has; infinite if its config does not say."""
         return (
-            getattr(self.base.config.get_text_config(), "max_position_embeddings", None) or math.inf
+            getattr(self.base.config.get_text_config(), "max_position_embeddings", None)
+            or math.inf
         )
 
     @property
@@ -160,7 +183,10 @@ class TrainedModel:
         return embedding_noise(self.model.get_input_embeddings(), lengths, self._noise)
 
     def logits(
-        self, tokens: torch.Tensor, positions: torch.Tensor, documents: Documents | None = None
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        documents: Documents | None = None,
     ) -> torch.Tensor:
         """Return the model's logits of tokens [B, L], whose positions are 0 at the first token of every document."""
         lengths: dict[str, Any] = {}
@@ -210,7 +236,9 @@ def has_plain_head(model: TrainedModel) -> bool:
     if model.head is None:
         return False
     outputs: list[torch.Tensor] = []
-    hook = model.head.register_forward_hook(lambda _module, _inputs, output: outputs.append(output))
+    hook = model.head.register_forward_hook(
+        lambda _module, _inputs, output: outputs.append(output)
+    )
     try:
         logits = probe(model)
     finally:
@@ -250,7 +278,9 @@ def probe(model: TrainedModel, *, training: bool = False) -> torch.Tensor:
     gpus = [model.device] if model.device.type == "cuda" else []
     # The generators are restored: a probe must not change what training draws.
     with torch.random.fork_rng(gpus), torch.no_grad(), model.eager():
-        logits = model.logits(tokens.view(shape), positions.to(model.device).view(shape), documents)
+        logits = model.logits(
+            tokens.view(shape), positions.to(model.device).view(shape), documents
+        )
     return logits.float().view(*tokens.shape, -1)
 
 

@@ -19,7 +19,10 @@ from finetune_trainer.training.batches import Batch, load_batch
 from finetune_trainer.training.distributed.ranks import ALONE, Ranks
 from finetune_trainer.training.model.model import TrainedModel
 from finetune_trainer.training.objectives.base import Objective, Start
-from finetune_trainer.training.objectives.reference import LogProbabilities, reference_of
+from finetune_trainer.training.objectives.reference import (
+    LogProbabilities,
+    reference_of,
+)
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,13 @@ class PreferenceOptimization(Objective):
     def batches(
         self, examples: Indices, *, flat: bool, ranks: Ranks = ALONE
     ) -> Iterator[PairBatch]:
-        for pairs, counts in ranks.micro_batches(examples, self._recipe.micro_batch_size):
+        for pairs, counts in ranks.micro_batches(
+            examples, self._recipe.micro_batch_size
+        ):
             rows = rows_of(pairs)
             batch = PairBatch(
-                load_batch(self.rows, rows, flat=flat), torch.from_numpy(self._reference[rows])
+                load_batch(self.rows, rows, flat=flat),
+                torch.from_numpy(self._reference[rows]),
             )
             if not counts:
                 # The process computes it nevertheless, so that no other process waits for a sum that never comes.
@@ -100,7 +106,9 @@ class PreferenceOptimization(Objective):
             log_probs[::2],
             log_probs[1::2],
         )
-        return torch.stack([losses.sum(), *(column.detach().sum() for column in columns)])
+        return torch.stack(
+            [losses.sum(), *(column.detach().sum() for column in columns)]
+        )
 
 
 def rows_of(pairs: Indices) -> Indices:
@@ -113,4 +121,6 @@ def log_probabilities(model: TrainedModel, rows: Batch) -> torch.Tensor:
     """Return [rows] in fp32: the log-probability of each row's completion, the sum over its tokens."""
     of_targets = -model.cross_entropy(rows, "none")
     # Each row is summed by itself, so that the sum does not depend on the rows beside it.
-    return torch.stack([of_row.sum() for of_row in of_targets.split(rows.targets_per_row)])
+    return torch.stack(
+        [of_row.sum() for of_row in of_targets.split(rows.targets_per_row)]
+    )

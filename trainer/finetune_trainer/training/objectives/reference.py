@@ -64,7 +64,8 @@ def reference_of(
     values = [np.empty(0, dtype=np.float32)]
     numbers = _numbers_of_parts(len(rows))
     paths = [
-        start.folder / FOLDER / f"{rows.split}-{number:05}.json" for number in range(len(numbers))
+        start.folder / FOLDER / f"{rows.split}-{number:05}.json"
+        for number in range(len(numbers))
     ]
     # Only the folder of the first process has parts. The others get them by the sums.
     parts = [
@@ -85,7 +86,9 @@ def reference_of(
         if is_in_file[number] or not is_mine:
             return zeros
         progress = f"{numbers[number][0]} of {len(rows)} {rows.split} rows"
-        start.progress.update(note=f"computing log-probabilities of the reference: {progress}")
+        start.progress.update(
+            note=f"computing log-probabilities of the reference: {progress}"
+        )
         computed = _finite(start.model, rows, numbers[number], batch_rows, compute)
         if ranks.is_sharded and not ranks.is_first:
             # All have computed the same values, and the sum must have them once.
@@ -96,7 +99,10 @@ def reference_of(
     turns = 1 if ranks.is_sharded else ranks.size
     for first in range(0, len(numbers), turns):
         group = range(first, min(first + turns, len(numbers)))
-        owned = [own(number, is_mine=number % turns == ranks.rank % turns) for number in group]
+        owned = [
+            own(number, is_mine=number % turns == ranks.rank % turns)
+            for number in group
+        ]
         for number, summed in zip(group, _summed(owned, ranks), strict=True):
             values.append(summed)
             # The first process alone writes, as it does with checkpoints, and behind the fence.
@@ -108,7 +114,10 @@ def reference_of(
 
 def _numbers_of_parts(rows: int) -> list[Indices]:
     """Return the numbers of the rows of each part."""
-    return [np.arange(first, min(first + PART_ROWS, rows)) for first in range(0, rows, PART_ROWS)]
+    return [
+        np.arange(first, min(first + PART_ROWS, rows))
+        for first in range(0, rows, PART_ROWS)
+    ]
 
 
 def _threads_of(parts: list[Part | None]) -> int:
@@ -162,7 +171,11 @@ def _read(path: Path, inputs: str, count: int) -> Part | None:
 
 
 def _finite(
-    model: TrainedModel, rows: PackedRows, indices: Indices, batch_rows: int, compute: Compute
+    model: TrainedModel,
+    rows: PackedRows,
+    indices: Indices,
+    batch_rows: int,
+    compute: Compute,
 ) -> LogProbabilities:
     """Return the values of these rows; raise as a step of training does if a value is not finite."""
     values = _computed(model, rows, indices, batch_rows, compute)
@@ -170,19 +183,28 @@ def _finite(
     if not is_finite(total):
         again = float(_computed(model, rows, indices, batch_rows, compute).sum())
         raise non_finite(
-            "before the first step", "the reference's log-probability is {}", (total,), (again,)
+            "before the first step",
+            "the reference's log-probability is {}",
+            (total,),
+            (again,),
         )
     return values
 
 
 def _computed(
-    model: TrainedModel, rows: PackedRows, indices: Indices, batch_rows: int, compute: Compute
+    model: TrainedModel,
+    rows: PackedRows,
+    indices: Indices,
+    batch_rows: int,
+    compute: Compute,
 ) -> LogProbabilities:
     # Dropout is off: the reference is the model itself, not a random part of it.
     model.model.eval()
     values = []
     with torch.no_grad():
         for first in range(0, len(indices), batch_rows):
-            batch = load_batch(rows, indices[first : first + batch_rows], flat=model.is_flat)
+            batch = load_batch(
+                rows, indices[first : first + batch_rows], flat=model.is_flat
+            )
             values.append(compute(model, batch).float().cpu().numpy())
     return np.concatenate(values)

@@ -25,8 +25,12 @@ class SupervisedFineTuning(Objective):
     """The cross-entropy per target of the completions; an example is a row."""
 
     @override
-    def batches(self, examples: Indices, *, flat: bool, ranks: Ranks = ALONE) -> Iterator[Batch]:
-        return batches(self.rows, examples, self._recipe.micro_batch_size, flat=flat, ranks=ranks)
+    def batches(
+        self, examples: Indices, *, flat: bool, ranks: Ranks = ALONE
+    ) -> Iterator[Batch]:
+        return batches(
+            self.rows, examples, self._recipe.micro_batch_size, flat=flat, ranks=ranks
+        )
 
     @override
     def sums(self, model: TrainedModel, batch: Batch) -> torch.Tensor:
