@@ -14,7 +14,7 @@ from finetune_cli.forecast.forecast import KeptWork, PipelineForecast, forecast
 from finetune_cli.forecast.placement import placement_lines, read_placement
 from finetune_cli.output.forecast_lines import print_forecast, print_forecast_json
 from finetune_operator.api.status import AttemptStatus, Outcome
-from finetune_operator.core.assess import StageAssessment
+from finetune_operator.core.assessment import StageAssessment
 from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths

@@ -19,11 +19,8 @@ from finetune_cli.manifest.messages import DNS_LABEL, DNS_SUBDOMAIN, PATTERNS
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.client import (
-    KubernetesClient,
-    load_configuration,
-    open_client,
-)
+from finetune_operator.kubernetes.client import KubernetesClient, open_client
+from finetune_operator.kubernetes.configuration import load_configuration
 from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 

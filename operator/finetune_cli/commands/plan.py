@@ -31,7 +31,7 @@ from finetune_cli.local.run import LocalRun, with_spec
 from finetune_cli.manifest.fields import without_effect
 from finetune_cli.manifest.manifest import read
 from finetune_cli.output.forecast_lines import print_forecast, print_forecast_json
-from finetune_operator.core.assess import StageAssessment
+from finetune_operator.core.assessment import StageAssessment
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.local.job_folder import read_model
 from finetune_trainer.contract import PrepareResult

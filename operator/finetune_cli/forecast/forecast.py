@@ -10,7 +10,8 @@ from finetune_cli.manifest.fields import PATHS_OF_CONFIG_FIELDS
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import StageState
-from finetune_operator.core.assess import PipelineAssessment, StageAssessment, assess
+from finetune_operator.core.assess import assess
+from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
 from finetune_operator.core.durations import format_duration
 from finetune_operator.core.identity import EXECUTION_FIELDS, PROGRAM_FIELDS
 from finetune_operator.core.observation import Observation

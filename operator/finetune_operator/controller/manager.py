@@ -19,17 +19,14 @@ from finetune_operator.controller.worker import run_worker
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.settings import Settings
 from finetune_operator.kubernetes.cache.cache import ResourceCache
-from finetune_operator.kubernetes.client import (
-    KubernetesClient,
-    TokenBucket,
-    load_configuration,
-    open_client,
-)
+from finetune_operator.kubernetes.client import KubernetesClient, open_client
 from finetune_operator.kubernetes.cluster import KubernetesCluster
+from finetune_operator.kubernetes.configuration import load_configuration
 from finetune_operator.kubernetes.pods.http import open_session
 from finetune_operator.kubernetes.pods.probe import ServerProbe
 from finetune_operator.kubernetes.pods.progress import ProgressPoller
 from finetune_operator.kubernetes.pods.saves import SaveSender
+from finetune_operator.kubernetes.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
 """The state of every stage: pure, from the spec, the last status and the observation."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
@@ -14,6 +13,7 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
+from finetune_operator.core.assessment import DONE, PipelineAssessment, StageAssessment
 from finetune_operator.core.costs import pipeline_costs
 from finetune_operator.core.endings import NON_RETRYABLE
 from finetune_operator.core.history import (
@@ -37,51 +37,7 @@ from finetune_trainer.contract import StageConfig
 Finding = tuple[StageState, Reason, str]
 """State, reason and message of a stage."""
 NOT_REQUESTED: Finding = (StageState.SKIPPED, Reason.NOT_REQUESTED, "not requested")
-DONE = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})
 MISSING_INPUT = frozenset({Reason.SOURCE_NOT_FOUND, Reason.DATA_INVALID})
-
-
-@dataclass(frozen=True)
-class StageAssessment:
-    """The current state of one stage."""
-
-    spec: StageSpec | None
-    """None: the user did not request the stage."""
-    config: StageConfig | None
-    """The config of the stage's process, with its identity. None: not requested."""
-    status: StageStatus
-    servers: Mapping[str, ObservedServer]
-    """Job -> the server that it started for this stage."""
-
-
-@dataclass(frozen=True)
-class PipelineAssessment:
-    """The current state of all stages, in execution order."""
-
-    stages: Mapping[str, StageAssessment]
-    gates: tuple[GateStatus, ...]
-    """Comparisons of the scores with the gates. Empty: no scores yet, or no gates."""
-    cancelled: bool
-    """Whether the user cancelled the pipeline and did not retry it since."""
-    active_time: timedelta
-    """Running time of all attempts so far."""
-    observation: Observation
-    """What the assessment is based on."""
-    refusals: Mapping[str, Blocker]
-    """Subject -> why the API server refused a request that may be planned again."""
-
-    @property
-    def done(self) -> bool:
-        """Whether every stage has succeeded or is skipped."""
-        return all(stage.status.state in DONE for stage in self.stages.values())
-
-    @property
-    def failed_stage(self) -> str | None:
-        """Return the name of the first failed stage, or None."""
-        for name, stage in self.stages.items():
-            if stage.status.state is StageState.FAILED:
-                return name
-        return None
 
 
 def assess(

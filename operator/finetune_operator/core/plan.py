@@ -28,7 +28,7 @@ from finetune_operator.core.actions import (
     in_order,
     writes_to_claim,
 )
-from finetune_operator.core.assess import PipelineAssessment, StageAssessment
+from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
 from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.cleanup import ended_job_actions, stray_actions
 from finetune_operator.core.history import (

@@ -27,7 +27,7 @@ from finetune_operator.api.status import (
     truncate_message,
 )
 from finetune_operator.core.actions import subject_of
-from finetune_operator.core.assess import PipelineAssessment
+from finetune_operator.core.assessment import PipelineAssessment
 from finetune_operator.core.costs import amount_text, pipeline_costs
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Pipeline

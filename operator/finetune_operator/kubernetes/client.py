@@ -6,16 +6,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlencode
 
 import aiohttp
-from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
-from yarl import URL
 
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.kubernetes import fast_json
+from finetune_operator.kubernetes.token_bucket import TokenBucket
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, ApiError
 from finetune_operator.kubernetes.translate.object import Object
 
@@ -25,8 +23,6 @@ WATCH_GRACE_SECONDS = 4.0
 """Time after which a watch that the API server should have ended is dead."""
 PAGE = 100
 """Objects in a page of a list: a page of the largest pipelines that a user can create has 55 MB."""
-MAX_PAUSE_SECONDS = 5.0
-"""Longest pause after a 429."""
 WRITE_TIMEOUT_SECONDS = 10
 """For which the API server works on a write. Less than the client waits: after its timeout no write lands late."""
 USER_AGENT = "finetune-operator"
@@ -34,40 +30,6 @@ USER_AGENT = "finetune-operator"
 
 class NotLeader(ClusterError):
     """Another replica may be the leader by now, so nothing is written."""
-
-
-class TokenBucket:
-    """Limits requests to a rate, after a burst; a 429 pauses all of them for as long as the API server asks.
-
-    API Priority and Fairness of the API server shares it among clients. The bucket only keeps a bug from flooding it.
-    """
-
-    def __init__(self, rate: float = 500.0, burst: float = 1000.0) -> None:
-        self.rate = rate
-        self.burst = burst
-        self._tokens = burst
-        self._filled_at = -math.inf
-        self._paused_until = -math.inf
-
-    async def wait(self) -> None:
-        """Wait until the next request may be sent."""
-        now = asyncio.get_running_loop().time()
-        self._tokens = min(
-            self.burst, self._tokens + (now - self._filled_at) * self.rate
-        )
-        self._filled_at = now
-        # Below zero: that many requests wait for their turn.
-        self._tokens -= 1
-        delay = max(-self._tokens / self.rate, self._paused_until - now)
-        if delay > 0:
-            await asyncio.sleep(delay)
-
-    def pause(self, seconds: float) -> None:
-        """Send nothing for this long, at most `MAX_PAUSE_SECONDS`."""
-        now = asyncio.get_running_loop().time()
-        self._paused_until = max(
-            self._paused_until, now + min(seconds, MAX_PAUSE_SECONDS)
-        )
 
 
 class KubernetesClient:
@@ -376,57 +338,6 @@ def _parse(content: bytes) -> Object:
             0, "the API server's response cannot be parsed: it is no JSON object"
         )
     return value
-
-
-async def load_configuration(context: str | None = None) -> Configuration:
-    """Load the pod's own credentials, or a kubeconfig's. Raises ClusterError if there are none."""
-    settings = await _load_credentials(context)
-    # Unlimited: each watch holds a connection, and requests must not wait for a free connection.
-    settings.connection_pool_maxsize = 0
-    # aiohttp would read ~/.netrc and the proxies again for each request, in a thread: a third of the operator's CPU.
-    settings.client_session_kwargs = {"trust_env": False}
-    proxy = settings.proxy or environment_proxy(str(settings.host))
-    if proxy:
-        set_proxy(settings, proxy)
-    return settings
-
-
-def environment_proxy(url: str) -> str | None:
-    """Return the proxy for a URL that HTTPS_PROXY, HTTP_PROXY and NO_PROXY set."""
-    parts = urlsplit(url)
-    if proxy_bypass(parts.hostname or ""):
-        return None
-    return getproxies().get(parts.scheme)
-
-
-def set_proxy(settings: Configuration, proxy: str) -> None:
-    """Use a proxy; its password goes into a header, because errors show the URL."""
-    url = URL(proxy)
-    settings.proxy = str(url.with_user(None))
-    auth = aiohttp.BasicAuth.from_url(url)
-    if auth:
-        settings.proxy_headers = {"Proxy-Authorization": auth.encode()}
-
-
-async def _load_credentials(context: str | None) -> Configuration:
-    settings = Configuration()
-    try:
-        if context is None:
-            try:
-                load_in_cluster: Any = config.load_incluster_config
-                load_in_cluster(client_configuration=settings)
-            except config.ConfigException:
-                # This process runs outside a cluster.
-                pass
-            else:
-                return settings
-        load_file: Any = config.load_kube_config
-        await load_file(context=context, client_configuration=settings)
-    except (config.ConfigException, OSError) as error:
-        raise ClusterError(
-            f"no credentials for a cluster: {error}; set KUBECONFIG or pass --context"
-        ) from error
-    return settings
 
 
 @asynccontextmanager

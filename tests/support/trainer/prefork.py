@@ -87,7 +87,7 @@ def slow_names(seconds: float) -> None:
     """Wait that long after every rename, every new link and every exchange of a folder."""
     for owner, name in (
         *((Path, name) for name in ("rename", "replace", "symlink_to", "hardlink_to")),
-        (artifacts, "_exchange"),
+        (artifacts, "exchange"),
     ):
         setattr(owner, name, followed_by_sleep(getattr(owner, name), seconds))
 
@@ -146,7 +146,7 @@ OPTIONS: dict[str, Callable[[Any], None]] = {
     "freeze": lambda call: freeze_before(*call),
     "locks": lambda exist: exist or setattr(fcntl, "flock", no_locks),
     "exchange": lambda exists: (
-        exists or setattr(artifacts, "_exchange", lambda _one, _other: False)
+        exists or setattr(artifacts, "exchange", lambda _one, _other: False)
     ),
     "slow_names": slow_names,
 }

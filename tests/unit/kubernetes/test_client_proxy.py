@@ -3,7 +3,7 @@
 import pytest
 from kubernetes.aio.client import Configuration
 
-from finetune_operator.kubernetes.client import environment_proxy, set_proxy
+from finetune_operator.kubernetes.configuration import environment_proxy, set_proxy
 
 
 def test_password_of_a_proxy_is_not_in_its_url():

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from finetune_operator.kubernetes.client import TokenBucket
+from finetune_operator.kubernetes.token_bucket import TokenBucket
 
 
 async def seconds_for(bucket, requests):

@@ -4,7 +4,6 @@ An artifact is written to a temporary folder, flushed to disk, sealed, and renam
 with the size and the SHA-256 digest of every other file in the folder.
 """
 
-import ctypes
 import glob
 import hashlib
 import json
@@ -26,6 +25,7 @@ from finetune_trainer.files import (
     write_durably,
 )
 from finetune_trainer.runtime.errors import ServiceUnavailable, StageError
+from finetune_trainer.runtime.exchange import exchange
 from finetune_trainer.runtime.fence import UNFENCED, Fence
 from finetune_trainer.runtime.locks import LockingUnsupported, locked, release, try_lock
 
@@ -35,12 +35,6 @@ MANIFEST = "manifest.json"
 REPLACEMENT_POLLS = 100
 REPLACEMENT_POLL_SECONDS = 0.05
 
-# Constants of the C headers fcntl.h and stdio.h, which Python does not have.
-AT_FDCWD = -100
-RENAME_EXCHANGE = 2
-"""Flag of Linux's renameat2(2)."""
-RENAME_SWAP = 2
-"""Flag of macOS's renamex_np(2)."""
 
 T = TypeVar("T")
 
@@ -304,7 +298,7 @@ def move_into_place(temporary: Path, folder: Path) -> None:
     """
     if not folder.exists():
         temporary.rename(folder)
-    elif not _exchange(temporary, folder):
+    elif not exchange(temporary, folder):
         _replace_by_renames(temporary, folder)
     sync_folder(folder.parent)
 
@@ -386,20 +380,3 @@ def _finish_replacement(folder: Path) -> None:
 
 def _old_name(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two names atomically; return False if the operating system or the file system cannot."""
-    library = ctypes.CDLL(None)
-    first_name = os.fsencode(first)
-    second_name = os.fsencode(second)
-    # Linux with glibc 2.28 or musl 1.2.5.
-    if hasattr(library, "renameat2"):
-        result = library.renameat2(
-            AT_FDCWD, first_name, AT_FDCWD, second_name, RENAME_EXCHANGE
-        )
-        return bool(result == 0)
-    # macOS.
-    if hasattr(library, "renamex_np"):
-        return bool(library.renamex_np(first_name, second_name, RENAME_SWAP) == 0)
-    return False

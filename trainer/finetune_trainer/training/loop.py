@@ -1,6 +1,5 @@
 """The training loop."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,12 +21,11 @@ from finetune_trainer.training.distributed.ranks import ALONE, PeerLost, Ranks
 from finetune_trainer.training.distributed.sharding import (
     copy_to_cpu,
     reserve_copies,
-    whole,
 )
 from finetune_trainer.training.model.model import TrainedModel
 from finetune_trainer.training.non_finite import is_finite, non_finite
 from finetune_trainer.training.objectives.base import LOSS, MicroBatch, Objective
-from finetune_trainer.training.optimizer import NamedOptimizer
+from finetune_trainer.training.optimizer import NamedOptimizer, clip_gradients
 from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.schedule import learning_rate
 from finetune_trainer.training.state import State
@@ -300,15 +298,6 @@ def accumulate_gradients(
         (batch_sums[0] / max(1, weight)).backward()
         sums += batch_sums.detach()
     return [float(value) for value in sums.tolist()]
-
-
-def clip_gradients(parameters: dict[str, torch.nn.Parameter], max_norm: float) -> float:
-    """Clip the total gradient norm to `max_norm`, or not at all if it is 0; return the norm before clipping."""
-    # An infinite limit clips nothing, and the norm is computed nevertheless.
-    norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(
-        list(parameters.values()), max_norm or math.inf
-    )
-    return float(whole(norm).item())
 
 
 def validate(run: TrainingRun) -> None:

@@ -4,6 +4,7 @@ A new optimizer is a class here and a line in OPTIMIZERS, besides its name in th
 """
 
 import importlib.util
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from typing_extensions import override
 from finetune_trainer.contract import Optimizer
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.determinism import Tensors
-from finetune_trainer.training.distributed.sharding import sharded_like
+from finetune_trainer.training.distributed.sharding import sharded_like, whole
 
 # Both numbers come from bitsandbytes: a checkpoint's layout must be known before the library makes a state.
 BLOCK = 256
@@ -205,3 +206,12 @@ def create_optimizer(
 ) -> NamedOptimizer:
     """Return the optimizer of a recipe; raise ConfigInvalid if its library is missing."""
     return OPTIMIZERS[recipe.name](recipe, parameters)
+
+
+def clip_gradients(parameters: dict[str, torch.nn.Parameter], max_norm: float) -> float:
+    """Clip the total gradient norm to `max_norm`, or not at all if it is 0; return the norm before clipping."""
+    # An infinite limit clips nothing, and the norm is computed nevertheless.
+    norm: torch.Tensor = torch.nn.utils.clip_grad_norm_(
+        list(parameters.values()), max_norm or math.inf
+    )
+    return float(whole(norm).item())

@@ -92,7 +92,7 @@ def test_lock_file_without_a_folder_is_removed(tmp_path):
 @pytest.fixture
 def no_exchange(monkeypatch):
     """Simulate NFS, which cannot exchange two names."""
-    monkeypatch.setattr(artifacts, "_exchange", lambda *_: False)
+    monkeypatch.setattr(artifacts, "exchange", lambda *_: False)
 
 
 @pytest.mark.usefixtures("no_exchange")
@@ -117,7 +117,7 @@ def test_kill_between_two_renames_is_completed(tmp_path, shared):
 
 def test_second_kill_between_two_renames_does_not_block(tmp_path, monkeypatch):
     """The other process was killed while this one was writing."""
-    monkeypatch.setattr(artifacts, "_exchange", lambda *_: False)
+    monkeypatch.setattr(artifacts, "exchange", lambda *_: False)
     write(tmp_path / "a", "older")
     with atomic_folder(tmp_path / "a", shared=True) as temporary:
         (tmp_path / "a").rename(tmp_path / ".a.old")

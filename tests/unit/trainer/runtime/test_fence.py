@@ -190,7 +190,7 @@ def test_rename_after_the_check_fails_too(
 ) -> None:
     """The attempt sleeps after its check: the newer one has removed what it wants to rename."""
     if not exchange:
-        monkeypatch.setattr(artifacts, "_exchange", lambda *_: False)
+        monkeypatch.setattr(artifacts, "exchange", lambda *_: False)
     if exists:
         (tmp_path / "output").mkdir()
         (tmp_path / "output" / "of").write_text("the newer one")
