@@ -24,6 +24,7 @@ from finetune_operator.controller.metrics import (
     WAITING_STAGES,
 )
 from finetune_operator.controller.workqueue import WorkQueue
+from finetune_operator.kubernetes.cache import totals
 
 API_SILENCE_SECONDS = 60.0
 """Seconds without a response to a request for the Lease after which a replica is not ready. The Lease is requested
@@ -79,11 +80,11 @@ class Health:
         """Return the metrics in Prometheus' text format; the gauges are set here, at each scrape."""
         # Else a phase without a pipeline would keep its last count.
         PIPELINES.clear()
-        for phase, count in self.informers.cache.phases().items():
+        for phase, count in totals.phases(self.informers.cache).items():
             PIPELINES.labels(phase).set(count)
         self._count_waiting_stages()
-        UNREADABLE_PIPELINES.set(self.informers.cache.unreadable())
-        SERVERS_DOWN.set(self.informers.cache.servers_down())
+        UNREADABLE_PIPELINES.set(totals.unreadable(self.informers.cache))
+        SERVERS_DOWN.set(totals.servers_down(self.informers.cache))
         for kind, store in self.informers.cache.stores.items():
             CACHED_OBJECTS.labels(kind).set(len(store))
         IS_LEADER.set(self.leader_elector.is_leader)
@@ -100,7 +101,7 @@ class Health:
         WAITING_OLDEST_SECONDS.clear()
         now = time.time()  # noqa: TID251  an edge
         oldest: dict[tuple[str, str], float] = {}
-        for stage in self.informers.cache.waiting():
+        for stage in totals.waiting(self.informers.cache):
             labels = (stage.stage, stage.reason)
             WAITING_STAGES.labels(*labels).inc()
             if stage.since is not None:

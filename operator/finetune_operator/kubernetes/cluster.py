@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from weakref import WeakValueDictionary
 
-from finetune_operator.api.conditions import TROUBLESHOOTING_URL, Reason
+from finetune_operator.api.conditions import TROUBLESHOOTING_URL
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus, PipelineStatus
 from finetune_operator.core.actions import (
@@ -25,10 +25,8 @@ from finetune_operator.core.actions import (
     subject_of,
 )
 from finetune_operator.core.events import Event, unreadable_event
-from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.observation import (
     Blocker,
-    JobState,
     Observation,
     ObservedJob,
 )
@@ -37,16 +35,13 @@ from finetune_operator.core.report import unreadable_status
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject, NewerObject
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache.cache import (
-    JOBS,
     PIPELINES,
-    PODS,
     ResourceCache,
 )
 from finetune_operator.kubernetes.cache.store import NamespacedName
-from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.event_recorder import EventRecorder, Regarding
-from finetune_operator.kubernetes.headless_service import create_headless_service
+from finetune_operator.kubernetes.jobs import Jobs
 from finetune_operator.kubernetes.pipeline_object import (
     is_same_report,
     parse_pipeline,
@@ -56,19 +51,14 @@ from finetune_operator.kubernetes.pipeline_object import (
 from finetune_operator.kubernetes.pods.probe import NoProbe, ServerProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress, ProgressPoller
 from finetune_operator.kubernetes.resources.claim import claim_name
-from finetune_operator.kubernetes.resources.job import build_job
-from finetune_operator.kubernetes.resources.owner_references import is_owned_by
 from finetune_operator.kubernetes.servers import Servers
 from finetune_operator.kubernetes.translate.api_errors import (
-    AlreadyExists,
     ApiError,
     Blocked,
     classify_api_error,
 )
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
-from finetune_operator.kubernetes.translate.job import is_finished, observe_job
-from finetune_operator.kubernetes.translate.object import Object
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.job import is_finished
 from finetune_operator.kubernetes.workspaces import Workspaces
 
 SERVER_STAGES = frozenset(kind.name for kind in STAGES if kind.runs_server)
@@ -110,9 +100,8 @@ class KubernetesCluster:
         self.probes = probes
         self.on_status_written = on_status_written
         self.enqueue = enqueue
-        self.notices = notices
-        """The cloud whose metadata endpoint training processes watch; empty: none."""
         self.troubleshooting_url = troubleshooting_url
+        self.jobs = Jobs(api, cache, progress, notices)
         self.servers = Servers(api, cache, probes)
         self.workspaces = Workspaces(api, cache)
         self.events = EventRecorder(api)
@@ -155,13 +144,8 @@ class KubernetesCluster:
         claim = claim_name(pipeline)
         jobs = self.cache.lost_jobs(namespace, claim)
         if jobs:
-            await self._read_pods(namespace, *jobs)
+            await self.jobs.read_pods(namespace, *jobs)
             self.cache.forget_lost_jobs(namespace, claim)
-
-    async def _read_pods(self, namespace: str, *jobs: str) -> None:
-        selector = f"{JOB_NAME} in ({','.join(jobs)})"
-        async for pod in self.api.list(paths.pods(namespace), labelSelector=selector):
-            self.cache.update(PODS, pod)
 
     async def observe_children(self, pipeline: Pipeline) -> Observation:
         """Return the observed state of the pipeline's Jobs and servers, from the cache if it has them."""
@@ -171,7 +155,7 @@ class KubernetesCluster:
             if observed:
                 jobs[attempt.job] = observed
         for name in self._other_jobs(pipeline) - jobs.keys():
-            observed = self._observe_job(pipeline, name)
+            observed = self.jobs.observe(pipeline, name)
             if observed:
                 jobs[name] = observed
         return Observation(
@@ -203,7 +187,7 @@ class KubernetesCluster:
             return await self.servers.observe_attempt(pipeline, name, _now())
         # A Job that was seen and is not in the cache was deleted, or has lost the operator's label.
         if attempt.created_at and self.cache.jobs.get((namespace, name)) is None:
-            await self._read_job(pipeline, name)
+            await self.jobs.read(pipeline, name)
         job = self.cache.jobs.get((namespace, name))
         pods = AttemptPods.of(job, self.cache.pods_of(namespace, name))
         # Only a pod has its exit code and its termination message, and its watch may be behind the watch of Jobs.
@@ -212,49 +196,8 @@ class KubernetesCluster:
         )
         has_ended = is_finished(job) if job else attempt.created_at is not None
         if has_unread and has_ended:
-            await self._read_pods(namespace, name)
-        return self._observe_job(pipeline, name)
-
-    async def _read_job(self, pipeline: Pipeline, name: str) -> Object | None:
-        """Return the pipeline's own Job of this name; another owner's is not cached, because no watch follows it."""
-        job = await self.api.get(paths.jobs(pipeline.key.namespace, name))
-        if job is None or not is_owned_by(pipeline, job):
-            return None
-        self.cache.update(JOBS, job)
-        return self.cache.jobs.get((pipeline.key.namespace, name))
-
-    def _observe_job(self, pipeline: Pipeline, name: str) -> ObservedJob | None:
-        namespace = pipeline.key.namespace
-        job = self.cache.jobs.get((namespace, name))
-        if job and not is_owned_by(pipeline, job):
-            # Another owner's Job has this name. Creating ours fails and sets a condition.
-            return None
-        pods = self.cache.pods_of(
-            namespace, name, job["metadata"]["uid"] if job else None
-        )
-        if job and not pods and self.cache.is_over(job) and not is_finished(job):
-            # The status has the end of its attempt, and its pods are forgotten.
-            return ObservedJob(name, JobState.COMPLETE)
-        first_pod = AttemptPods.of(job, pods).first
-        return observe_job(
-            name,
-            job,
-            pods,
-            _now(),
-            progress=self.progress.latest(first_pod),
-            warnings=self._warnings(namespace, name, pods),
-        )
-
-    def _warnings(
-        self, namespace: str, job: str, pods: Sequence[Pod]
-    ) -> dict[str, str]:
-        """Return why processes have not started: no status of the Job or of a pod has the reason."""
-        warnings = {
-            pod.name: self.cache.warning(namespace, "Pod", pod.name)
-            for pod in pods
-            if not pod.started_at
-        }
-        return warnings | {job: self.cache.warning(namespace, "Job", job)}
+            await self.jobs.read_pods(namespace, name)
+        return self.jobs.observe(pipeline, name)
 
     async def write_status(
         self, pipeline: Pipeline, status: PipelineStatus
@@ -335,7 +278,7 @@ class KubernetesCluster:
         match action:
             case StopJob(name, _):
                 if not await self.servers.stop(pipeline, name):
-                    await self._delete_job(pipeline, name, "Foreground")
+                    await self.jobs.delete(pipeline, name, "Foreground")
             case DeleteService():
                 await self.servers.delete_service(pipeline)
             case ChangeWorkspace(change):
@@ -350,9 +293,9 @@ class KubernetesCluster:
                 if template.serving:
                     await self.servers.create(pipeline, template, template.serving)
                 else:
-                    await self._create_job(pipeline, template)
+                    await self.jobs.create(pipeline, template)
             case DeleteJob(name):
-                await self._delete_job(pipeline, name, "Background")
+                await self.jobs.delete(pipeline, name, "Background")
             # With both preconditions: the pipeline may have been edited, or created anew, since the decision.
             case DeletePipeline():
                 await self.api.delete(
@@ -360,37 +303,6 @@ class KubernetesCluster:
                     uid=pipeline.uid,
                     resourceVersion=pipeline.resource_version,
                 )
-
-    async def _create_job(self, pipeline: Pipeline, template: JobTemplate) -> None:
-        # Before the Job: its pods find each other by the name of this Service.
-        if template.pods > 1:
-            await create_headless_service(
-                self.api, self.cache, pipeline, template.stage
-            )
-        try:
-            job = build_job(pipeline, template, self.notices)
-            created = await self.api.create(paths.jobs(pipeline.key.namespace), job)
-        except AlreadyExists:
-            if await self._read_job(pipeline, template.name) is None:
-                message = f"the Job {template.name} exists and is not owned by this pipeline: delete it"
-                raise Blocked(Reason.DEPENDENCY_NOT_READY, message) from None
-        else:
-            self.cache.update(JOBS, created)
-
-    async def _delete_job(
-        self, pipeline: Pipeline, name: str, propagation: str
-    ) -> None:
-        """Delete a Job; in the foreground, it exists until its pod has ended by SIGTERM, grace period and SIGKILL."""
-        namespace = pipeline.key.namespace
-        job = self.cache.jobs.get((namespace, name)) or await self._read_job(
-            pipeline, name
-        )
-        if job is None or not is_owned_by(pipeline, job):
-            return
-        if not job["metadata"].get("deletionTimestamp"):
-            # The uid: a new Job of the same name is not deleted.
-            uid = job["metadata"]["uid"]
-            await self.api.delete(paths.jobs(namespace, name), propagation, uid=uid)
 
     async def emit_events(self, pipeline: Pipeline, events: Sequence[Event]) -> None:
         """Create Kubernetes Events in the background; a failure is logged and not retried."""

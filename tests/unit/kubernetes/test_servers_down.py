@@ -4,6 +4,7 @@ import pytest
 from support.operator.cluster_objects import cache_of, pipeline_object
 from support.operator.scenario import Scenario
 
+from finetune_operator.kubernetes.cache.totals import servers_down
 from finetune_operator.kubernetes.cluster import parse_pipeline
 from finetune_operator.kubernetes.resources.server import (
     build_deployment,
@@ -57,9 +58,9 @@ def test_server_with_traffic_and_no_ready_pod_is_down(services, deployments, cou
     cache = cache_of(
         finetunepipelines=[FOUND], services=services, deployments=deployments
     )
-    assert cache.servers_down() == count
+    assert servers_down(cache) == count
 
 
 def test_service_without_a_selector_has_no_server():
     built = service() | {"spec": {}}
-    assert cache_of(finetunepipelines=[FOUND], services=[built]).servers_down() == 0
+    assert servers_down(cache_of(finetunepipelines=[FOUND], services=[built])) == 0

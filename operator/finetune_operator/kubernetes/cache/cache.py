@@ -4,18 +4,17 @@ Lists, watches and the answers to the operator's own requests fill it. Only dele
 returns their exit code and termination message any more.
 """
 
-from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from finetune_operator.core.metadata import SERVER, service_name
+from finetune_operator.core.metadata import SERVER
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.cache.children import claims_of, owner_key, owner_uids
+from finetune_operator.kubernetes.cache.lost_jobs import LostJobs
 from finetune_operator.kubernetes.cache.pipeline import (
     CachedPipeline,
-    WaitingStage,
     trim_pipeline,
 )
 from finetune_operator.kubernetes.cache.pod import (
@@ -64,10 +63,6 @@ SERVICES = "services"
 CLAIMS = "persistentvolumeclaims"
 DEFAULTS = "configmaps"
 """Only the ConfigMaps with the defaults of their namespace, which all have the same name."""
-LOST_CLAIMS_KEPT = 16384
-"""Claims of deleted Jobs without a known pod; the newest are kept."""
-LOST_JOBS_KEPT = 16
-"""Such Jobs of each claim; the newest are kept."""
 
 
 class ResourceCache:
@@ -96,8 +91,7 @@ class ResourceCache:
             CLAIMS: self.claims,
             DEFAULTS: self.defaults,
         }
-        self._lost_jobs: OrderedDict[NamespacedName, tuple[str, ...]] = OrderedDict()
-        """Claim -> its deleted Jobs whose pods no watch has shown. A pod may run: a watch may be behind another."""
+        self._lost_jobs = LostJobs()
         self._ended: dict[str, tuple[int, ...]] = {}
         """uid of a Job that is not Complete yet -> indexes of its ended pods; index 0 only if the pod succeeded."""
 
@@ -183,9 +177,8 @@ class ResourceCache:
         change = self.update(PIPELINES, answer)
         entry = self.pipelines.entries.get(name)
         if entry and entry.version == version_of(answer):
-            self.pipelines.entries[name] = replace(
-                entry, value=entry.value.with_parsed(pipeline)
-            )
+            parsed = entry.value.with_parsed(pipeline)
+            self.pipelines.entries[name] = replace(entry, value=parsed)
         return change.keys[1:]
 
     # Reads.
@@ -222,18 +215,17 @@ class ResourceCache:
         """Return the Jobs and pods that mount the claim for writing and have not ended."""
         name = (namespace, claim)
         jobs = [job for job in self.jobs.select("claim", name) if not self.is_over(job)]
-        pods = [
-            pod for pod in self.pods.select("claim", name) if not pod_of(pod).finished
-        ]
+        mounted = self.pods.select("claim", name)
+        pods = [pod for pod in mounted if not pod_of(pod).finished]
         return [*jobs, *pods]
 
     def lost_jobs(self, namespace: str, claim: str) -> tuple[str, ...]:
         """Return the deleted Jobs with this claim that have unknown pods: no watch has shown them."""
-        return self._lost_jobs.get((namespace, claim), ())
+        return self._lost_jobs.of_claim((namespace, claim))
 
     def forget_lost_jobs(self, namespace: str, claim: str) -> None:
         """Forget the deleted Jobs with this claim: their pods have been read."""
-        self._lost_jobs.pop((namespace, claim), None)
+        self._lost_jobs.forget((namespace, claim))
 
     def warning(self, namespace: str, kind: str, name: str) -> str:
         """Return the message of the newest Warning event about an object; empty if there is none."""
@@ -242,37 +234,6 @@ class ResourceCache:
     def defaults_of(self, namespace: str) -> NamespaceDefaults:
         """Return the defaults of a namespace."""
         return self.defaults.get((namespace, DEFAULTS_NAME)) or NONE
-
-    def phases(self) -> Counter[str]:
-        """Return the number of pipelines in each phase."""
-        return Counter(entry.value.phase for entry in self.pipelines.entries.values())
-
-    def unreadable(self) -> int:
-        """Return the number of pipelines that this version of the operator cannot read."""
-        return sum(entry.value.unreadable for entry in self.pipelines.entries.values())
-
-    def waiting(self) -> Iterator[WaitingStage]:
-        """Yield the waiting stage of each pipeline with a waiting stage."""
-        stages = (entry.value.waiting for entry in self.pipelines.entries.values())
-        return (stage for stage in stages if stage)
-
-    def servers_down(self) -> int:
-        """Return the number of pipelines with a Service that leads to no ready pod, whatever their phase."""
-        return sum(
-            self._is_server_down(entry.value)
-            for entry in self.pipelines.entries.values()
-        )
-
-    def _is_server_down(self, pipeline: CachedPipeline) -> bool:
-        namespace = pipeline.key.namespace
-        service = self.services.get((namespace, service_name(pipeline.key.name)))
-        if service is None or pipeline.uid not in owner_uids(service):
-            return False
-        target = service["spec"]["selector"].get(SERVER)
-        if not target:
-            return False
-        server = self.deployments.get((namespace, target))
-        return server is None or not server["status"]["readyReplicas"]
 
     # Changes.
 
@@ -366,11 +327,7 @@ class ResourceCache:
     def _note_lost_job(self, job: Object) -> None:
         name = namespaced_name(job)
         if not self.is_over(job) and not self.pods.select("job", name):
-            for claim in claims_of(job):
-                jobs = (*self._lost_jobs.get(claim, ()), name[1])
-                self._lost_jobs[claim] = jobs[-LOST_JOBS_KEPT:]
-        while len(self._lost_jobs) > LOST_CLAIMS_KEPT:
-            self._lost_jobs.popitem(last=False)
+            self._lost_jobs.add(name[1], claims_of(job))
 
     def _note_end(self, raw: Object, pod: Pod) -> None:
         meta = raw["metadata"]
@@ -421,17 +378,12 @@ class ResourceCache:
     def _sharing(self, own: Key, pipeline: CachedPipeline | None) -> tuple[Key, ...]:
         if pipeline is None:
             return ()
-        return tuple(
-            key
-            for key in self._claim_users(own.namespace, pipeline.claim)
-            if key != own
-        )
+        keys = self._claim_users(own.namespace, pipeline.claim)
+        return tuple(key for key in keys if key != own)
 
     def _claim_users(self, namespace: str, claim: str) -> list[Key]:
-        return [
-            pipeline.key
-            for pipeline in self.pipelines.select("claim", (namespace, claim))
-        ]
+        pipelines = self.pipelines.select("claim", (namespace, claim))
+        return [pipeline.key for pipeline in pipelines]
 
     def _forget_ended_pods(
         self, before: CachedPipeline | None, after: CachedPipeline
