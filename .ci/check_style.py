@@ -42,15 +42,20 @@ BANNED_WORDS = {
     "last words": "termination message",
 }
 # Word for word, because a reader of one file must not think of another.
-SAME_CLASS_NAMES = {
-    "Start": "the start of an objective and of a server are never in one file",
-}
+SAME_CLASS_NAMES: dict[str, str] = {}
 # Forms of code_forms.py that stay, with the reason.
-FORM_EXCEPTIONS: dict[tuple[str, str], str] = {}
+FORM_EXCEPTIONS = {
+    (
+        "operator/finetune_cli/forecast/forecast.py",
+        "vague name 'why'",
+    ): "a field of the JSON that `finetune plan -o json` prints",
+}
 TEXT = (".py", ".md", ".yaml", ".yml", ".toml", ".tpl", ".txt")
 EXCEPTIONS = {
     ".ci/check_style.py": "names the banned words",
     "STYLE.md": "names the banned words",
+    "docs/adr/0030-count-ideas-not-lines.md": "names the banned words",
+    ".ci/measure_style.py": "names the banned words",
     "charts/finetune-operator/templates/crds.yaml": "generated from the models, which are checked",
     "crds/finetunepipelines.yaml": "generated from the models, which are checked",
 }

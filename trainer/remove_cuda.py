@@ -26,7 +26,7 @@ DRIVERS = re.compile(r"bitsandbytes_(cuda|rocm|xpu)")
 
 
 def main(site: Path) -> None:
-    """Replace the libraries that PyTorch loads, remove those of bitsandbytes, and say so in PyTorch's version."""
+    """Replace the libraries that PyTorch loads, remove bitsandbytes' libraries, and say so in PyTorch's version."""
     if not (site / "nvidia").is_dir():
         return
     torch = site / "torch"
@@ -100,7 +100,8 @@ def write_empty(path: Path, functions: Iterable[str], version: str | None) -> No
         for name in functions
     ]
     with tempfile.TemporaryDirectory() as folder:
-        source, script = Path(folder, "empty.c"), Path(folder, "versions")
+        source = Path(folder, "empty.c")
+        script = Path(folder, "versions")
         source.write_text("\n".join(lines))
         script.write_text(f"{version} {{ global: *; }};")
         options = [

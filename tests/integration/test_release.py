@@ -285,7 +285,7 @@ def untagged(checkout: Path) -> None:
 
 
 def pinned(checkout: Path) -> None:
-    comment = "sha256:…, which decides where it is set.\n  digest: "
+    comment = "sha256:…. If you set it, it wins over the tag.\n  digest: "
     replace(
         checkout / "charts/finetune-operator/values.yaml",
         f'{comment}""',

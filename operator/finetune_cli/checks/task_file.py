@@ -16,11 +16,11 @@ DEFAULT_METRICS = {
 MAX_INCLUDES = 8
 
 
-class _Loader(yaml.SafeLoader):
+class _TaskLoader(yaml.SafeLoader):
     """A loader that reads `!function module.name` as None instead of importing anything."""
 
 
-_Loader.add_multi_constructor("!", lambda *_: None)
+_TaskLoader.add_multi_constructor("!", lambda *_: None)
 
 
 def task_metrics(path: Path) -> list[str] | None:
@@ -59,7 +59,7 @@ def has_own_results(task: dict[str, Any]) -> bool:
 def _with_includes(path: Path, depth: int) -> dict[str, Any] | None:
     try:
         # The loader is a SafeLoader.
-        task = yaml.load(path.read_text("utf-8"), _Loader)  # noqa: S506
+        task = yaml.load(path.read_text("utf-8"), _TaskLoader)  # noqa: S506
     except (OSError, ValueError, yaml.YAMLError):
         return None
     if not isinstance(task, dict):

@@ -34,7 +34,7 @@ from finetune_operator.api.status import AttemptStatus
 from finetune_operator.core.metadata import service_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 HTTP_PORT = 80
 
@@ -152,7 +152,7 @@ def _now() -> datetime:
 
 
 def _tree(
-    pipeline: Pipeline, running: Mapping[str, Pod], now: datetime | None
+    pipeline: Pipeline, running: Mapping[str, ObservedPod], now: datetime | None
 ) -> RenderableType:
     """Return the tree of stages, attempts and pods, followed by the summary; `now` adds the time of what runs."""
 

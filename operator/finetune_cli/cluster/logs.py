@@ -29,7 +29,7 @@ from finetune_operator.core.metadata import STAGE_CONTAINER, workspace_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.translate.api_errors import ApiError
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_trainer.contract.metric_rows import METRICS
 from finetune_trainer.contract.sample_rows import LOG_PREFIX, parse_samples
 
@@ -114,7 +114,9 @@ async def _print_samples(
     return 0
 
 
-async def _sample_lines(session: ClusterSession, pod: Pod) -> AsyncIterator[str]:
+async def _sample_lines(
+    session: ClusterSession, pod: ObservedPod
+) -> AsyncIterator[str]:
     path = paths.pod_log(session.context.namespace, pod.name)
     lines = session.api.stream_lines(path, container=STAGE_CONTAINER, timestamps="true")
     async for line in lines:
@@ -197,7 +199,9 @@ class _Reader:
         await self._print_until_finished(attempt, pod)
         return True
 
-    async def _print_until_finished(self, attempt: AttemptStatus, pod: Pod) -> None:
+    async def _print_until_finished(
+        self, attempt: AttemptStatus, pod: ObservedPod
+    ) -> None:
         """Print the log until the pod has finished; after a lost connection, continue after the last printed line."""
         while True:
             try:
@@ -209,7 +213,7 @@ class _Reader:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _print(self, pod: Pod, *, follow: bool) -> None:
+    async def _print(self, pod: ObservedPod, *, follow: bool) -> None:
         """Print the lines that are not printed yet."""
         last = self.last_timestamps.get(pod.name, "")
         query = {"container": STAGE_CONTAINER, "timestamps": "true"}
@@ -239,7 +243,9 @@ class _Reader:
         self.last_message = message
 
 
-def _no_log_message(attempt: AttemptStatus, pod: Pod | None, stage: StageStatus) -> str:
+def _no_log_message(
+    attempt: AttemptStatus, pod: ObservedPod | None, stage: StageStatus
+) -> str:
     if attempt.outcome is Outcome.RUNNING:
         reason = "its pod is not running yet"
         if stage.message:

@@ -23,7 +23,7 @@ from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.pods.progress import metrics_port
 from finetune_operator.kubernetes.translate.api_errors import ApiError
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_trainer.contract import Progress
 
 LEAST_GRACE = "SIGTERM and about 2 s, the least that a kubelet gives"
@@ -60,7 +60,7 @@ async def _rehearse(arguments: argparse.Namespace) -> tuple[DrillTarget, str]:
     return target, target.announce(f"the pod {pod.name} on {pod.node}", grace)
 
 
-async def _running_pod(session: ClusterSession, attempt: AttemptStatus) -> Pod:
+async def _running_pod(session: ClusterSession, attempt: AttemptStatus) -> ObservedPod:
     pod = await pod_of(session, attempt)
     state = "does not exist"
     if pod is not None:
@@ -73,7 +73,7 @@ async def _running_pod(session: ClusterSession, attempt: AttemptStatus) -> Pod:
 
 
 async def _evict(
-    session: ClusterSession, pod: Pod, *, kill: bool, dry_run: bool = False
+    session: ClusterSession, pod: ObservedPod, *, kill: bool, dry_run: bool = False
 ) -> None:
     """Evict or delete just this pod; raises Refused with the fix if the API server refuses."""
     try:
@@ -88,7 +88,7 @@ async def _evict(
         raise _refusal(error) or error from error
 
 
-async def _delete(session: ClusterSession, pod: Pod, *, dry_run: bool) -> None:
+async def _delete(session: ClusterSession, pod: ObservedPod, *, dry_run: bool) -> None:
     options: dict[str, Any] = {"gracePeriodSeconds": 0}
     if dry_run:
         options["dryRun"] = ["All"]
@@ -96,7 +96,9 @@ async def _delete(session: ClusterSession, pod: Pod, *, dry_run: bool) -> None:
     await session.api.delete(path, options=options, uid=pod.uid)
 
 
-async def _create_eviction(session: ClusterSession, pod: Pod, *, dry_run: bool) -> None:
+async def _create_eviction(
+    session: ClusterSession, pod: ObservedPod, *, dry_run: bool
+) -> None:
     namespace = session.context.namespace
     query = {}
     if dry_run:
@@ -168,7 +170,7 @@ class _Watcher:
 
     session: ClusterSession
     drill: Drill
-    pod: Pod
+    pod: ObservedPod
     """The evicted pod."""
     started: float = 0.0
     """Time of the eviction by the event loop's clock."""
@@ -207,7 +209,7 @@ class _Watcher:
         current = await self.session.api.get(path)
         if current is None or current["metadata"]["uid"] != self.pod.uid:
             return True
-        return bool(Pod(current).terminated)
+        return bool(ObservedPod(current).terminated)
 
     async def _next_progress(
         self, pipeline: Pipeline, attempt: AttemptStatus
@@ -227,7 +229,7 @@ class _Watcher:
             return None
         return stage.progress
 
-    async def progress(self, pod: Pod) -> Progress | None:
+    async def progress(self, pod: ObservedPod) -> Progress | None:
         """Return a pod's progress through the API server's proxy; None if it cannot be read."""
         port = metrics_port(pod)
         if not port or not self.may_use_proxy:

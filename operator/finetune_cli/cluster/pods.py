@@ -19,12 +19,14 @@ from finetune_operator.kubernetes.cache.cache import (
     ResourceCache,
 )
 from finetune_operator.kubernetes.cache.trim import JOB_NAME
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 MANAGED_SELECTOR = f"{MANAGED_BY}={MANAGED_BY_VALUE}"
 
 
-async def list_pods(session: ClusterSession, job: str | None = None) -> dict[str, Pod]:
+async def list_pods(
+    session: ClusterSession, job: str | None = None
+) -> dict[str, ObservedPod]:
     """Return the youngest pod of each attempt, by its Job or server; without `job`, of all in the namespace.
 
     Of several pods of an attempt, it is the first: the pod with index 0 has the progress and the result.
@@ -37,20 +39,20 @@ async def list_pods(session: ClusterSession, job: str | None = None) -> dict[str
     pods: list[Object] = []
     for selector in selectors:
         pods += [pod async for pod in session.api.list(path, labelSelector=selector)]
-    youngest: dict[str, Pod] = {}
+    youngest: dict[str, ObservedPod] = {}
     # In this order, the youngest pod with the lowest index is the last of an attempt, and stays in the dict.
     for pod in sorted(pods, key=_index_and_age):
         labels = pod["metadata"].get("labels") or {}
         name = labels.get(SERVER, labels.get(JOB_NAME, ""))
-        youngest[name] = Pod(pod)
+        youngest[name] = ObservedPod(pod)
     return youngest
 
 
 def _index_and_age(pod: Object) -> tuple[int, str]:
-    return (-Pod(pod).index, str(pod["metadata"].get("creationTimestamp")))
+    return (-ObservedPod(pod).index, str(pod["metadata"].get("creationTimestamp")))
 
 
-async def pod_of(session: ClusterSession, attempt: AttemptStatus) -> Pod | None:
+async def pod_of(session: ClusterSession, attempt: AttemptStatus) -> ObservedPod | None:
     """Return the pod of an attempt, or None if it no longer exists."""
     pods = await list_pods(session, attempt.job)
     return pods.get(attempt.job)

@@ -81,7 +81,7 @@ class YamlFile:
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
 
-class _Loader(yaml.SafeLoader):
+class _LineLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML keeps a loader's resolvers in the class
     depth = 0
 
@@ -117,7 +117,7 @@ for _tag, _pattern, _first in (
     ),
     ("merge", r"<<", "<"),
 ):
-    _Loader.add_implicit_resolver(
+    _LineLoader.add_implicit_resolver(
         f"{TAG}{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
     )
 
@@ -177,7 +177,7 @@ def parse(file: Path, content: bytes) -> YamlFile:
 
 
 def _nodes(text: str) -> Iterator[Node]:
-    loader = _Loader(text)
+    loader = _LineLoader(text)
     try:
         while loader.check_node():
             node = loader.get_node()

@@ -22,7 +22,7 @@ from finetune_operator.controller.reflector import (
     Reflector,
     Resource,
 )
-from finetune_operator.controller.signals import StopSignal
+from finetune_operator.controller.signals import ShutdownSignal
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE
 from finetune_operator.core.pipeline import Key
@@ -100,10 +100,11 @@ class Informers:
         api: KubernetesClient,
         cache: ResourceCache,
         queue: WorkQueue,
-        signals: StopSignal,
+        signals: ShutdownSignal,
         namespaces: Collection[str],
     ) -> None:
-        self.cache, self.queue = cache, queue
+        self.cache = cache
+        self.queue = queue
         self.kopf_watch = KopfWatch(
             signals, self._list_pipelines, self._on_pipeline_event
         )

@@ -21,7 +21,7 @@ from typing_extensions import override
 from finetune_operator.api.group import GROUP, PLURAL, VERSION
 from finetune_operator.controller.metrics import WATCHES_RESTARTED
 from finetune_operator.controller.reflector import BASE_RETRY_SECONDS, WATCH_SECONDS
-from finetune_operator.controller.signals import StopSignal
+from finetune_operator.controller.signals import ShutdownSignal
 from finetune_operator.core.metadata import MANAGED_BY_VALUE
 from finetune_operator.kubernetes.cache.cache import PIPELINES
 from finetune_operator.kubernetes.client import PAGE, WATCH_GRACE_SECONDS
@@ -39,12 +39,13 @@ class KopfWatch:
 
     def __init__(
         self,
-        signals: StopSignal,
+        signals: ShutdownSignal,
         list_pipelines: Callable[[], Awaitable[None]],
         on_event: OnEvent,
     ) -> None:
         self.signals = signals
-        self.list_pipelines, self.on_event = list_pipelines, on_event
+        self.list_pipelines = list_pipelines
+        self.on_event = on_event
         self.lost_at: float | None = None
         """When the watch ended, if the pipelines could not be listed since, by the event loop's clock."""
 

@@ -14,7 +14,7 @@ from finetune_operator.controller.leader_election import LeaderElector
 from finetune_operator.controller.metrics import REQUESTS, record_changes
 from finetune_operator.controller.node_watch import NodeWatch
 from finetune_operator.controller.prices import PricedSettings
-from finetune_operator.controller.signals import StopSignal
+from finetune_operator.controller.signals import ShutdownSignal
 from finetune_operator.controller.worker import run_worker
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.settings import Settings
@@ -59,7 +59,7 @@ class Options:
 
 async def run(options: Options) -> None:
     """Run until SIGTERM or SIGINT."""
-    signals = StopSignal()
+    signals = ShutdownSignal()
     signals.install()
     # Leader election has a client of its own: it must write before this replica is the leader, and it is not slowed
     # down when the API server throttles the reconciles.
@@ -115,7 +115,7 @@ class Manager:
         options: Options,
         api: KubernetesClient,
         leader_elector: LeaderElector,
-        signals: StopSignal,
+        signals: ShutdownSignal,
         sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession],
     ) -> "Manager":
         """Create the components and connect them; `sessions`: first for progress, second for probes."""

@@ -22,7 +22,7 @@ from finetune_operator.kubernetes.pods.saves import SaveSender
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.node import notices_of
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 NODES = "nodes"
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class NodeWatch:
     def __init__(
         self,
         api: KubernetesClient,
-        pods: Callable[[], Iterable[Pod]],
+        pods: Callable[[], Iterable[ObservedPod]],
         saves: SaveSender,
     ) -> None:
         self.pods = pods
@@ -124,13 +124,13 @@ class NodeWatch:
                 self.saves.send(saving, notice, node)
 
 
-def _job_of(pod: Pod) -> tuple[str, str]:
+def _job_of(pod: ObservedPod) -> tuple[str, str]:
     return pod.raw["metadata"]["namespace"], pod.raw["metadata"]["labels"].get(
         JOB_NAME, ""
     )
 
 
-def _runs_stage(pod: Pod) -> bool:
+def _runs_stage(pod: ObservedPod) -> bool:
     """Return whether the process of an attempt runs in the pod; a model server has nothing to save."""
     return (
         not pod.finished

@@ -4,7 +4,7 @@ import asyncio
 import signal
 
 
-class StopSignal:
+class ShutdownSignal:
     """A request to stop the process; `requested` is set once SIGTERM or SIGINT has arrived."""
 
     def __init__(self) -> None:

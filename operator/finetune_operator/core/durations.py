@@ -1,6 +1,8 @@
 """Durations as people write them: 46s, 13m5s, 3h12m, 2d4h."""
 
-MINUTE, HOUR, DAY = 60, 3600, 86400
+MINUTE = 60
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
 
 
 def format_duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome, truncate_message
 from finetune_operator.core.observation import JobState, ObservedJob
-from finetune_trainer.contract import AnyResult, ExitCode
+from finetune_trainer.contract import AnyResult, ExitCode, Interruption, Progress
 
 SIGNAL_EXIT_CODES = (137, 143)
 """Exit codes of a process that was ended by SIGKILL or SIGTERM: 128 + signal, as in a shell."""
@@ -87,8 +87,7 @@ def _result_missing(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
         return None
     if job.exit_code is None:
         # The Job is Complete, but its pod and with it the result are gone. The program did nothing wrong.
-        unread = "its pod was deleted before the result was read; the stage runs again"
-        message = f"the process succeeded, but {unread}"
+        message = "the process succeeded, but its pod was deleted before the result was read; the stage runs again"
         return Ending(Outcome.INTERRUPTED, Reason.RESULT_MISSING, message)
     problem = _termination_text(job) or _describe_result_problem(attempt, job)
     message = f"the process exited with code 0, but {problem}"
@@ -164,8 +163,7 @@ def _service_unavailable(_attempt: AttemptStatus, job: ObservedJob) -> Ending | 
 def _failed(_attempt: AttemptStatus, job: ObservedJob) -> Ending:
     text = f"exit code {job.exit_code}"
     if job.exit_code in SIGNAL_EXIT_CODES:
-        cause = "cause unknown; the node may be out of memory"
-        text = f"killed by a signal ({text}), {cause}"
+        text = f"killed by a signal (exit code {job.exit_code}), cause unknown; the node may be out of memory"
     return Ending(Outcome.FAILED, Reason.STAGE_FAILED, _termination_text(job) or text)
 
 
@@ -229,23 +227,38 @@ def _record_observation(
         observed["stopped_after_seconds"] = max(
             0.0, (now - attempt.started_at).total_seconds()
         )
-    # Before the process knows the step at which it resumes, its step means nothing either.
-    if job.progress and job.progress.start_step is not None:
-        observed |= {
-            "start_step": job.progress.start_step,
-            "last_step": job.progress.step,
-            "step_seconds": job.progress.step_seconds,
-            "total_steps": job.progress.total,
-        }
-        if job.progress.saved_step is not None:
-            observed["saved_step"] = job.progress.saved_step
-    interruption = job.message.interruption if job.message else None
+    if job.progress:
+        observed |= _steps_of(job.progress)
     # The termination message of a process is newer than its last progress report.
-    if interruption and interruption.step is not None:
-        observed["last_step"] = interruption.step
-    if interruption and interruption.saved_step is not None:
-        observed["saved_step"] = interruption.saved_step
+    if job.message and job.message.interruption:
+        observed |= _last_steps_of(job.message.interruption)
     return attempt.model_copy(update=observed)
+
+
+def _steps_of(progress: Progress) -> dict[str, object]:
+    """Return the steps of a progress report; nothing before the process knows its start step."""
+    # Before the process knows the step at which it resumes, its step means nothing either.
+    if progress.start_step is None:
+        return {}
+    steps: dict[str, object] = {
+        "start_step": progress.start_step,
+        "last_step": progress.step,
+        "step_seconds": progress.step_seconds,
+        "total_steps": progress.total,
+    }
+    if progress.saved_step is not None:
+        steps["saved_step"] = progress.saved_step
+    return steps
+
+
+def _last_steps_of(interruption: Interruption) -> dict[str, object]:
+    """Return the steps that a process reports when it is stopped."""
+    steps: dict[str, object] = {}
+    if interruption.step is not None:
+        steps["last_step"] = interruption.step
+    if interruption.saved_step is not None:
+        steps["saved_step"] = interruption.saved_step
+    return steps
 
 
 def _close(

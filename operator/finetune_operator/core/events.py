@@ -6,6 +6,7 @@ from typing import Literal
 
 from finetune_operator.api.conditions import FINISHED, READY, Reason, link
 from finetune_operator.api.status import (
+    AttemptStatus,
     Outcome,
     PipelineStatus,
     PlacementStatus,
@@ -88,28 +89,12 @@ def _finished_condition(
 def _stage_events(
     name: str, before: StageStatus | None, after: StageStatus, url: str
 ) -> Iterator[Event]:
-    outcomes = (
-        {attempt.number: attempt.outcome for attempt in before.attempts}
-        if before
-        else {}
-    )
+    outcomes = {}
+    if before:
+        outcomes = {attempt.number: attempt.outcome for attempt in before.attempts}
     for attempt in after.attempts:
-        if outcomes.get(attempt.number) is attempt.outcome:
-            continue
-        subject = f"{name} attempt {attempt.number}"
-        match attempt.outcome:
-            case Outcome.RUNNING:
-                yield _started(subject, after.placement)
-            case Outcome.SUCCEEDED:
-                yield Event("Normal", "StageSucceeded", subject, ordinary=True)
-            case Outcome.INTERRUPTED | Outcome.STOPPED:
-                message = f"{subject}: {attempt.message or attempt.reason}"
-                yield Event("Normal", f"Attempt{attempt.outcome}", message)
-            case Outcome.FAILED:
-                message = f"{subject}: {attempt.message or attempt.reason}"
-                yield Event(
-                    "Warning", "AttemptFailed", message, link(attempt.reason, url)
-                )
+        if outcomes.get(attempt.number) is not attempt.outcome:
+            yield _attempt_event(name, attempt, after.placement, url)
     ended = after.state in {StageState.FAILED, StageState.SKIPPED}
     if before and before.state is not after.state and ended:
         message = f"{name}: {after.message or after.reason}"
@@ -120,3 +105,20 @@ def _stage_events(
             message,
             link(after.reason, url),
         )
+
+
+def _attempt_event(
+    stage: str, attempt: AttemptStatus, placement: PlacementStatus | None, url: str
+) -> Event:
+    """Return the event of an attempt that has started or ended."""
+    subject = f"{stage} attempt {attempt.number}"
+    message = f"{subject}: {attempt.message or attempt.reason}"
+    match attempt.outcome:
+        case Outcome.RUNNING:
+            return _started(subject, placement)
+        case Outcome.SUCCEEDED:
+            return Event("Normal", "StageSucceeded", subject, ordinary=True)
+        case Outcome.INTERRUPTED | Outcome.STOPPED:
+            return Event("Normal", f"Attempt{attempt.outcome}", message)
+        case Outcome.FAILED:
+            return Event("Warning", "AttemptFailed", message, link(attempt.reason, url))

@@ -286,12 +286,8 @@ class _Planner:
         reach a server. While no new server has answered (it starts, failed, or is skipped), the old one stays.
         """
         attempt = stage.status.running_attempt
-        target = server_job(stage.status)
-        # No current server: none has answered yet, or the Service was deleted and needs the last one that answered.
-        if not any(server.current for server in stage.servers.values()):
-            target = target or _last_answering_server(stage)
-        answered = stage.servers.get(target) if target else None
-        if stage.spec and target and answered and not answered.current:
+        target = _traffic_target(stage)
+        if stage.spec and target:
             yield SwitchTraffic(stage.spec.name, target)
             return
         # The server of the running attempt has not answered yet: it is neither current nor to be deleted.
@@ -315,6 +311,18 @@ class _Planner:
             yield SwitchTraffic(stage.spec.name, earlier)
         else:
             yield DeleteService()
+
+
+def _traffic_target(stage: StageAssessment) -> str | None:
+    """Return the Job of the server that is to get the traffic; None if it has the traffic, or there is no server."""
+    target = server_job(stage.status)
+    # No current server: none has answered yet, or the Service was deleted and needs the last server that answered.
+    if not any(server.current for server in stage.servers.values()):
+        target = target or _last_answering_server(stage)
+    server = stage.servers.get(target) if target else None
+    if server is None or server.current:
+        return None
+    return target
 
 
 def _last_answering_server(stage: StageAssessment) -> str | None:

@@ -40,7 +40,7 @@ Fact = tuple[str, ConditionStatus, Reason, str]
 
 
 @dataclass(frozen=True)
-class Summary:
+class PipelineSummary:
     """Phase and conditions of the pipeline as a whole."""
 
     phase: str
@@ -112,7 +112,7 @@ def unreadable_status(
     With observedGeneration, so that kstatus reads Stalled; without finishedAt, which belongs to another spec. An object
     that is not stalled waits for a newer operator, as it does for a moment in each upgrade.
     """
-    summary = Summary(
+    summary = PipelineSummary(
         "Failed" if stalled else "Pending",
         "False",
         Reason.SPEC_INVALID,
@@ -192,7 +192,7 @@ def _handled_annotations(pipeline: Pipeline) -> HandledAnnotations:
 
 def summarize(
     pipeline: Pipeline, assessment: PipelineAssessment, plan: Plan
-) -> Summary:
+) -> PipelineSummary:
     """Return phase, reason and message of the pipeline.
 
     The order matters. A pipeline with a live Job is not Finished, even if that Job is being stopped. Failed and done
@@ -205,13 +205,13 @@ def summarize(
         status = assessment.stages[failed].status
         phase = "Cancelled" if status.reason is Reason.CANCELLED else "Failed"
         message = f"{failed}: {status.message}"
-        return Summary(
+        return PipelineSummary(
             phase, "False", status.reason, message, stalled=True, finished=True
         )
     if assessment.done and not running:
         return _finish(assessment)
     if pipeline.spec.suspend and not assessment.cancelled:
-        return Summary(
+        return PipelineSummary(
             "Suspended",
             "False",
             Reason.SUSPENDED,
@@ -225,10 +225,12 @@ def summarize(
         message = f"{name}: {status.message}"
     active = running or status.state is StageState.RUNNING
     phase = "Running" if active else "Pending"
-    return Summary(phase, "False", status.reason, message, reconciling=True)
+    return PipelineSummary(phase, "False", status.reason, message, reconciling=True)
 
 
-def _add_workspace_warning(summary: Summary, blocker: Blocker | None) -> Summary:
+def _add_workspace_warning(
+    summary: PipelineSummary, blocker: Blocker | None
+) -> PipelineSummary:
     """Add the problem of the workspace to the message. It stops no stage, so phase and conditions stay."""
     if blocker is None:
         return summary
@@ -237,19 +239,19 @@ def _add_workspace_warning(summary: Summary, blocker: Blocker | None) -> Summary
     return replace(summary, reason=reason, message=message)
 
 
-def _finish(assessment: PipelineAssessment) -> Summary:
+def _finish(assessment: PipelineAssessment) -> PipelineSummary:
     """Return how the pipeline ended. A server that is down comes first: only it has clients that wait."""
     for stage in assessment.stages.values():
         status = stage.status
         if status.reason is Reason.SERVER_NOT_READY and status.message:
-            return Summary(
+            return PipelineSummary(
                 "Degraded", "False", status.reason, status.message, finished=True
             )
     # Whether or not a stage depends on the gates: the user asked for them, too.
     failed = [gate.message for gate in assessment.gates if not gate.passed]
     closed = truncate_message("; ".join(failed))
     if closed:
-        return Summary(
+        return PipelineSummary(
             "BelowThreshold",
             "False",
             Reason.BELOW_THRESHOLD,
@@ -257,7 +259,7 @@ def _finish(assessment: PipelineAssessment) -> Summary:
             stalled=True,
             finished=True,
         )
-    return Summary(
+    return PipelineSummary(
         "Succeeded",
         "True",
         Reason.ALL_STAGES_SUCCEEDED,
@@ -324,7 +326,7 @@ def _conditions(
         )
 
 
-def _summary_facts(summary: Summary, url: str) -> Iterator[Fact]:
+def _summary_facts(summary: PipelineSummary, url: str) -> Iterator[Fact]:
     message = summary.message + link(summary.reason, url)
     yield READY, summary.ready, summary.reason, message
     if summary.reconciling:

@@ -52,15 +52,20 @@ def structural(schema: Schema, path: str = "$") -> Schema:
 
 def without_defaults(schema: Schema) -> Schema:
     """Return the schema without defaults."""
-    return {
-        key: {name: without_defaults(inner) for name, inner in value.items()}
-        if key == "properties"
-        else without_defaults(value)
-        if key in {"items", "additionalProperties"}
-        else value
-        for key, value in schema.items()
-        if key != "default"
-    }
+    stripped: Schema = {}
+    for key, value in schema.items():
+        match key:
+            case "default":
+                continue
+            case "properties":
+                stripped[key] = {
+                    name: without_defaults(inner) for name, inner in value.items()
+                }
+            case "items" | "additionalProperties":
+                stripped[key] = without_defaults(value)
+            case _:
+                stripped[key] = value
+    return stripped
 
 
 class _Converter:

@@ -19,7 +19,7 @@ from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blo
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.job import is_finished, observe_job
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 
 class Jobs:
@@ -76,7 +76,7 @@ class Jobs:
         )
 
     def _warnings(
-        self, namespace: str, job: str, pods: Sequence[Pod]
+        self, namespace: str, job: str, pods: Sequence[ObservedPod]
     ) -> dict[str, str]:
         """Return why processes have not started: no status of the Job or of a pod has the reason."""
         warnings = {

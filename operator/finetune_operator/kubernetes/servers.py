@@ -39,7 +39,7 @@ from finetune_operator.kubernetes.resources.server import (
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked
 from finetune_operator.kubernetes.translate.diagnose import diagnose
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_operator.kubernetes.translate.pod import Pod, time_of
+from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_trainer.contract import DeployResult, Failure, TerminationMessage
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
@@ -138,7 +138,7 @@ class Servers:
             )
         return replace(_observe_start(name, pods[0], "", now), awaits_probe=True)
 
-    def _warning(self, deployment: Object, pod: Pod | None) -> str:
+    def _warning(self, deployment: Object, pod: ObservedPod | None) -> str:
         namespace = deployment["metadata"]["namespace"]
         failure = replica_failure(deployment)
         if failure or pod is None:
@@ -297,7 +297,7 @@ def _is_intact(deployment: Object) -> bool:
     return STAGE in labels and IDENTITY in labels
 
 
-def _observe_crash(name: str, pod: Pod) -> ObservedJob | None:
+def _observe_crash(name: str, pod: ObservedPod) -> ObservedJob | None:
     """Return the failed attempt of a server that will never answer; None if it may still answer."""
     terminated = pod.last_failure
     if not terminated:
@@ -326,7 +326,7 @@ def _observe_crash(name: str, pod: Pod) -> ObservedJob | None:
 
 
 def _observe_start(
-    name: str, pod: Pod | None, warning: str, now: datetime
+    name: str, pod: ObservedPod | None, warning: str, now: datetime
 ) -> ObservedJob:
     blocker = diagnose(pod, warning, now)
     if pod and pod.started_at:
@@ -339,7 +339,7 @@ def _observe_start(
 def _observe_answer(
     pipeline: Pipeline,
     deployment: Object,
-    pod: Pod,
+    pod: ObservedPod,
     serving: Serving,
     probe: ProbeResult,
 ) -> ObservedJob:

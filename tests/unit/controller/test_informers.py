@@ -16,7 +16,7 @@ from support.operator.pods import job_condition, running, terminated
 
 from finetune_operator.controller import kopf_watch as module
 from finetune_operator.controller.informers import Informers
-from finetune_operator.controller.signals import StopSignal
+from finetune_operator.controller.signals import ShutdownSignal
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
@@ -67,7 +67,7 @@ class InformerScenario:
         self.cache = ResourceCache()
         self.queue = WorkQueue()
         self.informers = Informers(
-            self.api, self.cache, self.queue, StopSignal(), namespaces
+            self.api, self.cache, self.queue, ShutdownSignal(), namespaces
         )
         self.create(PIPELINES, pipeline_object(status=running_status(NAME)))
         self.create(JOBS, job_of())

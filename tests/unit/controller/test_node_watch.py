@@ -29,7 +29,7 @@ from finetune_operator.kubernetes.translate.node import (
     TAINTS,
     notices_of,
 )
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 Object = dict[str, Any]
 SPOT_ITN = "aws-node-termination-handler/spot-itn"
@@ -64,7 +64,7 @@ def event(kind: str, raw: Object) -> Object:
 
 def stage_pod(
     port: int, name: str = "one", node_name: str = "spot-1", **meta: Any
-) -> Pod:
+) -> ObservedPod:
     started = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     pod = a_pod(
         {"running": {"startedAt": started}},
@@ -75,7 +75,7 @@ def stage_pod(
     )
     env = [{"name": "FINETUNE_METRICS_PORT", "value": str(port)}]
     pod["spec"] = {"nodeName": node_name, "containers": [{"name": "stage", "env": env}]}
-    return Pod(pod)
+    return ObservedPod(pod)
 
 
 # ---- what counts
@@ -177,7 +177,7 @@ class Trainers:
 
 
 @asynccontextmanager
-async def watching(api: FakeApi, pods: list[Pod], **settings: Any):
+async def watching(api: FakeApi, pods: list[ObservedPod], **settings: Any):
     """Watch the nodes of the API; yield the poller and the sender."""
     with (
         patch.multiple(saves_module, PAUSE_SECONDS=0.01, **settings),
@@ -311,7 +311,7 @@ def test_pod_that_cannot_save_is_not_asked(change):
         async with serve_http(trainers.answer) as port:
             pod = stage_pod(0 if change == "no port" else port)
             if change == "finished":
-                pod = Pod(pod.raw, gone=True)
+                pod = ObservedPod(pod.raw, gone=True)
             elif change == "not started":
                 pod.raw["status"]["containerStatuses"] = []
             elif change == "server":

@@ -13,7 +13,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import PipelineStatus, StageState, StageStatus
 from finetune_operator.errors import InvalidObject
 from finetune_operator.kubernetes.cluster import parse_pipeline
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_trainer.contract import Progress, TerminationMessage, TrainConfig
 
 PLAIN = st.one_of(
@@ -219,7 +219,7 @@ def test_json_without_a_known_field_is_no_termination_message():
         message(error="out of disk")
     text = '{"error": "out of disk"}'
     state = {"state": {"terminated": {"exitCode": 1, "message": text}}, "name": "stage"}
-    pod = Pod(
+    pod = ObservedPod(
         {
             "metadata": {"name": "p", "uid": "u"},
             "spec": {},

@@ -33,7 +33,7 @@ from finetune_operator.kubernetes.resources.server import (
     serving_of,
 )
 from finetune_operator.kubernetes.translate.job import observe_job
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 PIPELINE = Pipeline(Key("team", "demo"), UID, 1, a_pipeline())
 LONG = {"managedFields": [{"fieldsV1": "x" * 9_000}]}
@@ -92,9 +92,9 @@ def test_trimmed_job_and_pod_give_the_same_observation():
     [stored_pod] = cache.pods_of("team", name)
     assert max(length(stored_job), length(stored_pod.raw)) < MAX_STORED < length(job)
     assert is_owned_by(PIPELINE, stored_job)
-    assert metrics_port(stored_pod) == metrics_port(Pod(pod)) > 0
+    assert metrics_port(stored_pod) == metrics_port(ObservedPod(pod)) > 0
     assert observe_job(name, stored_job, [stored_pod], None) == observe_job(
-        name, job, [Pod(pod)], None
+        name, job, [ObservedPod(pod)], None
     )
 
 

@@ -20,7 +20,7 @@ from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.endings import classify_ending
 from finetune_operator.core.observation import JobState
 from finetune_operator.kubernetes.translate.job import observe_job
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_trainer.contract import Progress
 
 NAME = "demo-train-a1"
@@ -190,7 +190,7 @@ ENDINGS = {
 @pytest.mark.parametrize("case", ENDINGS.values(), ids=ENDINGS)
 def test_ending_is_classified(case):
     condition, state, more, outcome, text, code = case
-    pod = Pod(a_pod(state, phase="Failed", **more)) if state else None
+    pod = ObservedPod(a_pod(state, phase="Failed", **more)) if state else None
     job = observe_job(NAME, a_job(condition), [pod] if pod else [], NOW)
     ending = classify_ending(ATTEMPT, job)
     assert (ending.outcome, job.exit_code) == (outcome, code)
@@ -204,7 +204,9 @@ def test_out_of_memory_pod_names_its_own_limit():
     pod["spec"]["containers"] = [
         {"name": "stage", "resources": {"limits": {"memory": "256Mi"}}}
     ]
-    ending = classify_ending(ATTEMPT, observe_job(NAME, a_job(FAILED), [Pod(pod)], NOW))
+    ending = classify_ending(
+        ATTEMPT, observe_job(NAME, a_job(FAILED), [ObservedPod(pod)], NOW)
+    )
     assert (
         ending.message
         == "killed at its limit 256Mi: raise train.pod.resources.limits.memory to 512Mi"
@@ -212,7 +214,7 @@ def test_out_of_memory_pod_names_its_own_limit():
 
 
 def test_disruption_names_the_cause_and_the_node():
-    pod = Pod(
+    pod = ObservedPod(
         a_pod(
             terminated(75),
             disrupted("EvictionByEvictionAPI", "Eviction API: evicting"),
@@ -226,30 +228,39 @@ def test_disruption_names_the_cause_and_the_node():
 
 def test_deleted_job_runs_until_its_pod_is_gone():
     assert (
-        observe_job(NAME, None, [Pod(a_pod(running()))], NOW).state is JobState.RUNNING
+        observe_job(NAME, None, [ObservedPod(a_pod(running()))], NOW).state
+        is JobState.RUNNING
     )
-    ended = Pod(a_pod(terminated(75, SAVED), phase="Failed"), gone=True)
+    ended = ObservedPod(a_pod(terminated(75, SAVED), phase="Failed"), gone=True)
     assert observe_job(NAME, None, [ended], NOW).exit_code == 75
 
 
 def test_pods_result_completes_a_job_without_conditions():
     succeeded = a_pod(terminated(0, DONE, "Completed"), phase="Succeeded")
-    assert observe_job(NAME, a_job(), [Pod(succeeded)], NOW).state is JobState.COMPLETE
+    assert (
+        observe_job(NAME, a_job(), [ObservedPod(succeeded)], NOW).state
+        is JobState.COMPLETE
+    )
     without_result = a_pod(terminated(0, "", "Completed"), phase="Succeeded")
     assert (
-        observe_job(NAME, a_job(), [Pod(without_result)], NOW).state is JobState.RUNNING
+        observe_job(NAME, a_job(), [ObservedPod(without_result)], NOW).state
+        is JobState.RUNNING
     )
 
 
 def test_job_deleted_after_success_has_succeeded():
-    pod = Pod(a_pod(terminated(0, DONE, "Completed"), phase="Succeeded"), gone=True)
+    pod = ObservedPod(
+        a_pod(terminated(0, DONE, "Completed"), phase="Succeeded"), gone=True
+    )
     job = observe_job(NAME, None, [pod], NOW)
     assert classify_ending(ATTEMPT, job).outcome is Outcome.SUCCEEDED
 
 
 def test_deleted_job_without_evidence_is_none():
     assert observe_job(NAME, None, [], NOW) is None
-    assert observe_job(NAME, None, [Pod(a_pod(running()), gone=True)], NOW) is None
+    assert (
+        observe_job(NAME, None, [ObservedPod(a_pod(running()), gone=True)], NOW) is None
+    )
 
 
 BLOCKERS = {
@@ -340,7 +351,9 @@ BLOCKERS = {
 )
 def test_blocker_has_the_reason_and_names_the_fix(pod, warning, reason, text):
     warnings = {pod["metadata"]["name"] if pod else NAME: warning}
-    job = observe_job(NAME, a_job(), [Pod(pod)] if pod else [], NOW, warnings=warnings)
+    job = observe_job(
+        NAME, a_job(), [ObservedPod(pod)] if pod else [], NOW, warnings=warnings
+    )
     assert job.blocker.reason is reason
     assert text in job.blocker.message
 
@@ -350,20 +363,22 @@ def test_starting_pod_has_no_blocker():
         observe_job(
             NAME,
             a_job(),
-            [Pod(a_pod(waiting("ContainerCreating"), phase="Pending"))],
+            [ObservedPod(a_pod(waiting("ContainerCreating"), phase="Pending"))],
             NOW,
         ).blocker
         is None
     )
     assert observe_job(NAME, a_job(), [], NOW).blocker is None
-    assert observe_job(NAME, a_job(), [Pod(a_pod(running()))], NOW).blocker is None
+    assert (
+        observe_job(NAME, a_job(), [ObservedPod(a_pod(running()))], NOW).blocker is None
+    )
 
 
 def test_terminating_pod_in_its_grace_period_has_no_blocker():
     soon = (NOW + timedelta(seconds=10)).isoformat()
     assert (
         observe_job(
-            NAME, a_job(), [Pod(a_pod(running(), deletionTimestamp=soon))], NOW
+            NAME, a_job(), [ObservedPod(a_pod(running(), deletionTimestamp=soon))], NOW
         ).blocker
         is None
     )
@@ -385,7 +400,7 @@ def test_final_progress_wins_over_the_polled_progress():
     job = observe_job(
         NAME,
         a_job(job_condition("Failed")),
-        [Pod(a_pod(terminated(75, message), phase="Failed"))],
+        [ObservedPod(a_pod(terminated(75, message), phase="Failed"))],
         NOW,
         progress=polled,
     )
@@ -393,7 +408,7 @@ def test_final_progress_wins_over_the_polled_progress():
     without = observe_job(
         NAME,
         a_job(job_condition("Failed")),
-        [Pod(a_pod(terminated(75, SAVED), phase="Failed"))],
+        [ObservedPod(a_pod(terminated(75, SAVED), phase="Failed"))],
         NOW,
         progress=polled,
     )

@@ -25,9 +25,9 @@ from finetune_operator.kubernetes.pods.probe import (
     ProbeResult,
     ServerProbe,
 )
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
-A_POD = Pod(a_pod(running(), status={"podIP": "127.0.0.1"}))
+A_POD = ObservedPod(a_pod(running(), status={"podIP": "127.0.0.1"}))
 SERVING = Serving("transformers", "pvc://models/demo", None, 1, "Hello", 8)
 
 
@@ -218,8 +218,8 @@ def test_patience_grows_with_the_length_of_the_answer():
     ]
 
 
-def server_pod(namespace: str, uid: str) -> Pod:
-    return Pod(
+def server_pod(namespace: str, uid: str) -> ObservedPod:
+    return ObservedPod(
         a_pod(running(), status={"podIP": "127.0.0.1"}, namespace=namespace, uid=uid)
     )
 

@@ -21,7 +21,7 @@ from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.endings import classify_ending
 from finetune_operator.core.observation import JobState
 from finetune_operator.kubernetes.translate.job import observe_job
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 NAME = "demo-train-a1"
 NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
@@ -72,7 +72,7 @@ def pod(index, state=None, *conditions, phase="Failed", node="", gone=False, **m
         **meta,
     )
     actual["spec"]["nodeName"] = "" if node is None else node or f"spot-{index}"
-    return Pod(actual, gone=gone)
+    return ObservedPod(actual, gone=gone)
 
 
 def ended(*pods, condition=FAILED, count=2):

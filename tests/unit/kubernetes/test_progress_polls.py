@@ -21,7 +21,7 @@ from finetune_operator.kubernetes.pods.progress import (
     ProgressPoller,
     metrics_port,
 )
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_invalid_metrics_port_counts_as_none(text, port):
     pod["spec"]["containers"] = [
         {"name": "stage", "env": [{"name": "FINETUNE_METRICS_PORT", "value": text}]}
     ]
-    assert metrics_port(Pod(pod)) == port
+    assert metrics_port(ObservedPod(pod)) == port
 
 
-def training_pod(port: int, started_at: datetime | None = None, **meta) -> Pod:
+def training_pod(port: int, started_at: datetime | None = None, **meta) -> ObservedPod:
     """Return a pod whose process serves its progress on this port, and has just started by default."""
     started = (
         (started_at or datetime.now(UTC))
@@ -47,7 +47,7 @@ def training_pod(port: int, started_at: datetime | None = None, **meta) -> Pod:
     )
     env = [{"name": "FINETUNE_METRICS_PORT", "value": str(port)}]
     pod["spec"]["containers"] = [{"name": "stage", "env": env}]
-    return Pod(pod)
+    return ObservedPod(pod)
 
 
 def progress_json(step: int, **more) -> str:
@@ -111,7 +111,7 @@ def test_new_progress_enqueues_the_pipeline():
     async def scenario(poller, pods, enqueued):
         assert await enqueued.get() == Key("team", "demo")
         assert poller.latest(pods[0]).step == 3
-        assert poller.latest(Pod(pods[0].raw, gone=True)).step == 3
+        assert poller.latest(ObservedPod(pods[0].raw, gone=True)).step == 3
         assert poller.latest(None) is None
 
     with_poller(responding(progress_json(3)), scenario)
@@ -148,9 +148,9 @@ def test_pod_that_cannot_answer_is_not_polled(change):
     if change == "without address":
         del pod.raw["status"]["podIP"]
     elif change == "not started":
-        pod = Pod(a_pod({"waiting": {}}, status={"podIP": "127.0.0.1"}))
+        pod = ObservedPod(a_pod({"waiting": {}}, status={"podIP": "127.0.0.1"}))
     else:
-        pod = Pod(pod.raw, gone=True)
+        pod = ObservedPod(pod.raw, gone=True)
 
     async def scenario():
         async with open_session() as session:
@@ -165,7 +165,7 @@ def test_pod_that_cannot_answer_is_not_polled(change):
 def test_request_to_a_pod_that_finishes_is_cancelled():
     async def scenario(poller, pods, _enqueued):
         await until(lambda: poller.requests.tasks)
-        pods[0] = Pod(pods[0].raw, gone=True)
+        pods[0] = ObservedPod(pods[0].raw, gone=True)
         await until(lambda: not poller.requests.tasks)
         return poller.latest(pods[0])
 
@@ -313,7 +313,7 @@ def test_hundred_mute_pods_do_not_delay_another_namespace():
     assert peak == REQUESTS_PER_NAMESPACE
 
 
-def request_times(pods: list[Pod], seconds: int) -> list[float]:
+def request_times(pods: list[ObservedPod], seconds: int) -> list[float]:
     """Return the times of the requests to pods that answer at once, on a clock that starts with 0."""
     now = 0.0
     times = []

@@ -214,7 +214,7 @@ def begin(
     context: Context,
     inputs: str,
 ) -> None:
-    """Let the objectives compute values of the untrained model, or read them from the stage's folder."""
+    """Start the objectives: they compute values of the untrained model, or read them from the stage's folder."""
     start = Start(model, context.folder, inputs, context.progress, ranks, context.fence)
     for objective in splits:
         objective.begin(start)

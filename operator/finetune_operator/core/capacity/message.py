@@ -110,10 +110,13 @@ def _comparison(decision: Decision, experience: Experience, currency: str) -> st
     on_demand = decision.on_demand
     if not spot or not on_demand:
         return ""
+    chosen = spot
+    other = on_demand
+    other_name = ON_DEMAND
     if decision.capacity == ON_DEMAND:
-        chosen, other, other_name = on_demand, spot, SPOT
-    else:
-        chosen, other, other_name = spot, on_demand, ON_DEMAND
+        chosen = on_demand
+        other = spot
+        other_name = SPOT
     # An interruption comes in the middle between two checkpoints, on average.
     each = format_duration((experience.loss / 2 + experience.restart).total_seconds())
     prices = f"{price_text(chosen.price)} against {price_text(other.price)} {currency} an hour"

@@ -52,7 +52,7 @@ from finetune_operator.kubernetes.translate.defaults import (
 )
 from finetune_operator.kubernetes.translate.job import is_finished
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 PIPELINES = "finetunepipelines"
 JOBS = "jobs"
@@ -193,21 +193,23 @@ class ResourceCache:
         ended = self._ended.get(job["metadata"]["uid"], ())
         return len(ended) >= completions_of(job)
 
-    def pods_of(self, namespace: str, job: str, uid: str | None = None) -> list[Pod]:
+    def pods_of(
+        self, namespace: str, job: str, uid: str | None = None
+    ) -> list[ObservedPod]:
         """Return the pods of a Job by their index, the youngest of each; with a uid, only pods of the Job with it."""
-        by_index: dict[int, Pod] = {}
+        by_index: dict[int, ObservedPod] = {}
         for raw in sorted(self.pods.select("job", (namespace, job)), key=age_order):
             if uid is None or uid in owner_uids(raw):
                 pod = pod_of(raw)
                 by_index[pod.index] = pod
         return [by_index[index] for index in sorted(by_index)]
 
-    def server_pods(self, namespace: str, server: str) -> list[Pod]:
+    def server_pods(self, namespace: str, server: str) -> list[ObservedPod]:
         """Return the pods of an attempt's servers, the oldest first."""
         pods = self.pods.select("server", (namespace, server))
         return [pod_of(raw) for raw in sorted(pods, key=age_order)]
 
-    def all_pods(self) -> Iterator[Pod]:
+    def all_pods(self) -> Iterator[ObservedPod]:
         """Yield all pods."""
         return (pod_of(entry.value) for entry in self.pods.entries.values())
 
@@ -329,7 +331,7 @@ class ResourceCache:
         if not self.is_over(job) and not self.pods.select("job", name):
             self._lost_jobs.add(name[1], claims_of(job))
 
-    def _note_end(self, raw: Object, pod: Pod) -> None:
+    def _note_end(self, raw: Object, pod: ObservedPod) -> None:
         meta = raw["metadata"]
         # The success of the first pod ends the Job; its failure does not show that the other pods have ended.
         has_ended = pod.finished if pod.index else pod.succeeded
@@ -345,14 +347,8 @@ class ResourceCache:
         if about is None:
             return NO_CHANGE
         namespace, kind, name = about
-        store = {
-            "Job": self.jobs,
-            "Pod": self.pods,
-            "Deployment": self.deployments,
-        }.get(kind)
-        if store is None:
-            return NO_CHANGE
-        child = store.get((namespace, name))
+        stores = {"Job": self.jobs, "Pod": self.pods, "Deployment": self.deployments}
+        child = stores[kind].get((namespace, name)) if kind in stores else None
         if child is None:
             return NO_CHANGE
         key = owner_key(child)

@@ -5,12 +5,12 @@ from finetune_operator.kubernetes.cache.store import NamespacedName
 from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.translate.diagnose import STARTING
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 
-def pod_of(raw: Object) -> Pod:
+def pod_of(raw: Object) -> ObservedPod:
     """Return the pod of a trimmed object; its field `gone` says that the pod was deleted."""
-    return Pod(raw, bool(raw.get("gone")))
+    return ObservedPod(raw, bool(raw.get("gone")))
 
 
 def job_of(raw: Object) -> list[NamespacedName]:

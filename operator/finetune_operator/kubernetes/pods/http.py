@@ -11,7 +11,7 @@ import aiohttp
 
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.cache.children import owner_key
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 log = logging.getLogger(__name__)
 MAX_RESPONSE_BYTES = 256 << 10
@@ -61,7 +61,7 @@ async def request(
         return response.status, bytes(content[:max_bytes])
 
 
-def url_host(pod: Pod) -> str:
+def url_host(pod: ObservedPod) -> str:
     """Return the pod's address as the host of a URL: IPv6 in brackets."""
     if ":" in pod.address:
         return f"[{pod.address}]"
@@ -117,13 +117,13 @@ class BackgroundRequests:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         """Pod's uid -> its request, which waits or is in flight."""
 
-    def start(self, pod: Pod, send: Callable[[], Awaitable[bool]]) -> None:
+    def start(self, pod: ObservedPod, send: Callable[[], Awaitable[bool]]) -> None:
         """Start a request, unless a request to this pod waits or is in flight."""
         if pod.uid not in self.tasks:
             task = self.tasks[pod.uid] = asyncio.create_task(self._run(pod, send))
             task.add_done_callback(lambda done: self._on_done(pod.uid, done))
 
-    async def _run(self, pod: Pod, send: Callable[[], Awaitable[bool]]) -> None:
+    async def _run(self, pod: ObservedPod, send: Callable[[], Awaitable[bool]]) -> None:
         key = owner_key(pod.raw)
         try:
             async with self.limits.slot(pod.raw["metadata"]["namespace"]):

@@ -18,7 +18,7 @@ from finetune_operator.kubernetes.pods.http import (
     url_host,
 )
 from finetune_operator.kubernetes.resources.server import PORT
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 REQUESTS_PER_NAMESPACE = 4
 """Probes at once in a namespace. A server is probed once, so that more than a few at once are rare."""
@@ -57,11 +57,11 @@ class ServerProbe:
         self.results: dict[str, ProbeResult] = {}
         """Pod's uid -> its result."""
 
-    def result(self, pod: Pod) -> ProbeResult | None:
+    def result(self, pod: ObservedPod) -> ProbeResult | None:
         """Return the result of a pod's probe; None while there is none."""
         return self.results.get(pod.uid)
 
-    def start(self, pod: Pod, model: str, serving: Serving) -> None:
+    def start(self, pod: ObservedPod, model: str, serving: Serving) -> None:
         """Start the probe of a pod, unless it has started or has a result."""
         if pod.uid not in self.results:
             self.requests.start(pod, partial(self._store, pod, model, serving))
@@ -77,11 +77,13 @@ class ServerProbe:
         """Cancel all probes."""
         await self.requests.close()
 
-    async def _store(self, pod: Pod, model: str, serving: Serving) -> bool:
+    async def _store(self, pod: ObservedPod, model: str, serving: Serving) -> bool:
         self.results[pod.uid] = await self._probe(pod, model, serving)
         return True
 
-    async def _probe(self, pod: Pod, model: str, serving: Serving) -> ProbeResult:
+    async def _probe(
+        self, pod: ObservedPod, model: str, serving: Serving
+    ) -> ProbeResult:
         body = {
             "model": model,
             "prompt": serving.prompt,
@@ -112,11 +114,11 @@ class ServerProbe:
 class NoProbe:
     """The probe of a process outside the cluster, which can reach no pod."""
 
-    def result(self, pod: Pod) -> ProbeResult | None:  # noqa: ARG002  ServerProbe's signature
+    def result(self, pod: ObservedPod) -> ProbeResult | None:  # noqa: ARG002  ServerProbe's signature
         """Return None."""
         return None
 
-    def start(self, pod: Pod, model: str, serving: Serving) -> None:
+    def start(self, pod: ObservedPod, model: str, serving: Serving) -> None:
         """Do nothing."""
 
     def retain(self, uids: set[str]) -> None:

@@ -20,7 +20,7 @@ from finetune_operator.kubernetes.pods.http import (
     url_host,
 )
 from finetune_operator.kubernetes.resources.job import METRICS_PORT
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_trainer.contract import PROGRESS_BYTES, Progress
 from finetune_trainer.contract import environment as variables
 
@@ -62,7 +62,7 @@ class ProgressPoller:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        pods: Callable[[], Iterable[Pod]],
+        pods: Callable[[], Iterable[ObservedPod]],
         enqueue: Enqueue = ignore,
     ) -> None:
         self.session = session
@@ -82,13 +82,13 @@ class ProgressPoller:
         finally:
             self.requests.cancel_all()
 
-    def latest(self, pod: Pod | None) -> Progress | None:
+    def latest(self, pod: ObservedPod | None) -> Progress | None:
         """Return a pod's latest progress; None while it has reported none."""
         if pod is None or pod.uid not in self.states:
             return None
         return self.states[pod.uid].progress
 
-    def poll_soon(self, pod: Pod) -> None:
+    def poll_soon(self, pod: ObservedPod) -> None:
         """Poll a pod that is about to save as often as a pod that has just started."""
         state = self.states.get(pod.uid)
         if state:
@@ -112,7 +112,7 @@ class ProgressPoller:
             if not pod.finished and pod.address and pod.started_at and pod.index == 0:
                 self._poll_if_due(pod, pod.started_at)
 
-    def _poll_if_due(self, pod: Pod, started_at: datetime) -> None:
+    def _poll_if_due(self, pod: ObservedPod, started_at: datetime) -> None:
         state = self.states.get(pod.uid)
         if state is None:
             state = self.states[pod.uid] = _schedule(started_at)
@@ -125,7 +125,7 @@ class ProgressPoller:
         """Cancel all requests."""
         await self.requests.close()
 
-    async def _poll(self, pod: Pod, state: _PodProgress) -> bool:
+    async def _poll(self, pod: ObservedPod, state: _PodProgress) -> bool:
         progress = await self._read(pod)
         before = state.progress
         state.progress = progress or before
@@ -133,7 +133,7 @@ class ProgressPoller:
         state.wait = min(2 * state.wait, POLL_SECONDS)
         return progress is not None and not _is_same(progress, before)
 
-    async def _read(self, pod: Pod) -> Progress | None:
+    async def _read(self, pod: ObservedPod) -> Progress | None:
         port = metrics_port(pod)
         if not port:
             return None
@@ -156,7 +156,7 @@ class ProgressPoller:
 class NoProgress:
     """The poller of a process outside the cluster, which can reach no pod."""
 
-    def latest(self, pod: Pod | None) -> Progress | None:  # noqa: ARG002  ProgressPoller's signature
+    def latest(self, pod: ObservedPod | None) -> Progress | None:  # noqa: ARG002  ProgressPoller's signature
         """Return None."""
         return None
 
@@ -184,7 +184,7 @@ def _is_same(progress: Progress, before: Progress | None) -> bool:
     return progress == before.model_copy(update={"updated_at": progress.updated_at})
 
 
-def metrics_port(pod: Pod) -> int:
+def metrics_port(pod: ObservedPod) -> int:
     """Return the port from the environment of the stage's container; 0: none."""
     for container in pod.raw["spec"].get("containers") or []:
         if container["name"] == STAGE_CONTAINER:

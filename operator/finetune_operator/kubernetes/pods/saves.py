@@ -17,7 +17,7 @@ from finetune_operator.kubernetes.pods.http import (
     url_host,
 )
 from finetune_operator.kubernetes.pods.progress import metrics_port
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 log = logging.getLogger(__name__)
 REQUESTS_PER_NAMESPACE = 64
@@ -40,7 +40,7 @@ class SaveSender:
     """Sends each pod a request for each notice, in the background; `on_accepted` is called if the pod accepts."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, on_accepted: Callable[[Pod], None]
+        self, session: aiohttp.ClientSession, on_accepted: Callable[[ObservedPod], None]
     ) -> None:
         self.session = session
         self.on_accepted = on_accepted
@@ -48,7 +48,7 @@ class SaveSender:
         self.sent: set[tuple[str, str, str]] = set()
         """Pod's uid, node and notice of each request that was started."""
 
-    def send(self, pod: Pod, notice: str, node: str) -> None:
+    def send(self, pod: ObservedPod, notice: str, node: str) -> None:
         """Ask a pod to save, unless it was asked because of this notice. A request under way stands for a new request.
 
         The notice may be on the node of another pod of the attempt, which ends with it.
@@ -76,7 +76,7 @@ class SaveSender:
         """Cancel all requests."""
         await self.requests.close()
 
-    async def _send(self, pod: Pod, key: Key | None) -> bool:
+    async def _send(self, pod: ObservedPod, key: Key | None) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PATIENCE_SECONDS
         while True:
@@ -94,7 +94,7 @@ class SaveSender:
                 return False
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _post(self, pod: Pod) -> int | str:
+    async def _post(self, pod: ObservedPod) -> int | str:
         """Return the status of the answer, or why there is none."""
         url = f"http://{url_host(pod)}:{metrics_port(pod)}/save"
         try:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from finetune_operator.core.endings import SIGNAL_EXIT_CODES
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_operator.kubernetes.translate.pod import Pod, time_of
+from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_trainer.contract import ExitCode, TerminationMessage
 
 EVER = datetime.max.replace(tzinfo=UTC)
@@ -33,19 +33,19 @@ class CauseRank(IntEnum):
 class AttemptPods:
     """The known pods of one attempt, at most one for each index, in the order of their indexes."""
 
-    pods: Sequence[Pod]
+    pods: Sequence[ObservedPod]
     count: int
     """Number of pods of the attempt, whether they are known or not."""
 
     @classmethod
-    def of(cls, job: Object | None, pods: Sequence[Pod]) -> "AttemptPods":
+    def of(cls, job: Object | None, pods: Sequence[ObservedPod]) -> "AttemptPods":
         """Return the pods of a Job; without the Job there are as many as their indexes say."""
         if job:
             return cls(pods, completions_of(job))
         return cls(pods, max((pod.index + 1 for pod in pods), default=1))
 
     @property
-    def first(self) -> Pod | None:
+    def first(self) -> ObservedPod | None:
         """The pod with index 0, which alone writes and has the result."""
         for pod in self.pods:
             if pod.index == 0:
@@ -88,7 +88,7 @@ class AttemptPods:
         return not self.absent and not self.live
 
     @cached_property
-    def ended_by(self) -> Pod | None:
+    def ended_by(self) -> ObservedPod | None:
         """The pod that ended the attempt: the other pods end because of it. None while no pod has ended.
 
         Certain evidence comes first, then a fault of a pod's own. The Job controller deletes the other pods after the
@@ -110,7 +110,7 @@ class AttemptPods:
             return ""
         return f"pod {pod.index}"
 
-    def message_of(self, pod: Pod | None) -> TerminationMessage | None:
+    def message_of(self, pod: ObservedPod | None) -> TerminationMessage | None:
         """Return the termination message of the pod that ended the attempt, with the progress of the first pod."""
         message = _message(pod)
         first = _message(self.first)
@@ -123,7 +123,7 @@ class AttemptPods:
         )
 
     @property
-    def unplaced(self) -> Sequence[Pod]:
+    def unplaced(self) -> Sequence[ObservedPod]:
         """The pods that wait for a node."""
         return [pod for pod in self.pods if not pod.node and not pod.finished]
 
@@ -142,7 +142,7 @@ class AttemptPods:
         return min(_unschedulable_since(self.pods), default=None)
 
 
-def _unschedulable_since(pods: Sequence[Pod]) -> list[datetime]:
+def _unschedulable_since(pods: Sequence[ObservedPod]) -> list[datetime]:
     times = [pod.unschedulable_since for pod in pods]
     return [time for time in times if time]
 
@@ -152,7 +152,7 @@ def completions_of(job: Object) -> int:
     return int((job.get("spec") or {}).get("completions") or 1)
 
 
-def _rank(pod: Pod) -> CauseRank:
+def _rank(pod: ObservedPod) -> CauseRank:
     """Return how well the end of a pod explains the end of the attempt."""
     if pod.is_out_of_memory:
         return CauseRank.OUT_OF_MEMORY
@@ -172,10 +172,10 @@ def _rank(pod: Pod) -> CauseRank:
     return CauseRank.SUCCEEDED if pod.exit_code == ExitCode.DONE else CauseRank.STOPPED
 
 
-def _ended_at(pod: Pod) -> datetime:
+def _ended_at(pod: ObservedPod) -> datetime:
     evicted = time_of(pod.condition("DisruptionTarget").get("lastTransitionTime"))
     return min(time for time in (evicted, pod.finished_at, EVER) if time)
 
 
-def _message(pod: Pod | None) -> TerminationMessage | None:
+def _message(pod: ObservedPod | None) -> TerminationMessage | None:
     return pod.termination_message if pod else None

@@ -47,7 +47,7 @@ def read_defaults(config_map: dict[str, Any]) -> NamespaceDefaults:
             f"{KEY} has {len(text):,} characters: write at most {MAX_CHARACTERS:,}"
         )
     try:
-        content = yaml.load(text, _Loader)  # noqa: S506  a safe loader
+        content = yaml.load(text, _DefaultsLoader)  # noqa: S506  a safe loader
         if content is None:
             # An empty file sets no defaults.
             content = {}
@@ -68,7 +68,7 @@ def _invalid(problem: str) -> NamespaceDefaults:
     )
 
 
-class _Loader(yaml.SafeLoader):
+class _DefaultsLoader(yaml.SafeLoader):
     """A safe loader without aliases, which let a short text stand for a huge value."""
 
     @override

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
-from finetune_operator.kubernetes.translate.pod import Pod
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 NODE_LOST_AFTER = timedelta(seconds=60)
 """Time past a pod's grace period after which its node counts as lost: a reachable kubelet has removed the pod."""
@@ -66,7 +66,7 @@ def _blockers(
         yield Blocker(blocker.reason, f"{share}: {blocker.message}")
 
 
-def diagnose(pod: Pod | None, warning: str, now: datetime) -> Blocker | None:
+def diagnose(pod: ObservedPod | None, warning: str, now: datetime) -> Blocker | None:
     """Return the first blocker of the pod; `warning` is the newest Warning event of the Job or its pod."""
     if pod is None:
         if not warning:
@@ -93,7 +93,7 @@ def _pod_not_created(warning: str) -> Blocker:
     return Blocker(Reason.POD_REFUSED, warning)
 
 
-def _node_lost(pod: Pod, now: datetime) -> Blocker | None:
+def _node_lost(pod: ObservedPod, now: datetime) -> Blocker | None:
     if pod.gone or pod.deleted_at is None or now < pod.deleted_at + NODE_LOST_AFTER:
         return None
     return Blocker(
@@ -104,7 +104,7 @@ def _node_lost(pod: Pod, now: datetime) -> Blocker | None:
     )
 
 
-def _unscheduled(pod: Pod) -> Blocker | None:
+def _unscheduled(pod: ObservedPod) -> Blocker | None:
     scheduled = pod.condition("PodScheduled")
     if scheduled.get("status") != "False":
         return None
@@ -121,7 +121,7 @@ def _unscheduled(pod: Pod) -> Blocker | None:
     return Blocker(Reason.WAITING_FOR_CAPACITY, f"{message}; {fix}")
 
 
-def _not_started(pod: Pod, warning: str) -> Blocker | None:
+def _not_started(pod: ObservedPod, warning: str) -> Blocker | None:
     if pod.finished or pod.started_at:
         return None
     reason = str(pod.waiting.get("reason") or "")

@@ -8,7 +8,7 @@ from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.diagnose import worst_blocker
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_operator.kubernetes.translate.pod import Pod, time_of
+from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_trainer.contract import Progress
 
 NO_WARNINGS: Mapping[str, str] = MappingProxyType({})
@@ -17,7 +17,7 @@ NO_WARNINGS: Mapping[str, str] = MappingProxyType({})
 def observe_job(
     name: str,
     job: Object | None,
-    pods: Sequence[Pod],
+    pods: Sequence[ObservedPod],
     now: datetime,
     *,
     progress: Progress | None = None,
@@ -62,7 +62,7 @@ def observe_job(
     )
 
 
-def _deciding_pod(state: JobState, pods: AttemptPods) -> Pod | None:
+def _deciding_pod(state: JobState, pods: AttemptPods) -> ObservedPod | None:
     """Return the pod that decides how the attempt is reported."""
     # Only the first pod has a result. In a failed attempt, one pod has failed and the others end because of it.
     if state is JobState.COMPLETE:
@@ -112,7 +112,7 @@ def _finished_at(job: Object | None) -> datetime | None:
     return None
 
 
-def _disruption(job: Object | None, pod: Pod | None) -> str | None:
+def _disruption(job: Object | None, pod: ObservedPod | None) -> str | None:
     """Return the evidence of a disruption.
 
     The pod comes first because it names the cause. The Job's condition is still there when the pod was not observed.

@@ -14,7 +14,7 @@ FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 
 
 @dataclass(frozen=True)
-class Pod:
+class ObservedPod:
     """The latest version of a pod. A deleted pod keeps its termination message here, for Kubernetes does not."""
 
     raw: Object

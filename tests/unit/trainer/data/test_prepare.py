@@ -25,7 +25,7 @@ from support.trainer.stages import (
 
 from finetune_trainer.contract import DatasetSource, Environment, ExitCode
 from finetune_trainer.data.packing.rows import PackedRows
-from finetune_trainer.data.reading.datasets import Dataset, RecordReader
+from finetune_trainer.data.reading.datasets import OpenDataset, RecordReader
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.stores.data_files import DataFile
 
@@ -268,7 +268,7 @@ def test_summary_and_progress_name_tokens_per_second(
 def reader_of(*paths: Path) -> RecordReader:
     files = tuple(DataFile(path, path.name) for path in paths)
     return RecordReader(
-        [Dataset("datasets[0]", DatasetSource(uri="data"), files, 1.0, 0.0)]
+        [OpenDataset("datasets[0]", DatasetSource(uri="data"), files, 1.0, 0.0)]
     )
 
 

@@ -22,7 +22,7 @@ from finetune_trainer.stores.data_files import DataFile, fetch_dataset
 
 
 @dataclass(frozen=True)
-class Dataset:
+class OpenDataset:
     """The files of a data set, and the settings that say how its records are used."""
 
     field: str
@@ -66,7 +66,9 @@ class _Wanted(NamedTuple):
     validation_fraction: float
 
 
-def fetch_datasets(config: PrepareConfig, environment: Environment) -> list[Dataset]:
+def fetch_datasets(
+    config: PrepareConfig, environment: Environment
+) -> list[OpenDataset]:
     """Return the data sets of the manifest in its order, and then the validation set. Raise like `fetch_dataset`.
 
     A file is named by its last path segment, or by as many segments as it takes to tell all files apart.
@@ -77,7 +79,7 @@ def fetch_datasets(config: PrepareConfig, environment: Environment) -> list[Data
         {file.name for fetched in all_fetched for file in fetched.files}
     )
     return [
-        Dataset(
+        OpenDataset(
             field=wanted.field,
             source=wanted.source,
             files=tuple(
@@ -114,7 +116,7 @@ def _distinct_names(names: set[str]) -> dict[str, str]:
         segments += 1
 
 
-def _columns_of(dataset: Dataset, objective: Objective) -> FieldColumns:
+def _columns_of(dataset: OpenDataset, objective: Objective) -> FieldColumns:
     """Return the columns with a data set's fields; raise ConfigInvalid if it names columns that are not read."""
     try:
         return FieldColumns(dataset.source.columns, objective)
@@ -126,7 +128,7 @@ class RecordReader:
     """Reads the records of all data sets, and computes a digest of the bytes that it reads."""
 
     def __init__(
-        self, datasets: Sequence[Dataset], objective: Objective = "SFT"
+        self, datasets: Sequence[OpenDataset], objective: Objective = "SFT"
     ) -> None:
         self._datasets = datasets
         self._columns = [_columns_of(dataset, objective) for dataset in datasets]
@@ -200,7 +202,7 @@ class RecordReader:
         """
         size = sum(file.path.stat().st_size for _, file in self._files)
         read = self.bytes_read
-        # Bytes are read a buffer at a time, so those of the first buffer say nothing about the records so far.
+        # Bytes are read a buffer at a time, so the bytes of the first buffer say nothing about the records so far.
         if BUFFER_BYTES <= read < size:
             return round(records * size / read)
         return None

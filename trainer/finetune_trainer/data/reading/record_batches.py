@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from finetune_trainer.data.documents import Split
-from finetune_trainer.data.reading.datasets import Dataset, NumberedRecord
+from finetune_trainer.data.reading.datasets import OpenDataset, NumberedRecord
 from finetune_trainer.data.records.records import Fields, InvalidRecord
 
 BATCH_RECORDS = 1000
@@ -83,7 +83,7 @@ class RecordBatch:
 
 def batches_of(
     records: Iterator[NumberedRecord],
-    datasets: Sequence[Dataset],
+    datasets: Sequence[OpenDataset],
     seed: int,
     names: frozenset[str],
     position: Callable[[], Position],
@@ -107,7 +107,7 @@ def batches_of(
 def _add(
     batch: RecordBatch,
     record: NumberedRecord,
-    dataset: Dataset,
+    dataset: OpenDataset,
     seed: int,
     names: frozenset[str],
 ) -> None:

@@ -137,7 +137,7 @@ def _all_linear(base: torch.nn.Module) -> str | list[str]:
     is_fused = has_fused_experts(base)
     excluded = ROUTER_NAMES
     if is_fused:
-        # PEFT refuses DoRA and dropout on a tensor that holds all experts. Whoever wants them adapted names them.
+        # PEFT refuses DoRA and dropout on a tensor with all experts. Users who want to adapt the experts name them.
         excluded |= EXPERT_NAMES
     head = base.get_output_embeddings()
     selected = [
