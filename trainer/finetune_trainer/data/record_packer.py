@@ -7,7 +7,7 @@ from typing import Any
 from finetune_trainer.contract import PrepareConfig
 from finetune_trainer.data.documents import Counts
 from finetune_trainer.data.packing.writer import PackedWriter
-from finetune_trainer.data.reading.datasets import OpenDataset, NumberedRecord
+from finetune_trainer.data.reading.datasets import NumberedRecord, OpenDataset
 from finetune_trainer.data.reading.record_batches import (
     Position,
     RecordBatch,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from finetune_trainer.data.documents import Split
-from finetune_trainer.data.reading.datasets import OpenDataset, NumberedRecord
+from finetune_trainer.data.reading.datasets import NumberedRecord, OpenDataset
 from finetune_trainer.data.records.records import Fields, InvalidRecord
 
 BATCH_RECORDS = 1000
