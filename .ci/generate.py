@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from generated import argocd_files, chart_readme, reference_pages
+from generated import argocd_files, chart_readme, measurements, reference_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,7 +22,8 @@ def main(arguments: list[str]) -> int:
         help="write nothing; exit 1 where a file is out of date",
     )
     check = parser.parse_args(arguments).check
-    expected = reference_pages.files() | argocd_files.files() | chart_readme.files()
+    expected = reference_pages.files() | measurements.files()
+    expected |= argocd_files.files() | chart_readme.files()
     differing = [
         path
         for path, text in expected.items()
