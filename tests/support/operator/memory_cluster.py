@@ -345,11 +345,11 @@ class MemoryCluster:
         name: str,
         step: int | None = None,
         saved: int | None = None,
-        why: str | None = "evicted",
+        disruption: str | None = "evicted",
     ) -> None:
         """Stop the process with SIGTERM: it saves a checkpoint and reports its step.
 
-        `why` is the evidence of the disruption. With None, only the exit code shows the interruption.
+        `disruption` is the evidence. With None, only the exit code shows the interruption.
         """
         message = TerminationMessage(
             interruption=Interruption(step=step, saved_step=saved)
@@ -359,7 +359,7 @@ class MemoryCluster:
             JobState.FAILED,
             exit_code=ExitCode.INTERRUPTED,
             message=message,
-            disruption=why,
+            disruption=disruption,
         )
 
     def delete_job(self, name: str) -> None:

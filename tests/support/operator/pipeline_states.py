@@ -91,7 +91,7 @@ def _unmeasured() -> Scenario:
 
 
 def _stopping(scenario: Scenario) -> Scenario:
-    scenario.cluster.evict(scenario.attempt("prepare").job, why=None)
+    scenario.cluster.evict(scenario.attempt("prepare").job, disruption=None)
     return scenario.reconcile_until_stable()
 
 

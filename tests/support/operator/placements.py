@@ -74,7 +74,7 @@ def end_stopped(scenario: Scenario) -> None:
     """End the Job that was asked to stop."""
     job = scenario.attempt("train").job
     assert scenario.cluster.jobs[job].asked_to_stop
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     scenario.reconcile_until_stable()
 
 

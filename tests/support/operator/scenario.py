@@ -304,7 +304,7 @@ class Scenario:
         while stage:
             job = self.attempt(stage).job
             if self.cluster.jobs[job].asked_to_stop:
-                self.cluster.evict(job, why=None)
+                self.cluster.evict(job, disruption=None)
                 self.reconcile_until_stable()
             else:
                 if not self.cluster.jobs[job].observed.started_at:

@@ -22,7 +22,7 @@ def attention_of_each_document(
     """Return [T, H, D]: each document's attention, computed alone."""
     assert longest == int(starts.diff().max())
     assert query.dtype == key.dtype == value.dtype, "the kernel refuses other types"
-    found = []
+    outputs = []
     for start, end in itertools.pairwise(starts):
         q, k, v = (
             tensor[start:end].transpose(0, 1)[None] for tensor in (query, key, value)
@@ -34,8 +34,8 @@ def attention_of_each_document(
         attended = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
         )
-        found.append(attended[0].transpose(0, 1))
-    return torch.cat(found)
+        outputs.append(attended[0].transpose(0, 1))
+    return torch.cat(outputs)
 
 
 def _attended(  # noqa: PLR0917  an operation takes no keywords
@@ -77,5 +77,5 @@ _attend.register_autograd(_gradients, setup_context=_save)
 def attend_in_one_operation(*arguments: Any, scale: float, **_: Any) -> torch.Tensor:
     """Return the same as `attention_of_each_document`, as one operation for the compiler, as the kernel is."""
     query, key, value, starts, _starts, longest, _longest = arguments
-    found: torch.Tensor = _attend(query, key, value, starts, longest, scale)
-    return found
+    attended: torch.Tensor = _attend(query, key, value, starts, longest, scale)
+    return attended

@@ -8,11 +8,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 SENTENCES = [
-    f"{subject} {verb} {what} number {number}"
+    f"{subject} {verb} {noun} number {number}"
     for number in range(6)
     for subject in ("A reader", "The parser", "Some writer", "This loop")
     for verb in ("opens", "closes", "returns", "ignores")
-    for what in ("the file", "a socket", "one row", "the lock")
+    for noun in ("the file", "a socket", "one row", "the lock")
 ]
 
 

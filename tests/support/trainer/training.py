@@ -79,7 +79,7 @@ def pairs(count: int, *, seed: int = 0, longest: int = 20) -> list[Document]:
     Both have the same first three tokens. The rejected one goes on with other tokens and another length.
     """
     generator = np.random.Generator(np.random.Philox(seed))
-    found = []
+    documents_of_pairs = []
     for _ in range(count):
         chosen = document(
             int(generator.integers(300)), int(generator.integers(6, longest))
@@ -88,8 +88,8 @@ def pairs(count: int, *, seed: int = 0, longest: int = 20) -> list[Document]:
             int(chosen.tokens[2]) + 40, int(generator.integers(6, longest))
         )
         rejected.tokens[:3] = chosen.tokens[:3]
-        found += [chosen, rejected]
-    return found
+        documents_of_pairs += [chosen, rejected]
+    return documents_of_pairs
 
 
 def write_rows(
@@ -162,7 +162,7 @@ def stage_folder(workspace: Path, identity: str = IDENTITY) -> Path:
 
 
 def adapter_digest(workspace: Path, identity: str = IDENTITY) -> str:
-    """Return the SHA-256 of the trained weights, those of an adapter or of the whole model."""
+    """Return the SHA-256 of the trained weights, of an adapter or of the whole model."""
     (weights,) = (stage_folder(workspace, identity) / "output").glob("*.safetensors")
     return artifacts.digest_file(weights)
 
@@ -182,11 +182,9 @@ class StoppingProgress(ProgressReporter):
         validating: bool,
     ) -> None:
         super().__init__("train", environment)
-        self._stop, self._at, self._note = (
-            stop,
-            at,
-            "validating" if validating else None,
-        )
+        self._stop = stop
+        self._at = at
+        self._note = "validating" if validating else None
         self.history: list[dict[str, Any]] = []
 
     def update(self, **fields: Any) -> None:

@@ -128,7 +128,7 @@ def test_suspend_and_resume_patch_spec_suspend(cli, scenario):
     assert cli.run("suspend", "demo").code == 0
     assert scenario.cluster.jobs[job].asked_to_stop
     assert "is already suspended" in cli.run("suspend", "demo").out
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     assert scenario.reconcile_until_stable().status.phase == "Suspended"
     assert cli.run("resume", "demo").code == 0
     assert scenario.created_jobs == ["prepare-a1", "prepare-a2"]
@@ -138,7 +138,7 @@ def test_suspend_and_resume_patch_spec_suspend(cli, scenario):
 def test_cancelled_pipeline_starts_again_on_retry(cli, scenario):
     job = scenario.start("prepare")
     assert cli.run("cancel", "demo").code == 0
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     assert scenario.reconcile_until_stable().status.phase == "Cancelled"
     assert "has already finished (Cancelled)" in cli.run("cancel", "demo").out
     result = cli.run("retry", "demo")

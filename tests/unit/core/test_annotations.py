@@ -17,7 +17,7 @@ def test_suspend_stops_attempt_and_resume_starts_a_new_one(stage):
         "Suspended",
         ("True", "Suspended"),
     )
-    scenario.cluster.evict(job, step=5, saved=5, why=None)
+    scenario.cluster.evict(job, step=5, saved=5, disruption=None)
     scenario.after(1000).reconcile_until_stable()
     assert (scenario.attempt(stage).outcome, scenario.attempt(stage).reason) == (
         Outcome.STOPPED,
@@ -59,7 +59,7 @@ def test_resume_waits_until_stopping_job_has_ended():
     job = scenario.start("prepare")
     scenario.edit(suspend=True).edit(suspend=False)
     assert scenario.created_jobs == ["prepare-a1"]
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     assert scenario.reconcile_until_stable().created_jobs == [
         "prepare-a1",
         "prepare-a2",
@@ -86,7 +86,7 @@ def test_recorded_stop_is_executed_after_resume():
     assert not scenario.cluster.jobs[job].asked_to_stop
     scenario.edit(suspend=False)
     assert scenario.cluster.jobs[job].asked_to_stop
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     assert scenario.finish().status.phase == "Succeeded"
 
 
@@ -104,7 +104,7 @@ def test_cancelled_pipeline_stays_stopped_until_retry(stage):
     job = scenario.start(stage)
     scenario.cancel("now")
     assert scenario.cluster.jobs[job].asked_to_stop
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     scenario.after(1e6).reconcile_until_stable()
     assert scenario.status.phase == "Cancelled"
     assert scenario.condition("Finished") == ("True", "Cancelled")
@@ -116,7 +116,7 @@ def test_cancelled_pipeline_stays_stopped_until_retry(stage):
 
 def test_cancelled_pipeline_stays_cancelled_after_edit():
     scenario = Scenario().reconcile_until_stable().cancel("now")
-    scenario.cluster.evict(scenario.attempt("prepare").job, why=None)
+    scenario.cluster.evict(scenario.attempt("prepare").job, disruption=None)
     scenario.reconcile_until_stable().edit(train={"lora": {"rank": 4}})
     assert scenario.status.phase == "Cancelled"
 
@@ -124,7 +124,7 @@ def test_cancelled_pipeline_stays_cancelled_after_edit():
 def test_handled_token_has_no_effect_until_it_changes():
     """The annotations stay on the object, so only a new value is a new request."""
     scenario = Scenario().reconcile_until_stable().cancel("1")
-    scenario.cluster.evict(scenario.attempt("prepare").job, why=None)
+    scenario.cluster.evict(scenario.attempt("prepare").job, disruption=None)
     scenario.reconcile_until_stable().retry("1")
     assert scenario.created_jobs[-1] == "prepare-a2"
     scenario.cancel("1").retry("1")

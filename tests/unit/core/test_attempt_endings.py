@@ -40,7 +40,7 @@ INTERRUPTIONS = {
     ),
     "node lost": lambda scenario, job: scenario.lose_node(job),
     "exit code 75 without evidence": lambda scenario, job: scenario.cluster.evict(
-        job, step=70, saved=70, why=None
+        job, step=70, saved=70, disruption=None
     ),
     "Job object deleted": lambda scenario, job: scenario.cluster.delete_job(job),
 }

@@ -142,7 +142,7 @@ def test_stage_is_stopped_after_its_timeout():
     assert not scenario.cluster.jobs[job].asked_to_stop
     scenario.after(1).reconcile_until_stable()
     assert scenario.cluster.jobs[job].asked_to_stop
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     scenario.reconcile_until_stable()
     assert (scenario.stage("train").state, scenario.stage("train").reason) == (
         "Failed",
@@ -163,7 +163,7 @@ def run_until_finished(scenario: Scenario) -> Scenario:
         job = scenario.start("train")
         while not scenario.cluster.jobs[job].asked_to_stop:
             scenario.after(5).reconcile_until_stable()
-        scenario.after(2).cluster.evict(job, why=None)
+        scenario.after(2).cluster.evict(job, disruption=None)
     return scenario
 
 
@@ -217,7 +217,7 @@ def test_new_leader_with_another_clock_ends_the_stage():
     scenario.after(80).reconcile()
     assert scenario.cluster.jobs[job].asked_to_stop
     scenario.operator_ahead = timedelta()
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     run_until_finished(scenario)
     assert scenario.created_jobs[1:] == ["train-a1", "train-a2"]
     assert scenario.stage("train").active_seconds < 110
@@ -240,7 +240,7 @@ def test_active_deadline_limits_all_stages_together():
     job = scenario.after(5000).start("train")
     assert scenario.requeue_after == timedelta(seconds=40)
     scenario.after(40).reconcile_until_stable()
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     scenario.reconcile_until_stable()
     assert scenario.condition("Finished") == ("True", "DeadlineExceeded")
     assert "maxRuntimeSeconds" in scenario.status.conditions[0].message
@@ -259,7 +259,7 @@ def test_timeout_excludes_attempts_of_earlier_spec():
     scenario = Scenario(a_pipeline(train={"maxRuntimeSeconds": 100})).run("prepare")
     job = scenario.start("train")
     scenario.after(90).edit(train={"lora": {"rank": 4}})
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     scenario.start("train")
     assert scenario.requeue_after == timedelta(seconds=100)
 
@@ -280,7 +280,7 @@ def test_idle_pipeline_is_not_requeued(state):
         scenario.reconcile_until_stable()
     else:
         job = scenario.start("prepare")
-        scenario.edit(suspend=True).cluster.evict(job, why=None)
+        scenario.edit(suspend=True).cluster.evict(job, disruption=None)
         scenario.reconcile_until_stable()
     assert scenario.requeue_after is None
 
@@ -304,7 +304,7 @@ def test_deadline_excludes_superseded_attempt():
     scenario = Scenario(a_pipeline(maxRuntimeSeconds=200)).run("prepare")
     old = scenario.start("train")
     scenario.after(95).edit(seed=7)
-    scenario.cluster.evict(old, why=None)
+    scenario.cluster.evict(old, disruption=None)
     job = scenario.start("prepare")
     scenario.after(
         60

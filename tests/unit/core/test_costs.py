@@ -194,7 +194,7 @@ def test_edit_keeps_what_was_spent_before_it():
     run_for(scenario, "prepare", 30)
     job = scenario.start("train")
     scenario.after(3600).edit(train={"epochs": 2})
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     scenario.reconcile_until_stable()
     assert costs(scenario).spent == Decimal("0.8500")
     run_for(scenario, "train", 60)

@@ -136,7 +136,7 @@ def test_recreated_pipeline_of_same_name_gets_new_jobs():
         "WorkspaceInUse",
     )
     assert scenario.stage("prepare").attempts == ()
-    scenario.cluster.evict(old, why=None)
+    scenario.cluster.evict(old, disruption=None)
     scenario.reconcile_until_stable()
     assert scenario.attempt("prepare").outcome == Outcome.RUNNING
     assert len({name for name in scenario.cluster.jobs if "prepare" in name}) == 2

@@ -24,7 +24,7 @@ def evict(
 ) -> float:
     """Interrupt the next attempt of training after 1 s, and return the seconds until the attempt after it."""
     scenario.cluster.evict(
-        scenario.after(1).start("train"), step=step, saved=saved, why=cause
+        scenario.after(1).start("train"), step=step, saved=saved, disruption=cause
     )
     return wait(scenario)
 

@@ -116,7 +116,7 @@ def test_loss_is_settled_when_next_attempt_ends(scenario):
 def test_new_identity_loses_no_steps_of_the_old_one(scenario):
     scenario.cluster.evict(train(scenario, 0, 750), step=750, saved=500)
     scenario.reconcile_until_stable().edit(train={"lora": {"rank": 4}})
-    scenario.cluster.evict(scenario.attempt("train").job, why=None)
+    scenario.cluster.evict(scenario.attempt("train").job, disruption=None)
     train(scenario, 0, 10)
     assert lost(scenario) == (0, 0.0)
 
@@ -127,7 +127,7 @@ def test_new_resources_and_retry_keep_lost_steps(scenario):
     scenario.pass_interruption_backoff().edit(
         train={"pod": {"resources": {"limits": {"memory": "64Gi"}}}}
     )
-    scenario.cluster.evict(scenario.attempt("train").job, why=None)
+    scenario.cluster.evict(scenario.attempt("train").job, disruption=None)
     train(scenario, 500, 505)
     scenario.retry("now")
     assert lost(scenario) == (260, 520.0)

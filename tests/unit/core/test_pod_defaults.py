@@ -167,7 +167,7 @@ def test_new_defaults_stop_the_attempt_and_the_next_resumes(stage):
     before = scenario.stage(stage)
     scenario.edit(podDefaults=MORE_MEMORY)
     assert scenario.cluster.jobs[job].asked_to_stop
-    scenario.cluster.evict(job, step=5, saved=5, why=None)
+    scenario.cluster.evict(job, step=5, saved=5, disruption=None)
     after = scenario.reconcile_until_stable().stage(stage)
     assert (after.identity, after.attempts[0].reason) == (
         before.identity,

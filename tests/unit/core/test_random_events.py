@@ -282,7 +282,7 @@ class RandomEvents(RuleBasedStateMachine):
         name = pick.choice(self.live)
         disruptions = (
             lambda: self.cluster.evict(name, step=step, saved=step // 2),
-            lambda: self.cluster.evict(name, why=None),
+            lambda: self.cluster.evict(name, disruption=None),
             lambda: self.scenario.lose_node(name, reason="y" * 5000),
             lambda: self.scenario.run_out_of_memory(name),
             lambda: self.cluster.complete(name, None),
@@ -384,10 +384,10 @@ class RandomEvents(RuleBasedStateMachine):
         """Check that both pipelines reach a stable end from any state, if no further event happens."""
         self.cluster.refusals.clear()
         for _ in range(300):
-            before = [scenario.change_counts for scenario in self.scenarios]
+            before = self.change_counts()
             for scenario in self.scenarios:
                 scenario.reconcile_until_stable()
-            if [scenario.change_counts for scenario in self.scenarios] != before:
+            if self.change_counts() != before:
                 continue  # the end of one may be the other's turn
             delays = [scenario.requeue_after for scenario in self.scenarios]
             times = [delay for delay in delays if delay is not None]
@@ -397,13 +397,11 @@ class RandomEvents(RuleBasedStateMachine):
                 self.scenario.after(min(times).total_seconds())
             else:
                 break
-        before = [scenario.change_counts for scenario in self.scenarios]
+        before = self.change_counts()
         self.scenario.after(1e7)
         for scenario in self.scenarios:
             scenario.reconcile()
-        assert [scenario.change_counts for scenario in self.scenarios] == before, (
-            "the pipelines were not stable"
-        )
+        assert self.change_counts() == before, "the pipelines were not stable"
         self.conditions_are_consistent()
         suspended = any(
             scenario.status.phase == "Suspended" for scenario in self.scenarios
@@ -411,11 +409,15 @@ class RandomEvents(RuleBasedStateMachine):
         for scenario in self.scenarios:
             check_end(scenario, others_suspended=suspended)
 
+    def change_counts(self) -> list[tuple[int, int, int]]:
+        """Return the change counts of each pipeline; equal counts mean that nothing has happened between."""
+        return [scenario.change_counts for scenario in self.scenarios]
+
     def end_process(self, name: str) -> None:
         """End a process as its Job wants it: by SIGTERM, or with its result a minute later."""
         job = self.cluster.jobs[name]
         if job.asked_to_stop:
-            self.cluster.evict(name, why=None)
+            self.cluster.evict(name, disruption=None)
             return
         if job.observed.state is JobState.WAITING:
             self.cluster.start(name)

@@ -63,7 +63,7 @@ def test_new_resources_stop_the_attempt_and_the_next_resumes(stage):
     assert (
         len(scenario.cluster.jobs) == ORDER.index(stage) + 1
     )  # never two live Jobs of a stage
-    scenario.cluster.evict(job, step=5, saved=5, why=None)
+    scenario.cluster.evict(job, step=5, saved=5, disruption=None)
     scenario.reconcile_until_stable()
     assert scenario.stage(stage).attempts[0].reason == "SpecChanged"
     assert (scenario.attempt(stage).number, scenario.attempt(stage).identity) == (
@@ -82,7 +82,7 @@ def test_new_hyperparameter_starts_a_new_identity():
     identity = scenario.stage("train").identity
     scenario.edit(train={"lora": {"rank": 4}})
     assert scenario.cluster.jobs[job].asked_to_stop
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     scenario.reconcile_until_stable()
     assert scenario.attempt("train").number == 2
     assert scenario.attempt("train").identity not in {"", identity}
@@ -103,7 +103,7 @@ def test_reverted_edit_starts_new_attempt_of_same_identity():
     job = scenario.start("train")
     identity = scenario.stage("train").identity
     scenario.edit(train={"lora": {"rank": 4}}).edit(train={"lora": {"rank": 16}})
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     scenario.reconcile_until_stable()
     assert (scenario.attempt("train").number, scenario.attempt("train").identity) == (
         2,
@@ -153,7 +153,7 @@ def test_removed_running_stage_is_stopped():
     scenario.edit(evaluate=None)
     assert scenario.cluster.jobs[job].asked_to_stop
     assert scenario.condition("Finished") == ("False", "NotRequested")
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     scenario.reconcile_until_stable()
     assert (scenario.states["evaluate"], scenario.status.phase) == (
         "Skipped",
@@ -209,7 +209,7 @@ def test_pipeline_is_not_finished_while_old_job_is_stopping():
     scenario.cancel("now")
     assert scenario.condition("Finished")[0] == "False"
     assert scenario.condition("Stalled") is None
-    scenario.cluster.evict(job, why=None)
+    scenario.cluster.evict(job, disruption=None)
     assert scenario.reconcile_until_stable().condition("Finished") == (
         "True",
         "Cancelled",

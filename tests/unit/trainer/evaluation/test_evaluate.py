@@ -191,7 +191,7 @@ def test_perplexity_and_generation_responses_are_cached(
 def test_texts_in_several_windows_form_the_same_batches(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """lm-eval gets the texts in parts, so that each part is cached; its batches are those of one call."""
+    """lm-eval gets the texts in parts, so that each part is cached; the batches are the same as in one call."""
     import torch  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415  imports lm_eval
 

@@ -1,4 +1,4 @@
-"""Evaluation with a chat template: the prompts are those of training, and answers end where a turn does."""
+"""Evaluation with a chat template: the prompts have the form used in training, and answers end where a turn does."""
 
 from pathlib import Path
 from typing import Any

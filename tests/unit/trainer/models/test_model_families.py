@@ -120,14 +120,10 @@ def logits(model: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 def test_published_model_computes_and_stops_as_trained(prepared, trained, tmp_path):
     published = push(prepared, trained)
-    base, adapter = (
-        prepared.manifest_dir / "model",
-        prepared.stage_dir("train", trained) / "output",
-    )
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(published),
-        AutoModelForCausalLM.from_pretrained(published),
-    )
+    base = prepared.manifest_dir / "model"
+    adapter = prepared.stage_dir("train", trained) / "output"
+    tokenizer = AutoTokenizer.from_pretrained(published)
+    model = AutoModelForCausalLM.from_pretrained(published)
 
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": QUESTION}],
@@ -194,10 +190,8 @@ def test_experts_are_adapted_by_name_and_merged_with_the_model(tmp_path):
     model = attach_adapter(
         base, Lora(target_modules=names), ModelSource(uri="m"), seed=1
     )
-    adapter, published = (
-        save_adapter(model, tmp_path / "adapter"),
-        tmp_path / "published",
-    )
+    adapter = save_adapter(model, tmp_path / "adapter")
+    published = tmp_path / "published"
     published.mkdir()
     tokens = torch.arange(5, 40)[None]
     expected = logits(model, tokens)
@@ -215,10 +209,8 @@ def test_experts_are_adapted_by_name_and_merged_with_the_model(tmp_path):
 
 
 def test_merged_model_in_memory_has_the_published_bytes(prepared, trained, tmp_path):
-    base, adapter = (
-        prepared.manifest_dir / "model",
-        prepared.stage_dir("train", trained) / "output",
-    )
+    base = prepared.manifest_dir / "model"
+    adapter = prepared.stage_dir("train", trained) / "output"
     save_merged(base, adapter, torch.bfloat16, tmp_path)
     published = AutoModelForCausalLM.from_pretrained(tmp_path)
     in_memory = load_merged(base, adapter, torch.bfloat16).state_dict()

@@ -29,7 +29,8 @@ from finetune_trainer.training.methods.registry import load_trainable
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
-FIRST, PAIRS = "f" * 16, "s" * 16
+FIRST = "f" * 16
+PAIRS = "s" * 16
 LORA = {"rank": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 VARIANTS = {
     "LoRA": {},
@@ -85,10 +86,10 @@ def test_weights_and_settings_are_those_of_the_adapter(
     tiny_model, trained, name, method
 ):
     trainable = started(tiny_model, output(trained, name), **method)
-    found = load_file(output(trained, name) / "adapter_model.safetensors")
-    assert trainable.weights.keys() == found.keys()
+    saved = load_file(output(trained, name) / "adapter_model.safetensors")
+    assert trainable.weights.keys() == saved.keys()
     assert all(
-        torch.equal(trainable.weights[key], tensor) for key, tensor in found.items()
+        torch.equal(trainable.weights[key], tensor) for key, tensor in saved.items()
     )
     if (
         name == "whole-layer"

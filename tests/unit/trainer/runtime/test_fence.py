@@ -29,7 +29,8 @@ FAST = {
 OUTPUT_ONLY = {"every_steps": 1000}
 CHECKPOINTS = {"every_steps": 2}
 
-FIRST, SECOND = Attempt("p", 1), Attempt("p", 2)
+FIRST = Attempt("p", 1)
+SECOND = Attempt("p", 2)
 TRAINER = "finetune_trainer"
 
 
@@ -194,7 +195,8 @@ def test_rename_after_the_check_fails_too(
     if exists:
         (tmp_path / "output").mkdir()
         (tmp_path / "output" / "of").write_text("the newer one")
-    move, first = artifacts.move_into_place, take_token(tmp_path, FIRST)
+    move = artifacts.move_into_place
+    first = take_token(tmp_path, FIRST)
 
     def sleep_before(temporary: Path, folder: Path) -> None:
         take_token(tmp_path, SECOND)

@@ -25,7 +25,8 @@ from finetune_trainer.runtime.errors import Interrupted
 
 torch.set_num_threads(1)
 
-NEWEST, BEFORE = "step-00000007", "step-00000004"
+NEWEST = "step-00000007"
+BEFORE = "step-00000004"
 FILES = (
     "adapter_config.json",
     "adapter_model.safetensors",
@@ -147,7 +148,8 @@ def first_as(make):
     return change
 
 
-WEIGHTS, OPTIMIZER = "adapter_model.safetensors", "optimizer.safetensors"
+WEIGHTS = "adapter_model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     **{

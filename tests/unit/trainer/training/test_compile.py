@@ -72,7 +72,8 @@ def test_all_layers_are_compiled_three_times_at_most(tmp_path, packing, more):
     In BF16 a compiled layer rounds elsewhere.
     """
     model = make_tiny_model(tmp_path / "model", layers=4)
-    rows, validation_rows = documents(60, longest=28), documents(8, seed=5, longest=28)
+    rows = documents(60, longest=28)
+    validation_rows = documents(8, seed=5, longest=28)
     write_rows(tmp_path, rows, validation_rows, packing=packing)
     recipe = {
         "max_steps": 12,

@@ -79,11 +79,11 @@ def test_packed_documents_train_as_one_document_a_row(folder, tmp_path, kernel):
     assert document_attention.enable(model, "FP32")
     batch = load_batch(packed, range(len(packed)), flat=True)
     assert batch.tokens.shape == (1, batch.size)
-    found, found_gradients = loss_and_gradients(model, batch)
-    assert found == pytest.approx(expected, rel=1e-6)
+    loss, flat_gradients = loss_and_gradients(model, batch)
+    assert loss == pytest.approx(expected, rel=1e-6)
     for name, gradient in gradients.items():
         assert torch.allclose(
-            found_gradients[name],
+            flat_gradients[name],
             gradient,
             rtol=0,
             atol=1e-5 * float(gradient.abs().max()),
@@ -101,8 +101,12 @@ def test_sliding_window_is_that_of_the_mask(tmp_path, kernel):
 
 
 def test_boundaries_are_where_positions_restart():
-    found = Documents.at(torch.tensor([[0, 1, 2, 0, 0, 1]]).numpy())
-    assert (found.boundaries.tolist(), found.boundaries.dtype, found.longest) == (
+    batch_documents = Documents.at(torch.tensor([[0, 1, 2, 0, 0, 1]]).numpy())
+    assert (
+        batch_documents.boundaries.tolist(),
+        batch_documents.boundaries.dtype,
+        batch_documents.longest,
+    ) == (
         [0, 3, 4, 6],
         torch.int32,
         3,
@@ -111,7 +115,8 @@ def test_boundaries_are_where_positions_restart():
 
 def test_flat_batch_leaves_out_padding(tmp_path):
     rows = PackedRows(write_rows(tmp_path, documents(9), packing=False), "train")
-    padded, flat = load_batch(rows, range(9)), load_batch(rows, range(9), flat=True)
+    padded = load_batch(rows, range(9))
+    flat = load_batch(rows, range(9), flat=True)
     assert flat.tokens.shape == (1, flat.size)
     assert flat.size == padded.size < padded.tokens.numel()
     assert torch.equal(flat.targets, padded.targets)
@@ -148,13 +153,13 @@ def test_kernel_that_rounds_otherwise_replaces_the_mask(tmp_path, kernel, monkey
     """The changes of single bits in bf16 grow from layer to layer, to much more in a few of many logits."""
 
     def rounding_otherwise(query, *others, **options):
-        found = attention_of_each_document(
+        attended = attention_of_each_document(
             query.float(),
             *(each.float() for each in others[:2]),
             *others[2:],
             **options,
         )
-        return (found * (1 + 1e-3 * torch.randn_like(found))).to(query.dtype)
+        return (attended * (1 + 1e-3 * torch.randn_like(attended))).to(query.dtype)
 
     model = trained_model(make_tiny_model(tmp_path / "model", layers=32), dtype="BF16")
     with_mask = probe(model)
@@ -230,7 +235,7 @@ def test_error_without_a_text_leaves_the_mask(tiny_model, kernel, monkeypatch, c
 
 @pytest.mark.parametrize(
     "change",
-    [lambda found: found * float("nan"), lambda found: found * 2],
+    [lambda attended: attended * float("nan"), lambda attended: attended * 2],
     ids=["nan", "other"],
 )
 def test_kernel_with_other_results_leaves_the_mask(
@@ -257,9 +262,13 @@ def test_training_with_the_kernel_ends_as_without_it(tiny_model, tmp_path, monke
     expected = run_train(train_config(tiny_model, lora=LORA), tmp_path)
     monkeypatch.setattr(document_attention, "varlen_attn", attention_of_each_document)
     monkeypatch.setattr(document_attention, "runs_on", lambda _device, _dtype: True)
-    found = run_train(train_config(tiny_model, lora=LORA, identity="k" * 16), tmp_path)
-    assert found.validation_loss == pytest.approx(expected.validation_loss, rel=1e-3)
-    assert (found.steps, found.tokens) == (expected.steps, expected.tokens)
+    with_kernel = run_train(
+        train_config(tiny_model, lora=LORA, identity="k" * 16), tmp_path
+    )
+    assert with_kernel.validation_loss == pytest.approx(
+        expected.validation_loss, rel=1e-3
+    )
+    assert (with_kernel.steps, with_kernel.tokens) == (expected.steps, expected.tokens)
 
 
 def test_samples_are_those_of_a_model_with_a_mask(tiny_model, kernel):

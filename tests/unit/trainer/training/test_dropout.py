@@ -47,7 +47,9 @@ def test_seed_of_pytorch_decides_what_is_dropped():
         torch.manual_seed(seed)
         return torch.cat([dropout(values), dropout(values)])
 
-    first, again, other = of(1), of(1), of(2)
+    first = of(1)
+    again = of(1)
+    other = of(2)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert not torch.equal(first[:1000], first[1000:])

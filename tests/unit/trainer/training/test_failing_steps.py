@@ -54,11 +54,9 @@ class LossSums:
     """Stands in for accumulate_gradients; records what it returns and replaces the results of some calls."""
 
     def __init__(self, replaced):
-        self.compute, self.replaced, self.returned = (
-            loop.accumulate_gradients,
-            replaced,
-            [],
-        )
+        self.compute = loop.accumulate_gradients
+        self.replaced = replaced
+        self.returned = []
 
     def __call__(self, *arguments):
         loss_sum, *more = self.compute(*arguments)
@@ -111,9 +109,9 @@ def test_non_finite_validation_loss_is_computed_again(
     tiny_model, workspace, monkeypatch, losses, code
 ):
     monkeypatch.setattr(Validator, "means", lambda *_: {"loss": losses.pop(0)})
-    message, found = run_to_failure(config_for(tiny_model), environment(workspace))
+    message, exit_code = run_to_failure(config_for(tiny_model), environment(workspace))
     assert "step 4: the validation loss is nan" in message
-    assert found == code
+    assert exit_code == code
     assert losses == []
 
 
@@ -236,9 +234,9 @@ def test_gpu_memory_taken_by_other_processes_is_retried(train_with, gpu_memory):
 def test_error_of_a_step_is_permanent_only_if_deterministic(
     train_with, error, expected, code
 ):
-    message, found = train_with(error)
+    message, exit_code = train_with(error)
     assert expected in message
-    assert found == code
+    assert exit_code == code
 
 
 @pytest.mark.parametrize(
@@ -254,11 +252,11 @@ def test_evaluation_out_of_gpu_memory_names_the_batch_size(tmp_path, size, fix):
     config = EvaluateConfig(
         identity="e", prepare="p", train="t", model={"uri": "m"}, recipe=recipe
     )
-    found = device_errors.translate(
+    translated = device_errors.translate(
         torch.OutOfMemoryError(CUDA_OUT_OF_MEMORY), config, environment(tmp_path)
     )
-    assert isinstance(found, ConfigInvalid)
-    assert fix in str(found)
+    assert isinstance(translated, ConfigInvalid)
+    assert fix in str(translated)
 
 
 def test_training_is_strictly_deterministic(tiny_model, workspace):

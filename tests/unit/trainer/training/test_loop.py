@@ -91,7 +91,8 @@ def test_run_stopped_during_validation_resumes_exactly(
 def test_stop_before_the_first_step_saves_no_checkpoint(
     tiny_model, workspace, uninterrupted
 ):
-    stop, variables = StopSignal(), environment(workspace)
+    stop = StopSignal()
+    variables = environment(workspace)
     stop.requested = True
     folder = stage_folder(workspace)
     folder.mkdir(parents=True)
@@ -121,7 +122,8 @@ def checkpoint_inodes(workspace):
 
 
 def run_train_with_stop_requested(model, workspace):
-    stop, variables = StopSignal(), environment(workspace)
+    stop = StopSignal()
+    variables = environment(workspace)
     stop.requested = True
     progress = StoppingProgress(variables, stop, None, validating=False)
     return train.run(
@@ -170,7 +172,8 @@ def test_gradient_accumulation_does_not_change_the_loss(tiny_model, tmp_path):
 def test_progress_reports_start_saved_step_and_throughput(tiny_model, workspace):
     with pytest.raises(Interrupted):
         run_train(config_for(tiny_model), workspace, stop_at=5)
-    stop, variables = StopSignal(), environment(workspace)
+    stop = StopSignal()
+    variables = environment(workspace)
     progress = StoppingProgress(variables, stop, None, validating=False)
     train.run(
         config_for(tiny_model),

@@ -11,7 +11,8 @@ from transformers.pytorch_utils import Conv1D
 
 from finetune_trainer.training.model.lora_kernels import AddsInPlace, speed_up_lora
 
-WIDTH, HEIGHT = 24, 40
+WIDTH = 24
+HEIGHT = 40
 
 
 class Model(torch.nn.Module):
@@ -19,7 +20,8 @@ class Model(torch.nn.Module):
 
     def __init__(self, first: torch.nn.Module, second: torch.nn.Module) -> None:
         super().__init__()
-        self.first, self.second = first, second
+        self.first = first
+        self.second = second
         self.config: dict[str, str] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -163,10 +163,8 @@ def test_qlora_adapter_merges_into_the_stored_model(tiny_model, packed, tokens):
         packed,
     )
     folder = output(packed, "qlora")
-    attached, merged = (
-        with_adapter(tiny_model, folder, torch.float32),
-        load_merged(tiny_model, folder, torch.float32),
-    )
+    attached = with_adapter(tiny_model, folder, torch.float32)
+    merged = load_merged(tiny_model, folder, torch.float32)
     assert torch.allclose(logits(attached, tokens), logits(merged, tokens), atol=1e-4)
 
 
@@ -265,7 +263,7 @@ def test_noise_of_a_document_does_not_depend_on_padding(tmp_path, flat):
 
 def test_noise_changes_training_and_not_validation(tiny_model, packed):
     """With a learning rate of 0 the weights stay, and with them the validation loss."""
-    found = {}
+    results = {}
     for alpha in (None, 5.0):
         recipe = {
             "max_steps": 1,
@@ -273,8 +271,8 @@ def test_noise_changes_training_and_not_validation(tiny_model, packed):
             "neftune_noise_alpha": alpha,
             "optimizer": {"learning_rate": 1e-30},
         }
-        found[alpha] = run_train(
+        results[alpha] = run_train(
             train_config(tiny_model, identity=f"noise-{alpha}", **recipe), packed
         )
-    assert found[None].loss != found[5.0].loss
-    assert found[None].validation_loss == found[5.0].validation_loss
+    assert results[None].loss != results[5.0].loss
+    assert results[None].validation_loss == results[5.0].validation_loss

@@ -79,11 +79,11 @@ def trl_steps(model_folder, config, records, output, loss_type):
             return SequentialSampler(self.train_dataset)
 
         def compute_loss(self, model, inputs, *args, **options):
-            found = super().compute_loss(model, inputs, *args, **options)
+            returned = super().compute_loss(model, inputs, *args, **options)
             self.losses.append(
-                float((found if torch.is_tensor(found) else found[0]).detach())
+                float((returned if torch.is_tensor(returned) else returned[0]).detach())
             )
-            return found
+            return returned
 
     recipe = config.recipe
     trainable = load_trainable(BaseModel("model", model_folder, ""), config, CPU)
@@ -191,18 +191,18 @@ def test_steps_are_those_of_trl(
             assert tokens[:length].tolist() == pair["prompt_ids"] + pair[name]
     ours = metric_rows(tmp_path)
     assert len(ours) == len(logged) == STEPS
-    for found, expected, theirs in zip(ours, losses, logged, strict=True):
-        assert found["loss"] == pytest.approx(expected, abs=1e-5)
-        assert found["gradient_norm"] == pytest.approx(theirs["grad_norm"], abs=1e-5)
+    for row, expected, theirs in zip(ours, losses, logged, strict=True):
+        assert row["loss"] == pytest.approx(expected, abs=1e-5)
+        assert row["gradient_norm"] == pytest.approx(theirs["grad_norm"], abs=1e-5)
         for name in (
             "rewards/chosen",
             "rewards/rejected",
             "rewards/margins",
             "rewards/accuracies",
         ):
-            assert found[name] == pytest.approx(theirs[name], abs=1e-5)
+            assert row[name] == pytest.approx(theirs[name], abs=1e-5)
         for name in ("logps/chosen", "logps/rejected"):
-            assert found[name] == pytest.approx(theirs[name], rel=1e-5)
+            assert row[name] == pytest.approx(theirs[name], rel=1e-5)
     assert ours[-1]["loss"] < ours[0]["loss"] - 0.01
     saved = load_file(stage_folder(tmp_path) / "output" / "adapter_model.safetensors")
     for name, tensor in weights.items():
@@ -291,9 +291,9 @@ def test_log_probability_is_the_sum_over_the_completion(
     rows = PackedRows(workspace / "prepare" / ("p" * 16) / "output", "train")
     batch = load_batch(rows, rows_of(torch.arange(3).numpy()))
     model.model.eval()
-    found = log_probabilities(model, batch).detach()
-    assert len(found) == 6
-    for index, value in enumerate(found):
+    computed = log_probabilities(model, batch).detach()
+    assert len(computed) == 6
+    for index, value in enumerate(computed):
         read = rows.read([index])
         tokens = torch.from_numpy(read.tokens[:, : read.lengths[0]].astype("int64"))
         logits = model.logits(tokens, torch.arange(tokens.shape[1])[None]).log_softmax(
@@ -314,7 +314,8 @@ def test_flat_batch_has_the_targets_of_each_row(workspace):
 
 def counted_computations(monkeypatch):
     """Return a list that gets the rows of each part that is computed."""
-    compute, computed = reference._computed, []
+    compute = reference._computed
+    computed = []
 
     def counting(model, rows, indices, *more):
         computed.append((rows.split, indices.tolist()))

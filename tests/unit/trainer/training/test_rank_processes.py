@@ -47,7 +47,8 @@ class ProcessesWithLoss:
     """The processes of a pod of which another one has ended."""
 
     def __init__(self, failure):
-        self.left, self._failure = threading.Event(), failure
+        self.left = threading.Event()
+        self._failure = failure
 
     def has_lost_one(self):
         return True

@@ -76,11 +76,13 @@ class Share(Ranks):
     """One of several processes, without the others."""
 
     def __init__(self, rank, size):
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
 
 
 def test_gathered_values_are_in_the_order_of_the_processes():
-    ranks, largest = Share(1, 3), 2**53 - 1
+    ranks = Share(1, 3)
+    largest = 2**53 - 1
     ranks.sum = lambda *own: (own[0] + 5.0, own[1] + 0.0, own[2] + 3.0)
     assert [ranks.gather(4), ranks.gather(largest), Ranks().gather(7)] == [
         (5, 4, 3),

@@ -70,13 +70,13 @@ FULL = {"method": "Full", "lora": None}
 
 @pytest.mark.parametrize("recipe", [FULL, PLAIN | {"method": "QLoRA"}], ids=str)
 def test_losses_of_other_methods_equal_those_of_one_process(new_training, recipe):
-    one = new_training(gradient_accumulation_steps=2, **recipe).run()
-    two = new_training(
+    alone = new_training(gradient_accumulation_steps=2, **recipe).run()
+    together = new_training(
         gradient_accumulation_steps=1, processes_per_node=2, **recipe
     ).run()
-    assert two.losses == pytest.approx(one.losses, abs=1e-6)
-    assert two.message.result.validation_loss == pytest.approx(
-        one.message.result.validation_loss, abs=1e-6
+    assert together.losses == pytest.approx(alone.losses, abs=1e-6)
+    assert together.message.result.validation_loss == pytest.approx(
+        alone.message.result.validation_loss, abs=1e-6
     )
 
 
@@ -88,8 +88,8 @@ def test_preference_losses_of_two_processes_equal_those_of_one(
     options = {
         "constants": {"finetune_trainer.training.objectives.reference.PART_ROWS": 2}
     }
-    one = new_training(gradient_accumulation_steps=2, **DPO, **PLAIN).run()
-    two = new_training(
+    alone = new_training(gradient_accumulation_steps=2, **DPO, **PLAIN).run()
+    together = new_training(
         options,
         gradient_accumulation_steps=1,
         processes_per_node=2,
@@ -97,11 +97,11 @@ def test_preference_losses_of_two_processes_equal_those_of_one(
         **DPO,
         **PLAIN,
     ).run()
-    assert two.losses == pytest.approx(one.losses, abs=1e-6)
-    assert two.losses[0] == pytest.approx(math.log(2), abs=1e-6)
-    assert two.losses[-1] < 0.69
-    assert two.message.result.validation_loss == pytest.approx(
-        one.message.result.validation_loss, abs=1e-6
+    assert together.losses == pytest.approx(alone.losses, abs=1e-6)
+    assert together.losses[0] == pytest.approx(math.log(2), abs=1e-6)
+    assert together.losses[-1] < 0.69
+    assert together.message.result.validation_loss == pytest.approx(
+        alone.message.result.validation_loss, abs=1e-6
     )
 
 
@@ -118,7 +118,7 @@ if ALL:
 def test_sharded_model_is_trained_as_whole_ones_are(new_training, recipe):
     """All weights are trained, tied ones too, or an adapter in fp32 beside weights in bf16.
 
-    The logits are those of one target at a time.
+    The logits are computed for one target at a time.
     """
     common = {"optimizer": {"learning_rate": 1e-3}} | recipe
     options = {
@@ -135,10 +135,11 @@ def test_sharded_model_is_trained_as_whole_ones_are(new_training, recipe):
         next((stage_folder(each.workspace) / "output").glob("*.safetensors"))
         for each in (whole, sharded)
     ]
-    expected, found = map(load_file, files)
-    assert found.keys() == expected.keys()
+    expected, trained = map(load_file, files)
+    assert trained.keys() == expected.keys()
     assert (
-        max(float((found[name] - expected[name]).abs().max()) for name in found) < 1e-3
+        max(float((trained[name] - expected[name]).abs().max()) for name in trained)
+        < 1e-3
     )
 
 
@@ -282,7 +283,8 @@ def test_end_of_a_process_leaves_the_sharded_write_whole(new_training, number):
 
 def test_samples_of_a_sharded_model_do_not_change_the_adapter(new_training):
     recipe = SHARDED_PAIR | {"max_steps": 8, "eval_steps": 4}
-    plain, sampling = new_training(**recipe).run(), new_training(**recipe)
+    plain = new_training(**recipe).run()
+    sampling = new_training(**recipe)
     samples = Samples(prompts=("A reader opens",), max_new_tokens=4)
     sampling.config = sampling.config.model_copy(update={"samples": samples})
     assert sampling.run().digest == plain.digest
@@ -297,8 +299,9 @@ def test_failure_of_another_process_is_that_of_the_stage(new_training):
     )
     (training.workspace / "prepare").unlink()
     path = write_rows(training.workspace, documents(60)) / "train-00000.rows"
-    recipe, rows = training.config.recipe, PackedRows(path.parent, "train")
-    # The first step's second micro-batch is that of process 1.
+    recipe = training.config.recipe
+    rows = PackedRows(path.parent, "train")
+    # The first step's second micro-batch belongs to process 1.
     number = StepSampler.of(recipe, len(rows), training.config.seed).rows_for_step(0)[
         recipe.micro_batch_size
     ]
@@ -313,10 +316,8 @@ def test_failure_of_another_process_is_that_of_the_stage(new_training):
 
 
 def test_other_processes_write_nothing_to_the_workspace(new_training):
-    one, two = (
-        new_training(gradient_accumulation_steps=2).run(),
-        new_training(processes_per_node=2).run(),
-    )
+    alone = new_training(gradient_accumulation_steps=2).run()
+    together = new_training(processes_per_node=2).run()
 
     def files(training):
         paths = (
@@ -325,4 +326,4 @@ def test_other_processes_write_nothing_to_the_workspace(new_training):
         )
         return {re.sub(r"step-[0-9]+", "step", str(path)) for path in paths}
 
-    assert files(two) == files(one)
+    assert files(together) == files(alone)

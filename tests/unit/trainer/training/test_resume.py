@@ -28,8 +28,10 @@ from support.trainer.training import (
 from finetune_trainer.contract import ExitCode, TerminationMessage
 
 STEPS = 24
-UNPACKED, PAIRS = "q" * 16, "s" * 16
-"""Identities of prepare stages: of one whose rows hold one document each, and of one whose rows are pairs."""
+UNPACKED = "q" * 16
+"""Identity of a prepare stage whose rows hold one document each."""
+PAIRS = "s" * 16
+"""Identity of a prepare stage whose rows are pairs."""
 SLOW_DISK = 0.01
 """Seconds that each fsync takes. A checkpoint needs eight of them, so that kills hit unfinished checkpoints."""
 
@@ -100,7 +102,9 @@ class KilledTraining:
     """A train stage in a workspace of its own that is started and killed repeatedly, then finished."""
 
     def __init__(self, server: ForkServer, config, workspace: Path) -> None:
-        self.server, self.config, self.workspace = server, config, workspace
+        self.server = server
+        self.config = config
+        self.workspace = workspace
         self.codes: list[int] = []
         self.constants: dict[str, object] = {}
 
@@ -244,7 +248,8 @@ def test_kills_in_the_reference_do_not_change_the_weights(
     )
     training = new_training(config)
     training.constants = {"finetune_trainer.training.objectives.reference.PART_ROWS": 8}
-    reference, counts = stage_folder(training.workspace) / "reference", [0]
+    reference = stage_folder(training.workspace) / "reference"
+    counts = [0]
     for _ in range(3):
         process = training.start()
         assert process.until(lambda: len([*reference.glob("*-*.json")]) > counts[-1])

@@ -106,7 +106,8 @@ def test_samples_of_every_validation_do_not_change_the_adapter(undisturbed):
 def test_kills_leave_the_same_adapter_and_each_sample_once(
     fork_server, config, undisturbed, workspace, seed
 ):
-    generator, codes = random.Random(seed), []
+    generator = random.Random(seed)
+    codes = []
     for number in (
         signal.SIGKILL,
         signal.SIGTERM,

@@ -31,14 +31,14 @@ def one_process(new_training):
 @pytest.fixture(scope="module")
 def undisturbed(new_training):
     """A function that returns the digest of a training of two pods that nothing interrupts."""
-    found = {}
+    digests = {}
 
     def digest(parallelism):
-        if parallelism not in found:
+        if parallelism not in digests:
             training = of_two_pods(new_training, parallelism)
             assert [pod.wait() for pod in training.start_pods()] == [ExitCode.DONE] * 2
-            found[parallelism] = training.digest
-        return found[parallelism]
+            digests[parallelism] = training.digest
+        return digests[parallelism]
 
     return digest
 
@@ -52,7 +52,8 @@ def of_two_pods(new_training, parallelism):
 @pytest.mark.parametrize("method", ["LoRA", "QLoRA", "DPO", "Full, sharded"])
 def test_kills_of_any_pod_do_not_change_the_weights(new_training, method):
     recipe = METHODS[method] | {"nodes": 2, "max_steps": STEPS_OF_KILLED}
-    calm, disturbed = new_training(**recipe), new_training(**recipe)
+    calm = new_training(**recipe)
+    disturbed = new_training(**recipe)
     assert [pod.wait() for pod in calm.start_pods()] == [ExitCode.DONE] * 2
     for lost, after, number in random_kills((0, 1), longest_delay=0.1):
         pods = disturbed.start_pods()
@@ -153,7 +154,8 @@ def test_pod_that_waits_for_another_in_vain_can_be_retried(new_training):
 
 @pytest.mark.parametrize("version", [peft.__version__, "0.1"])
 def test_pods_log_that_their_numeric_environments_differ(new_training, version):
-    training, port = new_training(nodes=2, max_steps=2), free_port()
+    training = new_training(nodes=2, max_steps=2)
+    port = free_port()
     pods = [
         training.start_pod(0, port, {}),
         training.start_pod(1, port, {}, **{"peft.__version__": version}),

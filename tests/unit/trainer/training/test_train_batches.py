@@ -65,7 +65,8 @@ def test_order_of_rows_is_the_same_in_every_version():
 
 @pytest.fixture
 def rows(tmp_path):
-    first, second = document(0, 10, prompt=4), document(5, 6, prompt=2)
+    first = document(0, 10, prompt=4)
+    second = document(5, 6, prompt=2)
     return PackedRows(write_rows(tmp_path, [first, second], context_length=20), "train")
 
 
