@@ -341,7 +341,7 @@ FREEZES = {
     "after the lock": (f"{TRAINER}.runtime.stage_folder.take_token", 1, CHECKPOINTS),
     "before its token": (f"{TRAINER}.runtime.fence._create", 1, CHECKPOINTS),
     "before it cleans up": (
-        f"{TRAINER}.training.checkpoint_manager._prepare_folder",
+        f"{TRAINER}.training.checkpoints.manager._prepare_folder",
         1,
         CHECKPOINTS,
     ),
@@ -352,11 +352,11 @@ FREEZES = {
     ),
     "in a step": (f"{TRAINER}.training.loop.clip_gradients", 3, CHECKPOINTS),
     "before a save": (
-        f"{TRAINER}.training.checkpoint_manager.write_files",
+        f"{TRAINER}.training.checkpoints.manager.write_files",
         1,
         CHECKPOINTS,
     ),
-    "in a save": (f"{TRAINER}.training.checkpoint_format.save_tensors", 2, CHECKPOINTS),
+    "in a save": (f"{TRAINER}.training.checkpoints.format.save_tensors", 2, CHECKPOINTS),
     "before the rename of a save": (
         f"{TRAINER}.runtime.artifacts.move_into_place",
         1,
@@ -367,7 +367,7 @@ FREEZES = {
         1,
         CHECKPOINTS,
     ),
-    "in its output": (f"{TRAINER}.training.trainable.save_tensors", 1, OUTPUT_ONLY),
+    "in its output": (f"{TRAINER}.training.methods.trainable.save_tensors", 1, OUTPUT_ONLY),
     "before the rename of its output": (
         f"{TRAINER}.runtime.artifacts.move_into_place",
         1,
