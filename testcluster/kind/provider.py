@@ -42,7 +42,8 @@ from testcluster.provider import (
 from testcluster.service import Service
 
 NEEDED = ("kind", "kubectl", "kwok", "registry", "pause")
-PORTS = range(5001, 5051)
+FIRST_PORT = 5001
+PORTS = 50
 """Ports of the host that are tried for the registry."""
 READY_WITHIN = 180
 """Seconds until nodes must be Ready."""
@@ -239,7 +240,7 @@ class Kind:
 
     @staticmethod
     def _free_port() -> int:
-        for port in PORTS:
+        for port in range(FIRST_PORT, FIRST_PORT + PORTS):
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 with suppress(OSError):
