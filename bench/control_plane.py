@@ -55,7 +55,9 @@ def counts(text: str) -> list[int]:
 
 def spread(values: list[float], digits: int = 1) -> str:
     """Return median, minimum and maximum as text."""
-    middle, low, high = statistics.median(values), min(values), max(values)
+    middle = statistics.median(values)
+    low = min(values)
+    high = max(values)
     return (
         f"{middle:.{digits}f}"
         if low == high
@@ -127,21 +129,22 @@ def table(count: int, runs: list[Run]) -> str:
 
 
 def ratios(groups: list[list[Run]]) -> list[str]:
-    """Return the throughput of the operator divided by that of each null operator in the same turn."""
-    own = next((group for group in groups if group[0].variant == OPERATOR), [])
+    """Return the throughput of the operator divided by the throughput of each null operator in the same turn."""
+    operator_groups = [group for group in groups if group[0].variant == OPERATOR]
+    own = operator_groups[0] if operator_groups else []
     lines = []
     for group in groups:
         if own and group[0].variant in {NULL_COMPLETE, NULL_POD}:
             pairs = zip(own, group, strict=True)
-            found = spread(
+            ratio = spread(
                 [a.stages_per_second / b.stages_per_second for a, b in pairs], 2
             )
-            lines.append(f"stages/s, operator / {group[0].variant}: {found}")
+            lines.append(f"stages/s, operator / {group[0].variant}: {ratio}")
     return lines
 
 
 def details(run: Run) -> str:
-    """Return the requests of one run per pipeline, by program, and those of the operator by resource."""
+    """Return the requests of one run per pipeline, by program, and the requests of the operator by resource."""
     by_agent = "\n".join(f"  {agent}: {verbs}" for agent, verbs in run.by_agent.items())
     return f"{run.variant}, requests per pipeline:\n{by_agent}\n  own by resource: {run.own}\n  errors: {run.errors}"
 
@@ -198,7 +201,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
-    facts, runs = machine_facts(), []
+    facts = machine_facts()
+    runs = []
     print(", ".join(f"{name}: {value}" for name, value in facts.items()))
     with tempfile.TemporaryDirectory() as folder:
         bodies = Path(folder) / "bodies.json"
@@ -207,9 +211,9 @@ def main() -> None:
         )
         capture_bodies(scenario, bodies)
         for count in options.pipelines:
-            found = measure(options, count, scenario, bodies)
-            print(table(count, found), flush=True)
-            runs += found
+            measured = measure(options, count, scenario, bodies)
+            print(table(count, measured), flush=True)
+            runs += measured
     for variant in options.variants:
         print(details([run for run in runs if run.variant == variant][-1]))
     if options.json:

@@ -20,7 +20,7 @@ Besides the variants:
 - whether a run whose process was killed and resumed in another one has the bytes of one that was not, and the seconds
   from the start of that process to the end of its first step, with all imports, and the model made on the device;
 - a small model, read from files: the same for each method of training and with compiled layers, where an exception
-  interrupts the run in place of a kill; and how far loss and gradients of packed documents are from those of one
+  interrupts the run in place of a kill; and how far loss and gradients of packed documents are from the values of one
   document a row in fp32.
 """
 
@@ -116,10 +116,8 @@ def measure(
     parts: dict[str, Callable[[], dict[str, Any]]], options: argparse.Namespace
 ) -> None:
     """Run the plan until the time is up, and write the file after each part. What fails is recorded with its error."""
-    began, results = (
-        time.monotonic(),
-        {"device": device_name(options.device), "torch": torch.__version__},
-    )
+    began = time.monotonic()
+    results = {"device": device_name(options.device), "torch": torch.__version__}
     for name, part in parts.items():
         if time.monotonic() - began > options.seconds:
             results[name] = {"error": "no time left"}

@@ -28,18 +28,18 @@ def cpu_seconds(pid: int) -> float:
 
 def memory_mib(pid: int, field_name: str) -> float:
     """Return VmRSS, VmHWM or another field of /proc/PID/status in MiB."""
-    found = re.search(
+    match = re.search(
         rf"^{field_name}:\s+(\d+) kB",
         Path(f"/proc/{pid}/status").read_text(),
         re.MULTILINE,
     )
-    assert found, f"/proc/{pid}/status has no {field_name}"
-    return int(found[1]) / 1024
+    assert match, f"/proc/{pid}/status has no {field_name}"
+    return int(match[1]) / 1024
 
 
 def cluster_programs(folder: Path) -> dict[int, str]:
     """Return pid and name of each program that runs with a path of the cluster's folder among its arguments."""
-    found = {}
+    programs = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             arguments = (entry / "cmdline").read_bytes()
@@ -47,10 +47,10 @@ def cluster_programs(folder: Path) -> dict[int, str]:
                 os.fsencode(f"{folder}/") in arguments
                 and int(entry.name) != os.getpid()
             ):
-                found[int(entry.name)] = Path(
+                programs[int(entry.name)] = Path(
                     os.fsdecode(arguments.split(b"\0")[0])
                 ).name
-    return found
+    return programs
 
 
 def busy_seconds() -> float:
@@ -63,7 +63,7 @@ def busy_seconds() -> float:
 
 @dataclass
 class CpuAccount:
-    """CPU seconds by program between two points of time, and those of all other processes of the machine."""
+    """CPU seconds by program between two points of time, and the seconds of all other processes of the machine."""
 
     programs: dict[int, str]
     before: dict[int, float] = field(default_factory=dict)

@@ -49,7 +49,7 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Result:
-    """One job on one trace: the cost of each policy by that of the optimum, or None if it misses the deadline."""
+    """One job on one trace: the cost of each policy by the cost of the optimum, or None if it misses the deadline."""
 
     family: str
     ratios: dict[str, float | None]
@@ -114,7 +114,8 @@ def from_file(file: Path, jobs: int, seed: int) -> Iterator[tuple[str, Job, Trac
 
 def measure(family: str, job: Job, trace: Trace) -> Result:
     """Run a job under each policy."""
-    lowest, ratios = optimum(job, trace), {}
+    lowest = optimum(job, trace)
+    ratios = {}
     for name, policy in POLICIES.items():
         run = start(job, trace)
         policy(run)
@@ -137,12 +138,13 @@ Summary = tuple[float, float, int]
 
 def summaries(results: list[Result]) -> dict[str, dict[str, Summary]]:
     """Return family -> policy -> summary; the first family is "all"."""
-    families = {"all": [one for one in results if one.family != DEAR]}
-    for one in results:
-        families.setdefault(one.family, []).append(one)
+    families = {"all": [result for result in results if result.family != DEAR]}
+    for result in results:
+        families.setdefault(result.family, []).append(result)
     return {
         family: {
-            name: summary([one.ratios[name] for one in chosen]) for name in POLICIES
+            name: summary([result.ratios[name] for result in chosen])
+            for name in POLICIES
         }
         for family, chosen in families.items()
     }
@@ -150,11 +152,11 @@ def summaries(results: list[Result]) -> dict[str, dict[str, Summary]]:
 
 def summary(ratios: list[float | None]) -> Summary:
     """Return the summary of one policy's ratios."""
-    kept = [one for one in ratios if one is not None] or [np.nan]
+    kept = [ratio for ratio in ratios if ratio is not None] or [np.nan]
     return (
         float(np.median(kept)),
         float(np.percentile(kept, 95)),
-        sum(one is None for one in ratios),
+        sum(ratio is None for ratio in ratios),
     )
 
 
@@ -162,33 +164,34 @@ def print_table(results: list[Result]) -> None:
     """Print the ratios as a table in Markdown."""
     print("| median, p95, missed |", " | ".join(POLICIES), "|")
     print("|---" * (len(POLICIES) + 1) + "|")
-    for family, found in summaries(results).items():
+    for family, by_policy in summaries(results).items():
         count = sum(
-            family in ("all", one.family) and (family == DEAR or one.family != DEAR)
-            for one in results
+            family in ("all", result.family)
+            and (family == DEAR or result.family != DEAR)
+            for result in results
         )
         cells = (
             f"{median:.2f}, {p95:.2f}, {missed}"
-            for median, p95, missed in found.values()
+            for median, p95, missed in by_policy.values()
         )
         print(f"| {family} ({count}) |", " | ".join(cells), "|")
 
 
 def print_bounds(results: list[Result]) -> None:
     """Print what safety costs the optimum, and what Auto costs and how long it takes without a deadline."""
-    chosen = [one for one in results if one.family != DEAR]
+    chosen = [result for result in results if result.family != DEAR]
     for title, values in (
         (
             "optimum that is safe from evictions / optimum: cost",
-            [one.safe for one in chosen],
+            [result.safe for result in chosen],
         ),
         (
             "Auto without a deadline / always on-demand: cost",
-            [one.free_cost for one in chosen],
+            [result.free_cost for result in chosen],
         ),
         (
             "Auto without a deadline / always on-demand: time",
-            [one.free_time for one in chosen],
+            [result.free_time for result in chosen],
         ),
     ):
         middle, high = np.percentile(values, [50, 95])
@@ -198,9 +201,9 @@ def print_bounds(results: list[Result]) -> None:
 def print_mistakes(results: list[Result]) -> int:
     """Print where a policy beats the optimum, and return the exit code."""
     wrong = [
-        f"{one.family}: {name} costs {ratio} of the optimum"
-        for one in results
-        for name, ratio in one.ratios.items()
+        f"{result.family}: {name} costs {ratio} of the optimum"
+        for result in results
+        for name, ratio in result.ratios.items()
         if ratio is not None and ratio < 1 - TOLERANCE
     ]
     print("\n".join(wrong), file=sys.stderr, end="\n" if wrong else "")

@@ -184,7 +184,7 @@ def pauses(benchmark: Benchmark) -> None:
     options = argparse.Namespace(**{**vars(benchmark.options), "clock": "wall"})
     benchmark = Benchmark(benchmark.folder, options)
     names = OBJECTIVES[options.objective]
-    found: dict[str, list[float]] = {name: [] for name in names}
+    pause_seconds: dict[str, list[float]] = {name: [] for name in names}
     steps: dict[str, dict[bool, list[float]]] = {
         name: {False: [], True: []} for name in names
     }
@@ -194,10 +194,10 @@ def pauses(benchmark: Benchmark) -> None:
             (ends, seconds), peak_mib = measure(benchmark, PAUSES[name])
             checkpoints = [Pause(*each) for each in seconds]
             peaks[name].append(peak_mib)
-            found[name] += [pause.seconds for pause in checkpoints]
+            pause_seconds[name] += [pause.seconds for pause in checkpoints]
             for has_pause, durations in steps_by_pause(ends, checkpoints).items():
                 steps[name][has_pause] += durations
-    for name, seconds in found.items():
+    for name, seconds in pause_seconds.items():
         print(
             f"a checkpoint pauses training: {name:15} {milliseconds(seconds)}, {len(seconds)} checkpoints"
         )

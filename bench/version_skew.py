@@ -2,9 +2,9 @@
 
     python bench/version_skew.py --previous REVISION [--lives 4]
 
-The previous version is that of a Git revision of this repository, the other one that of this checkout, with its CRD. In
+The previous version is a Git revision of this repository, the other version is this checkout, with its CRD. In
 each life one pipeline runs five stages, with an eviction and an edit, and loses its leader in each. The final status
-and the stages that ran must equal those of a life with this version alone. Prints the differences; exits with 1 if
+and the stages that ran must equal the stages of a life with this version alone. Prints the differences; exits with 1 if
 there are any.
 """
 
@@ -73,14 +73,14 @@ async def live_all(
                 ),
             )
     return [
-        found
-        for number, one in enumerate(skewed)
-        if (found := difference(f"skewed-{number}", alone, one))
+        text
+        for number, outcome in enumerate(skewed)
+        if (text := difference(f"skewed-{number}", alone, outcome))
     ]
 
 
 def difference(name: str, alone: Outcome, skewed: Outcome) -> str:
-    """Return how the end of a life differs from that of one version, or an empty string."""
+    """Return how the end of a life differs from the end of a life with one version, or an empty string."""
     if skewed == alone:
         return ""
     return f"{name}: {skewed}\ninstead of {alone}"

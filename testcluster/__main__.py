@@ -13,7 +13,7 @@ from typing import get_args
 from testcluster import binaries, providers
 from testcluster.cluster_report import report
 from testcluster.errors import TimedOut, UsageError
-from testcluster.linux_namespaces.provider import NEEDED
+from testcluster.linux_namespaces.programs import NEEDED
 from testcluster.nodes import parse
 from testcluster.provider import ClusterSpec, Pressure
 from testcluster.reclaim import Notice, reclaim
@@ -171,10 +171,10 @@ def count(text: str) -> int:
 
 def duration(text: str) -> float:
     """Parse 30s, 2m or 30 into seconds."""
-    found = re.fullmatch(r"(\d{1,5}(?:\.\d+)?)(s|m)?", text)
-    if not found:
+    match = re.fullmatch(r"(\d{1,5}(?:\.\d+)?)(s|m)?", text)
+    if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a duration; write 30s or 2m")
-    return float(found[1]) * (60 if found[2] == "m" else 1)
+    return float(match[1]) * (60 if match[2] == "m" else 1)
 
 
 def up(arguments: argparse.Namespace) -> None:

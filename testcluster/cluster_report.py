@@ -28,13 +28,13 @@ def _api(cluster: Provider) -> str:
 
 def _nodes(cluster: Provider) -> list[str]:
     try:
-        found = {
+        objects = {
             node["metadata"]["name"]: node
             for node in cluster.kube.json("get", "nodes")["items"]
         }
         ready = {
             node["metadata"]["labels"].get(NAME, name): is_ready(node)
-            for name, node in found.items()
+            for name, node in objects.items()
         }
     except TimedOut:
         ready = {}

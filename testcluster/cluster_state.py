@@ -60,13 +60,13 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def check_disk(folder: Path, needed: int, what: str, fix: str) -> None:
+def check_disk(folder: Path, needed: int, consumer: str, fix: str) -> None:
     """Raise UsageError when the disk of a folder, which need not exist yet, has fewer free bytes than needed."""
     present = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(present).free
     if free < needed:
         raise UsageError(
-            f"{present} has {free / (1 << 30):.1f} GiB free, but {what} needs {needed >> 30}; "
+            f"{present} has {free / (1 << 30):.1f} GiB free, but {consumer} needs {needed >> 30}; "
             f"free disk space, or set {fix}"
         )
 

@@ -90,7 +90,7 @@ def build(names: Iterable[str]) -> None:
     except NoGo:
         if sys.prefix == sys.base_prefix:
             raise
-        # Of several processes that miss Go, such as those of a test run, one installs it.
+        # Of several processes that miss Go, such as the workers of a test run, one installs it.
         with locked(Path(sys.prefix)):
             _build_with_own_go(names)
 

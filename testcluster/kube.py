@@ -71,10 +71,10 @@ class Kube:
 
     def find_nodes(self, name: str) -> list[dict[str, Any]]:
         """Return the Node object of a node, whose own name may differ; an empty list when it is deleted."""
-        found: list[dict[str, Any]] = self.json("get", "nodes", "-l", f"{NAME}={name}")[
+        nodes: list[dict[str, Any]] = self.json("get", "nodes", "-l", f"{NAME}={name}")[
             "items"
         ]
-        return found
+        return nodes
 
     def wait_ready(
         self, names: Iterable[str], seconds: float, since: datetime | None = None

@@ -40,7 +40,8 @@ def until(
 
     Raises TimedOut with `otherwise` after `seconds`.
     """
-    deadline, pause = time.monotonic() + seconds, 0.1
+    deadline = time.monotonic() + seconds
+    pause = 0.1
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise TimedOut(
@@ -254,20 +255,22 @@ class PodWatch:
 
     def termination(self, prefix: str) -> Object:
         """Return the last observed exit code, termination message and disruption reason, as far as observed."""
-        found: Object = {}
+        ending: Object = {}
         for _, observed in self.events_of(prefix):
             conditions = observed["status"].get("conditions", [])
             for disruption in (
-                one["reason"] for one in conditions if one["type"] == "DisruptionTarget"
+                condition["reason"]
+                for condition in conditions
+                if condition["type"] == "DisruptionTarget"
             ):
-                found["disruption"] = disruption
+                ending["disruption"] = disruption
             for container in observed["status"].get("containerStatuses", []):
                 if terminated := container["state"].get("terminated"):
-                    found |= {
+                    ending |= {
                         "code": terminated["exitCode"],
                         "message": terminated.get("message", ""),
                     }
-        return found
+        return ending
 
 
 @contextmanager
@@ -293,7 +296,8 @@ def watch_pods(namespace: KubeNamespace) -> Iterator[PodWatch]:
 
 
 def _read(process: subprocess.Popen[str], watch: PodWatch) -> None:
-    decoder, text = json.JSONDecoder(), ""
+    decoder = json.JSONDecoder()
+    text = ""
     for line in process.stdout or ():
         text += line
         try:

@@ -92,8 +92,8 @@ def parse(classes: str, taken: frozenset[str] = frozenset()) -> list[Node]:
     """
     if classes == "none":
         return []
-    found = [_parse_class(text) for text in classes.split(",")]
-    total = sum(count for *_, count in found) + len(taken)
+    classes_and_counts = [_parse_class(text) for text in classes.split(",")]
+    total = sum(count for *_, count in classes_and_counts) + len(taken)
     if total > MAX_NODES:
         raise UsageError(
             f"--nodes: {total} nodes; at most {MAX_NODES} fit on one machine (--kwok creates thousands)"
@@ -101,22 +101,22 @@ def parse(classes: str, taken: frozenset[str] = frozenset()) -> list[Node]:
     names = Counter(name.rpartition("-")[0] for name in taken)
     return [
         Node(_free_name(kind, names, taken), kind, workload)
-        for kind, workload, count in found
+        for kind, workload, count in classes_and_counts
         for _ in range(count)
     ]
 
 
 def _parse_class(text: str) -> tuple[str, str, int]:
-    found = _NODE_SPEC.fullmatch(text.strip())
-    if not found or found["capacity"] not in NODE_CLASSES:
+    match = _NODE_SPEC.fullmatch(text.strip())
+    if not match or match["capacity"] not in NODE_CLASSES:
         raise UsageError(
             f"--nodes: {text!r} is not a node class; write {', '.join(NODE_CLASSES)}, as in ondemand,spot:3"
         )
-    kind = found["capacity"]
+    kind = match["capacity"]
     return (
         kind,
-        found["workload"] or NODE_CLASSES[kind].workload,
-        int(found["count"] or 1),
+        match["workload"] or NODE_CLASSES[kind].workload,
+        int(match["count"] or 1),
     )
 
 

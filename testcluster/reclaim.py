@@ -26,13 +26,14 @@ def reclaim(
 
     Raises UsageError when the node has no Node object, and when it was replaced during the notice period.
     """
-    started, kube = time.monotonic(), cluster.kube
-    found = kube.find_nodes(node)
-    if not found:
+    started = time.monotonic()
+    kube = cluster.kube
+    objects = kube.find_nodes(node)
+    if not objects:
         raise UsageError(
             f"{node} has no Node object, it is already deleted; `node revive {node}` creates a fresh one"
         )
-    metadata = found[0]["metadata"]
+    metadata = objects[0]["metadata"]
     report(f"{node}: reclaimed in {notice:g} s, notice by {by}")
     if by == "taint":
         kube.run("taint", "node", metadata["name"], TAINT, "--overwrite")

@@ -32,12 +32,12 @@ def go(needed: str, module: Path, target: Path, required_bytes: int) -> str:
     environment = (
         str(Path(sys.executable).parent) if sys.prefix != sys.base_prefix else ""
     )
-    found = [
+    programs = [
         program
         for program in (shutil.which("go"), shutil.which("go", path=environment))
         if program
     ]
-    settings = {program: _go_env(program, module) for program in found}
+    settings = {program: _go_env(program, module) for program in programs}
     for program, known in settings.items():
         if parts(known.get("GOVERSION", "")) >= parts(needed):
             for folder in (target, Path(known["GOCACHE"]), Path(known["GOMODCACHE"])):

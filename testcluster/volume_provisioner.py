@@ -23,7 +23,8 @@ from kubernetes.client.exceptions import ApiException
 from testcluster.service import Service
 
 PROVISIONER = "finetune.dev/folders"
-SHARED, STRICT = "shared", "strict"
+SHARED = "shared"
+STRICT = "strict"
 NODE_FOLDER = "/var/finetune-volumes"
 """Where the host's folder of volumes is mounted on every node."""
 _OWNER = "pv.kubernetes.io/provisioned-by"

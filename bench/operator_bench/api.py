@@ -22,7 +22,8 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 CLAIMS = f"/api/v1/namespaces/{NAMESPACE}/persistentvolumeclaims"
 VOLUMES = "/api/v1/persistentvolumes"
 STAGES = ("prepare", "train", "evaluate", "push")
-PIPELINE, STAGE = "finetune.dev/pipeline", "finetune.dev/stage"
+PIPELINE = "finetune.dev/pipeline"
+STAGE = "finetune.dev/stage"
 
 
 class ApiError(Exception):
@@ -54,8 +55,8 @@ class Api:
             content = await got.read()
         if got.status >= 400:
             raise ApiError(got.status, content[:500].decode(errors="replace"))
-        found: Object = json.loads(content)
-        return found
+        answer: Object = json.loads(content)
+        return answer
 
     async def discard(self, verb: str, path: str, body: bytes) -> None:
         """Send one request and do not parse the response. Raises ApiError."""
@@ -118,7 +119,8 @@ async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 async def open_api(kubeconfig: Path, agent: str) -> AsyncIterator[Api]:
     """Open a client with the token of a kubeconfig; `agent` is its User-Agent."""
     config = yaml.safe_load(kubeconfig.read_text())  # noqa: ASYNC240  before any request
-    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    cluster = config["clusters"][0]["cluster"]
+    user = config["users"][0]["user"]
     trust = ssl.create_default_context(cadata=_authority(cluster))
     headers = {
         "Authorization": f"Bearer {user['token']}",
@@ -138,7 +140,9 @@ def _authority(cluster: Object) -> str:
     return Path(cluster["certificate-authority"]).read_text()
 
 
-def condition(found: Object, kind: str) -> bool:
+def condition(item: Object, kind: str) -> bool:
     """Return whether the object's condition of this type is True."""
-    conditions = (found.get("status") or {}).get("conditions") or []
-    return any(one["type"] == kind and one["status"] == "True" for one in conditions)
+    conditions = (item.get("status") or {}).get("conditions") or []
+    return any(
+        entry["type"] == kind and entry["status"] == "True" for entry in conditions
+    )

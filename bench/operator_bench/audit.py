@@ -48,10 +48,10 @@ def is_of(event: Object, account: str) -> bool:
 
 def resource_of(event: Object) -> str:
     """Return the resource, with its subresource."""
-    found = event.get("objectRef") or {}
+    reference = event.get("objectRef") or {}
     parts = (
-        found.get("resource", event["requestURI"].split("?")[0]),
-        found.get("subresource"),
+        reference.get("resource", event["requestURI"].split("?")[0]),
+        reference.get("subresource"),
     )
     return "/".join(part for part in parts if part)
 
@@ -69,7 +69,7 @@ class Requests:
 
     @property
     def all_writes(self) -> int:
-        """Return the writes of all programs, without those of Leases."""
+        """Return the writes of all programs, without writes of Leases."""
         return sum(
             count
             for verbs in self.by_agent.values()
@@ -90,18 +90,18 @@ class Requests:
 
 
 def count_requests(log: Path, account: str, since: float) -> Requests:
-    """Count the requests since this time. Those of Leases depend on time, not on pipelines, and are left out."""
-    found = Requests()
+    """Count the requests since this time. Requests for Leases depend on time, not on pipelines, and are left out."""
+    requests = Requests()
     for event in events(log, since):
         resource = resource_of(event)
         if resource == "leases":
             continue
-        found.by_agent.setdefault(agent_of(event), Counter())[event["verb"]] += 1
+        requests.by_agent.setdefault(agent_of(event), Counter())[event["verb"]] += 1
         if is_of(event, account):
-            found.of_account[f"{event['verb']} {resource}"] += 1
+            requests.of_account[f"{event['verb']} {resource}"] += 1
             if (status := (event.get("responseStatus") or {}).get("code", 0)) >= 400:
-                found.errors[f"{status} {event['verb']} {resource}"] += 1
-    return found
+                requests.errors[f"{status} {event['verb']} {resource}"] += 1
+    return requests
 
 
 def created_objects(log: Path, account: str) -> list[Object]:

@@ -85,7 +85,11 @@ def cluster(
         kube.apply(
             [
                 *preparations(),
-                *(one for account in ACCOUNTS for one in service_account(account)),
+                *(
+                    manifest
+                    for account in ACCOUNTS
+                    for manifest in service_account(account)
+                ),
             ]
         )
         until(

@@ -2,8 +2,9 @@
 
     python -m operator_bench.null_operator KUBECONFIG BODIES COUNT --on complete|pod
 
-It has no custom resource, writes no status, and keeps nothing but the names it saw. Its bodies are those of the
-operator's own objects: one Job for each stage, and a claim if it creates one. Only the owner references are left out.
+It has no custom resource, writes no status, and keeps nothing but the names it saw. Its bodies are the bodies
+of the operator's own objects: one Job for each stage, and a claim if it creates one. Only the owner
+references are left out.
 `complete` acts on the Job's condition Complete. `pod` acts on the pod's phase Succeeded, about a second earlier. Field
 selectors of both watches leave out all other events.
 
@@ -45,8 +46,10 @@ class NullOperator:
     """Creates COUNT pipelines' claims and Jobs."""
 
     def __init__(self, api: Api, bodies: list[str], trigger: str) -> None:
-        self.api, self.trigger = api, trigger
-        self.claims, self.jobs = bodies[: -len(STAGES)], bodies[-len(STAGES) :]
+        self.api = api
+        self.trigger = trigger
+        self.claims = bodies[: -len(STAGES)]
+        self.jobs = bodies[-len(STAGES) :]
         """JSON in which `pipeline_name(0)` stands for the pipeline's name."""
         self.seen: set[tuple[str, str]] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -57,7 +60,8 @@ class NullOperator:
         _, version = await self.api.list(path, **query)
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        started, remaining = time.monotonic(), count
+        started = time.monotonic()
+        remaining = count
         for number in range(count):
             self._spawn(self._begin(pipeline_name(number)))
         async for name, stage in self._finished_stages(path, version, query):
@@ -74,12 +78,12 @@ class NullOperator:
         self, path: str, version: str, query: dict[str, str]
     ) -> AsyncIterator[tuple[str, str]]:
         async for event in self.api.watch(path, version, **query):
-            found = event["object"]
-            if self.trigger == "complete" and not condition(found, "Complete"):
+            item = event["object"]
+            if self.trigger == "complete" and not condition(item, "Complete"):
                 continue
             key = (
-                found["metadata"]["labels"][PIPELINE],
-                found["metadata"]["labels"][STAGE],
+                item["metadata"]["labels"][PIPELINE],
+                item["metadata"]["labels"][STAGE],
             )
             if event["type"] != "DELETED" and key not in self.seen:
                 self.seen.add(key)

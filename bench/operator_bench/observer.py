@@ -35,7 +35,8 @@ class Observer:
     """The first time of each event, by pipeline and stage."""
 
     def __init__(self, count: int, *, watches_pipelines: bool) -> None:
-        self.count, self.watches_pipelines = count, watches_pipelines
+        self.count = count
+        self.watches_pipelines = watches_pipelines
         self.created: Times = {}
         self.complete: Times = {}
         self.pod_succeeded: Times = {}
@@ -44,31 +45,31 @@ class Observer:
         self.failed_jobs: set[str] = set()
         self.done = asyncio.Event()
 
-    def job(self, found: Object) -> None:
+    def job(self, job: Object) -> None:
         """Note a new or a complete Job."""
-        self._note(self.created, found)
-        if condition(found, "Complete"):
-            self._note(self.complete, found)
-        if condition(found, "Failed"):
-            self.failed_jobs.add(found["metadata"]["name"])
+        self._note(self.created, job)
+        if condition(job, "Complete"):
+            self._note(self.complete, job)
+        if condition(job, "Failed"):
+            self.failed_jobs.add(job["metadata"]["name"])
         self._check_done()
 
-    def pod(self, found: Object) -> None:
+    def pod(self, pod: Object) -> None:
         """Note a pod that has succeeded."""
-        if (found.get("status") or {}).get("phase") == "Succeeded":
-            self._note(self.pod_succeeded, found)
+        if (pod.get("status") or {}).get("phase") == "Succeeded":
+            self._note(self.pod_succeeded, pod)
 
-    def pipeline(self, found: Object) -> None:
+    def pipeline(self, pipeline: Object) -> None:
         """Note a finished pipeline."""
-        if condition(found, "Finished"):
-            name = found["metadata"]["name"]
+        if condition(pipeline, "Finished"):
+            name = pipeline["metadata"]["name"]
             self.finished.setdefault(name, time.monotonic())
-            if condition(found, "Ready"):
+            if condition(pipeline, "Ready"):
                 self.succeeded.add(name)
             self._check_done()
 
-    def _note(self, times: Times, found: Object) -> None:
-        labels = found["metadata"]["labels"]
+    def _note(self, times: Times, job: Object) -> None:
+        labels = job["metadata"]["labels"]
         times.setdefault(labels[PIPELINE], {}).setdefault(
             labels[STAGE], time.monotonic()
         )

@@ -167,5 +167,5 @@ def begin(process: "subprocess.Popen[str]") -> None:
 
 def read_result(process: "subprocess.Popen[str]") -> dict[str, float]:
     """Return the JSON object that a null operator prints at its end."""
-    found: dict[str, float] = json.loads(_pipe(process.stdout).readline())
-    return found
+    times: dict[str, float] = json.loads(_pipe(process.stdout).readline())
+    return times

@@ -25,7 +25,9 @@ from operator_bench.operator_process import (
 from operator_bench.user import prepare_claims, submit
 from processes import CpuAccount, cluster_programs, memory_mib, report_progress
 
-OPERATOR, NULL_COMPLETE, NULL_POD = "operator", "null-complete", "null-pod"
+OPERATOR = "operator"
+NULL_COMPLETE = "null-complete"
+NULL_POD = "null-pod"
 VARIANTS = (OPERATOR, NULL_COMPLETE, NULL_POD)
 SECONDS_PER_STAGE = 0.5
 """Timeout per stage; the slowest controller that was measured on two cores needs 0.12 s."""
@@ -139,16 +141,16 @@ def _run_operator(
     with running_operator(bench, scenario.workers) as operator:
         operator.wait_idle()
         measured = Measurement(bench, "operator", operator.pid)
-        found = measured.run(
+        run = measured.run(
             OPERATOR,
             count,
             lambda: submit(bench, count, existing_claims=scenario.existing_claims),
             dict,
         )
         return (
-            replace(found, resync_writes=_writes_after_restart(bench, operator))
+            replace(run, resync_writes=_writes_after_restart(bench, operator))
             if resync
-            else found
+            else run
         )
 
 
@@ -183,16 +185,14 @@ def wait_observed(
     bench: BenchCluster, observer: "subprocess.Popen[str]", count: int
 ) -> Object:
     """Wait for the observer's file and return its content. The observer runs on, so that its CPU can be read."""
-    file, deadline = (
-        bench.folder / OBSERVED,
-        time.monotonic() + 60 + count * len(STAGES) * SECONDS_PER_STAGE,
-    )
+    file = bench.folder / OBSERVED
+    deadline = time.monotonic() + 60 + count * len(STAGES) * SECONDS_PER_STAGE
     while not file.exists():
         assert observer.poll() is None, "the observer ended without a result"
         assert time.monotonic() < deadline, f"{count} pipelines were not done in time"
         time.sleep(0.05)
-    found: Object = json.loads(file.read_text())
-    return found
+    observed: Object = json.loads(file.read_text())
+    return observed
 
 
 @dataclass(frozen=True)
@@ -222,16 +222,17 @@ class Measurement:
             account = CpuAccount(
                 {**programs, self.pid: "measured", observer.pid: "observer"}
             )
-            since, began = time.time(), time.monotonic()
+            since = time.time()
+            began = time.monotonic()
             account.start()
             started = work()
-            told = result()
+            reported = result()
             observed = wait_observed(self.bench, observer, count)
             cpu, foreign = account.read(time.monotonic() - began)
         observed |= {
             "started": started,
             "ended": max(observed["finished"].values(), default=0.0),
-        } | told
+        } | reported
         requests = count_requests(self.bench.audit_log, self.account, since)
         memory = {
             "rss_idle": round(idle, 1),

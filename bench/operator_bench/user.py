@@ -10,7 +10,8 @@ from operator_bench.cluster import BenchCluster
 from operator_bench.pipelines import claim, claim_name, pipeline, pipeline_name, volume
 
 CONCURRENT = 16
-BOUND_WITHIN, BOUND_SECONDS_PER_CLAIM = 300, 0.1
+BOUND_WITHIN = 300
+BOUND_SECONDS_PER_CLAIM = 0.1
 """Timeout until claims are bound."""
 
 
@@ -20,11 +21,11 @@ async def gather(
     """Run coroutines, at most `limit` of them at a time, and return their results in order."""
     semaphore = asyncio.Semaphore(limit)
 
-    async def limited(one: Coroutine[Any, Any, Any]) -> Any:
+    async def limited(coroutine: Coroutine[Any, Any, Any]) -> Any:
         async with semaphore:
-            return await one
+            return await coroutine
 
-    return await asyncio.gather(*(limited(one) for one in work))
+    return await asyncio.gather(*(limited(coroutine) for coroutine in work))
 
 
 async def create_pipelines(api: Api, manifests: Iterable[Object]) -> float:
@@ -40,7 +41,7 @@ async def create_claims(api: Api, names: list[str]) -> None:
     await gather(api.send("POST", CLAIMS, claim(claim_name(name))) for name in names)
     async with asyncio.timeout(BOUND_WITHIN + BOUND_SECONDS_PER_CLAIM * len(names)):
         while not all(  # noqa: ASYNC110  the API server is asked
-            found["status"]["phase"] == "Bound" for found in (await api.list(CLAIMS))[0]
+            item["status"]["phase"] == "Bound" for item in (await api.list(CLAIMS))[0]
         ):
             await asyncio.sleep(0.5)
 

@@ -120,7 +120,9 @@ class Auto:
 
     def take_spot(self, nodes: NodeGroup, zone: Capacity) -> None:
         """Run on a spot node that is there, and remember how that ended."""
-        run, started, done = self.run, self.run.now, self.run.done
+        run = self.run
+        started = self.run.now
+        done = self.run.done
         taken = run.spot(zone)
         self.spot_minutes += run.now - started
         self.on_demand_attempts = 0

@@ -40,7 +40,8 @@ def draw_job(
     Short ones are as frequent as long ones: the logarithm of the work is uniform. The estimate is wrong by up to 20 %,
     the measured speed by up to 2 %.
     """
-    work, restart = round(60 * 48 ** rng.random()), int(rng.integers(2, 11))
+    work = round(60 * 48 ** rng.random())
+    restart = int(rng.integers(2, 11))
     spot, on_demand = prices or list(PRICES.values())[rng.integers(len(PRICES))]
     return Job(
         work=work,

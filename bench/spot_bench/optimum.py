@@ -28,15 +28,15 @@ def optimum(job: Job, trace: Trace, reserve: int = 0) -> float:
         _Nodes(job, job.on_demand_price, None),
         *(_Nodes(job, zone.price, zone) for zone in run.zones),
     ]
-    for one in nodes:
-        one.reset(idle)
+    for node in nodes:
+        node.reset(idle)
     for minute in range(job.deadline - 1, -1, -1):
         later = idle
         idle = later.copy()
-        for one in nodes:
-            one.step_back(minute, idle, job.deadline - minute - reserve)
-        for one in nodes:
-            one.allow_stop(idle)
+        for node in nodes:
+            node.step_back(minute, idle, job.deadline - minute - reserve)
+        for node in nodes:
+            node.allow_stop(idle)
     return float(idle[-1])
 
 
@@ -44,11 +44,9 @@ class _Nodes:
     """Cost-to-go of an attempt that works on nodes of one price, in the last minutes that were computed."""
 
     def __init__(self, job: Job, price: float, zone: Capacity | None) -> None:
-        self._price, self._restart, self._is_spot = (
-            price / 60,
-            job.restart,
-            zone is not None,
-        )
+        self._price = price / 60
+        self._restart = job.restart
+        self._is_spot = zone is not None
         self._up = _availability(job, zone)
         self._ready_from = _length_of_capacity(self._up)
         self._working: deque[Costs] = deque(maxlen=job.restart + 1)

@@ -10,14 +10,19 @@ COLOURS = {
     "always spot": "#cf222e",
     "always on-demand": "#6e7781",
 }
-LEFT, WIDTH, TOP, LINE, GAP = 120, 560, 78, 11, 14
+LEFT = 120
+WIDTH = 560
+TOP = 78
+LINE = 11
+GAP = 14
 MISSED = LEFT + WIDTH + 20
 TICKS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
 
 
 def draw(summaries: dict[str, dict[str, tuple[float, float, int]]]) -> str:
     """Return an SVG: for each family and policy a circle at the median and a line to the 95th percentile."""
-    rows, y = [], TOP
+    rows = []
+    y = TOP
     for family, policies in summaries.items():
         rows.append(_text(LEFT - 12, y + LINE * len(policies) / 2 + 4, family, "end"))
         for number, (policy, values) in enumerate(policies.items()):
@@ -65,7 +70,7 @@ def _axis(bottom: float) -> list[str]:
 
 
 def _legend() -> list[str]:
-    found = [
+    parts = [
         _text(
             LEFT,
             18,
@@ -75,11 +80,11 @@ def _legend() -> list[str]:
     ]
     for number, (policy, colour) in enumerate(COLOURS.items()):
         x = 20 + number * 122
-        found.append(
+        parts.append(
             f'<circle cx="{x}" cy="40" r="4" fill="{colour}"/>'
             + _text(x + 8, 44, policy, "start")
         )
-    return found
+    return parts
 
 
 def _text(x: float, y: float, text: str, anchor: str, colour: str = "#24292f") -> str:

@@ -79,7 +79,8 @@ def _caught_up(run: Run, total: float) -> int:
     It ends then only where the safety net still allows it.
     """
     job = run.job
-    rate, ahead = total / job.deadline, 2 * _delay(run)
+    rate = total / job.deadline
+    ahead = 2 * _delay(run)
     ready = run.now + job.restart
     # The first t for which the work done + t - ready is at least the rate times t + ahead.
     end = (

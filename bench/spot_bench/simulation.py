@@ -17,7 +17,8 @@ class Capacity:
     def __init__(self, zone: Zone, trace: Trace, spot_price: float) -> None:
         self.node_class = zone.node_class
         self.price = spot_price * zone.price_factor
-        self._zone, self._trace = zone, trace
+        self._zone = zone
+        self._trace = trace
         self._starts = [start for start, _ in zone.intervals]
 
     def next_start(self, now: int) -> int:
@@ -87,12 +88,12 @@ class Run:
 
     def first_zone(self, node_class: str | None = None) -> tuple[int, Capacity]:
         """Return when a spot node can start first, and where; the cheapest of those that can start together."""
-        found = [
-            (one.next_start(self.now), one)
-            for one in self.zones
-            if node_class in (None, one.node_class)
+        starts = [
+            (zone.next_start(self.now), zone)
+            for zone in self.zones
+            if node_class in (None, zone.node_class)
         ]
-        return min(found, key=lambda pair: (pair[0], pair[1].price))
+        return min(starts, key=lambda pair: (pair[0], pair[1].price))
 
     def on_demand(self, until: int | None = None) -> None:
         """Run on an on-demand node until the work is done, or until it is stopped with all its work saved."""

@@ -90,7 +90,8 @@ def volatile(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]
 
 
 def _volatile(rng: np.random.Generator) -> list[Interval]:
-    up, down = rng.uniform(2, 6), rng.uniform(1 / 3, 4 / 3)
+    up = rng.uniform(2, 6)
+    down = rng.uniform(1 / 3, 4 / 3)
     return alternate(
         rng, lambda: lognormal(rng, up, 1.4), lambda: lognormal(rng, down, 1.2)
     )
@@ -101,7 +102,8 @@ def scarce(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]:
 
     Assumed: the spans of `volatile`, with the two exchanged.
     """
-    up, down = rng.uniform(1 / 3, 4 / 3), rng.uniform(2, 6)
+    up = rng.uniform(1 / 3, 4 / 3)
+    down = rng.uniform(2, 6)
     return [
         (
             "spot",
@@ -185,8 +187,8 @@ def classes(rng: np.random.Generator) -> list[tuple[str, float, list[Interval]]]
 
 
 FAMILIES: dict[str, Family] = {
-    one.__name__: one
-    for one in (steady, volatile, scarce, bursts, daily, outages, zones, classes)
+    family.__name__: family
+    for family in (steady, volatile, scarce, bursts, daily, outages, zones, classes)
 }
 
 
@@ -199,13 +201,14 @@ def alternate(
     rng: np.random.Generator, up: Callable[[], float], down: Callable[[], float]
 ) -> list[Interval]:
     """Return intervals whose hours with capacity and without are drawn in turns, from a random moment on."""
-    minute, found = -int(rng.integers(4 * DAY)), []
+    minute = -int(rng.integers(4 * DAY))
+    intervals = []
     while minute < LENGTH:
         end = minute + max(1, round(up() * HOUR))
         if end > 0:
-            found.append((max(0, minute), min(end, LENGTH)))
+            intervals.append((max(0, minute), min(end, LENGTH)))
         minute = end + max(1, round(down() * HOUR))
-    return found
+    return intervals
 
 
 def without(intervals: Sequence[Interval], outage: Interval) -> list[Interval]:
@@ -223,7 +226,7 @@ def generate(family: str, rng: np.random.Generator) -> Trace:
     drawn = FAMILIES[family](rng)
     return Trace(
         family,
-        [Zone(*one, (rng.random(len(one[2])) < GRACEFUL).tolist()) for one in drawn],
+        [Zone(*zone, (rng.random(len(zone[2])) < GRACEFUL).tolist()) for zone in drawn],
     )
 
 
@@ -275,10 +278,10 @@ def _read_json(path: Path) -> list[tuple[float, float, bool]]:
 
 def merged(intervals: Sequence[Interval]) -> list[Interval]:
     """Return intervals in order, those that touch as one."""
-    found: list[Interval] = []
+    joined: list[Interval] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined

@@ -24,7 +24,9 @@ class Benchmark:
     """A folder with a model and rows, and the options of the command line."""
 
     def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        self.folder, self.options, self.model = folder, options, folder / "model"
+        self.folder = folder
+        self.options = options
+        self.model = folder / "model"
         self.rows = PackedRows(folder / "prepare" / "rows" / "output", "train")
 
     def config(

@@ -52,11 +52,11 @@ def pauses_of(
     train: Callable[..., list[float]], trainer: type[Trainer], benchmark: Benchmark
 ) -> tuple[list[float], list[Pause]]:
     """Return the times at which steps ended of HF's trainer or a subclass, and the checkpoints with all it adds."""
-    found: list[Pause] = []
-    with timed(trainer, "_save_checkpoint", found):
+    checkpoints: list[Pause] = []
+    with timed(trainer, "_save_checkpoint", checkpoints):
         return train(
             benchmark, rank=PAUSES_RANK, save_strategy="steps", save_steps=PAUSES_EVERY
-        ), found
+        ), checkpoints
 
 
 def train_with(

@@ -75,7 +75,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """What differs from the recipe in `LargeModel.config`, and what is replaced in the code. The slowest comes last."""
 FIRST = next(iter(VARIANTS))
 """The variant without a change, which the others are compared with."""
-RESUMED_STEPS, SAVED_EVERY = 6, 2
+RESUMED_STEPS = 6
+SAVED_EVERY = 2
 """Steps of the runs that are compared byte for byte, and between their checkpoints."""
 
 
@@ -84,7 +85,9 @@ class LargeModel:
 
     def __init__(self, folder: Path, shape: str, device: str) -> None:
         options, self.context, self.steps = SHAPES[shape]
-        self.folder, self.shape, self.device = folder, shape, device
+        self.folder = folder
+        self.shape = shape
+        self.device = device
         self.rows_per_step = 8 if shape == "8b" else 4
         self.llama = LlamaConfig(
             **options, max_position_embeddings=self.context, dtype="bfloat16"
@@ -205,18 +208,13 @@ class LargeModel:
         } | VARIANTS[name]
         change = changes.pop("replaced", None)
         with replaced(*change) if change else contextlib.nullcontext():
-            found = self.run_anew(self.config("speed", **changes))
-        del found["first step at"], found["start step"]
-        tokens = self.rows_per_step * self.context / found["seconds a step"]
-        flops = next(
-            (
-                peak
-                for chip, peak in PEAK_FLOPS.items()
-                if chip in device_name(self.device)
-            ),
-            None,
-        )
-        return found | {
+            figures = self.run_anew(self.config("speed", **changes))
+        del figures["first step at"], figures["start step"]
+        tokens = self.rows_per_step * self.context / figures["seconds a step"]
+        device = device_name(self.device)
+        peaks = [peak for chip, peak in PEAK_FLOPS.items() if chip in device]
+        flops = peaks[0] if peaks else None
+        return figures | {
             "tokens/s": tokens,
             "MFU": 4 * self.weights * tokens / flops if flops else None,
         }
@@ -226,13 +224,13 @@ class LargeModel:
 
         That is the snapshot and the start of its write.
         """
-        found: list[Pause] = []
-        with timed(loop, "save", found):
+        checkpoints: list[Pause] = []
+        with timed(loop, "save", checkpoints):
             self.run_anew(self.config("pauses", every=2))
-        return {"milliseconds": [1e3 * pause.seconds for pause in found]}
+        return {"milliseconds": [1e3 * pause.seconds for pause in checkpoints]}
 
     def resumes(self) -> dict[str, Any]:
-        """Compare the adapter of a process that was killed, and resumed by another, with that of a whole run.
+        """Compare the adapter of a process that was killed, and resumed by another, with the adapter of a whole run.
 
         If they differ, another whole run tells whether runs without a kill do, too.
         """

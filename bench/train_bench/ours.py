@@ -32,6 +32,6 @@ def pauses(benchmark: Benchmark) -> tuple[list[float], list[Pause]]:
 
     That is the snapshot and the start of its write.
     """
-    found: list[Pause] = []
-    with timed(loop, "save", found):
-        return train(benchmark, rank=PAUSES_RANK, every=PAUSES_EVERY), found
+    checkpoints: list[Pause] = []
+    with timed(loop, "save", checkpoints):
+        return train(benchmark, rank=PAUSES_RANK, every=PAUSES_EVERY), checkpoints

@@ -47,14 +47,14 @@ class Recorded(NamedTuple):
 
 def pauses(benchmark: Benchmark) -> list[float]:
     """Train together with the other processes; return the seconds that the first one waits at each checkpoint."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     with (
-        recorded_pauses(found),
+        recorded_pauses(seconds),
         mock.patch.object(processes, "start_module", start_this_module),
     ):
         ends = ours.train(benchmark, rank=PAUSES_RANK, every=RANKS_EVERY)
-    Recorded(ends, found).write(benchmark.folder, 0)
-    return list(found.values())
+    Recorded(ends, seconds).write(benchmark.folder, 0)
+    return list(seconds.values())
 
 
 def start_this_module(*_: str, variables: dict[str, str]) -> object:
@@ -63,14 +63,14 @@ def start_this_module(*_: str, variables: dict[str, str]) -> object:
 
 
 @contextmanager
-def recorded_pauses(found: dict[str, float]) -> Iterator[None]:
+def recorded_pauses(seconds: dict[str, float]) -> Iterator[None]:
     """Record how long this process waits at each checkpoint. Only if the model is sharded do all of them wait there."""
     save = loop.save
 
     def timed_save(run: loop.TrainingRun, checkpoints: loop.Checkpoints) -> None:
         start = time.perf_counter()
         save(run, checkpoints)
-        found[str(run.state.step)] = time.perf_counter() - start
+        seconds[str(run.state.step)] = time.perf_counter() - start
 
     with mock.patch.object(loop, "save", timed_save):
         yield
@@ -78,15 +78,18 @@ def recorded_pauses(found: dict[str, float]) -> Iterator[None]:
 
 def take_part() -> None:
     """Train together with the first process, which has set the environment of this one."""
-    environment, found = Environment.read(os.environ), dict[str, float]()
+    environment = Environment.read(os.environ)
+    seconds = dict[str, float]()
     config = TrainConfig.model_validate_json(os.environ["FINETUNE_CONFIG"])
     times = StepTimes(environment, "wall")
     with (
-        recorded_pauses(found),
+        recorded_pauses(seconds),
         tempfile.TemporaryDirectory(dir=environment.termination_log.parent) as folder,
     ):
         train_stage.run(config, Context(environment, Path(folder), times, StopSignal()))
-        Recorded(times.ends, found).write(environment.workspace, environment.local_rank)
+        Recorded(times.ends, seconds).write(
+            environment.workspace, environment.local_rank
+        )
 
 
 if __name__ == "__main__":

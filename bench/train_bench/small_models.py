@@ -50,7 +50,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "compiled layers": {"lora": ADAPTER, "compile": True},
 }
 """The recipes whose interrupted runs are compared with whole ones."""
-STEPS, SAVED_EVERY, INTERRUPTED = 12, 3, 8
+STEPS = 12
+SAVED_EVERY = 3
+INTERRUPTED = 8
 """Steps of these runs, between their checkpoints, and before the interruption."""
 
 
@@ -82,7 +84,8 @@ class SmallModels:
     """The small model, its rows, and what is compared."""
 
     def __init__(self, folder: Path, shape: str, device: str) -> None:
-        self.folder, self.device = folder, device
+        self.folder = folder
+        self.device = device
         self.llama = LlamaConfig(**SHAPES[shape], dtype="bfloat16")
 
     def write(self) -> None:
@@ -117,13 +120,13 @@ class SmallModels:
 
     def resumes(self) -> dict[str, Any]:
         """Return for each method whether an interrupted run has the weights of one that was not, or an error."""
-        found: dict[str, Any] = {}
+        outcomes: dict[str, Any] = {}
         for name, recipe in METHODS.items():
             try:
-                found[name] = self._resumes(**recipe)
+                outcomes[name] = self._resumes(**recipe)
             except Exception as error:  # noqa: BLE001  the other methods must run
-                found[name] = f"{type(error).__name__}: {error}"
-        return found
+                outcomes[name] = f"{type(error).__name__}: {error}"
+        return outcomes
 
     def _resumes(self, **recipe: Any) -> bool:
         workspace = self.folder / str(recipe.get("objective", "SFT"))
@@ -154,7 +157,7 @@ class SmallModels:
         return digest_file(weights)
 
     def attention(self) -> dict[str, Any]:
-        """Return how far loss and gradients of packed documents are from those of one document a row.
+        """Return how far loss and gradients of packed documents are from the values of one document a row.
 
         The latter are computed in fp32 on the CPU, the others in bf16 on the device: with a mask and, on a GPU, by the
         boundaries of the documents. Gradients are compared by the norm of their difference, as a share of their own.
@@ -168,19 +171,19 @@ class SmallModels:
             "cpu", "FP32", load_batch(rows["alone"], range(count))
         )
         packed = range(len(rows["packed"]))
-        found: dict[str, Any] = {}
+        distances: dict[str, Any] = {}
         for name, flat in (
             {"mask": False} | ({"boundaries": True} if self.device == "cuda" else {})
         ).items():
             batch = load_batch(rows["packed"], packed, flat=flat)
             loss, gradients = self._gradients(self.device, "BF16", batch, flat=flat)
-            found[name] = {
+            distances[name] = {
                 "loss": abs(loss / expected[0] - 1),
                 "gradients": float(
                     (gradients - expected[1]).norm() / expected[1].norm()
                 ),
             }
-        return found | {"documents": count, "rows": len(packed)}
+        return distances | {"documents": count, "rows": len(packed)}
 
     def _documents(self, *, packing: bool) -> PackedRows:
         """Write random documents of unequal lengths, packed or each in a row of its own."""

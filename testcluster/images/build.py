@@ -120,7 +120,7 @@ def describe(name: str, image: str, base_image: str, uv_cache: Path | None) -> B
 def _host_files(base: str) -> list[Path]:
     """Return certificates and settings of pip and apt of the host: to download packages, and never part of the image.
 
-    The public base image has apt sources of its own. The host's are those of the base image that debootstrap created.
+    The public base image has apt sources of its own. The host has the sources of the image that debootstrap made.
     """
     apt = (
         Path("/etc/apt/sources.list"),
@@ -170,10 +170,10 @@ def _choose_base(engine: Engine) -> str:
 
 
 def _version() -> str:
-    found = re.search(
+    match = re.search(
         r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
     )
-    return found[1] if found else "0.0.0"
+    return match[1] if match else "0.0.0"
 
 
 def _git(*arguments: str) -> str:

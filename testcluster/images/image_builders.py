@@ -207,11 +207,11 @@ def export(image: str, folder: Path) -> Path:
 
 def _find(image: str) -> tuple[Engine, str]:
     for engine in ENGINES.values():
-        if engine.is_available() and (found := engine.digest(image)):
-            return engine, found
+        if engine.is_available() and (digest := engine.digest(image)):
+            return engine, digest
     raise UsageError(
         f"no engine has the image {image}; `make images` builds the operator's and the trainer's without CUDA, "
-        "`make images IMAGES=trainer` that with CUDA; or name a .tar archive"
+        "`make images IMAGES=trainer` the trainer's with CUDA; or name a .tar archive"
     )
 
 
@@ -223,11 +223,9 @@ def _qualified_name(image: str) -> str:
 def _line(command: list[str], *, all_lines: bool = False) -> str | None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     output = done.stdout.strip()
-    return (
-        (output if all_lines else output.splitlines()[0])
-        if done.returncode == 0 and output
-        else None
-    )
+    if done.returncode != 0 or not output:
+        return None
+    return output if all_lines else output.splitlines()[0]
 
 
 def _bytes(text: str) -> int:

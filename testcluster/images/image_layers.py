@@ -24,11 +24,13 @@ def layer(programs: dict[str, Path]) -> bytes:
     with tarfile.open(fileobj=content, mode="w") as files:
         for name, mode in (("bin", 0o755), ("etc", 0o755), ("tmp", 0o1777)):
             folder = tarfile.TarInfo(name)
-            folder.type, folder.mode = tarfile.DIRTYPE, mode
+            folder.type = tarfile.DIRTYPE
+            folder.mode = mode
             files.addfile(folder)
         for path, program in programs.items():
             member = tarfile.TarInfo(path)
-            member.size, member.mode = program.stat().st_size, 0o755
+            member.size = program.stat().st_size
+            member.mode = 0o755
             with program.open("rb") as data:
                 files.addfile(member, data)
     return content.getvalue()

@@ -12,7 +12,8 @@ from typing import Any
 from testcluster.nodes import Node
 from testcluster.volume_provisioner import NODE_FOLDER
 
-GRACE_PERIOD, HEARTBEAT = "16s", "4s"
+GRACE_PERIOD = "16s"
+HEARTBEAT = "4s"
 """Time without a heartbeat after which a node is not Ready, and the interval of the heartbeats."""
 REGISTRIES = "/etc/containerd/certs.d"
 """Where containerd on a node reads the addresses of registries."""

@@ -83,11 +83,11 @@ def _iptables(root: Path) -> dict[str, Path]:
     paths = [*files[1:], *sorted(set(re.findall(r"(/\S+) \(0x", listed)))]
     # Resolved inside the root: an absolute link would lead to a file of the host.
     targets = run_command("chroot", str(root), "readlink", "-f", *paths).split()
-    found = {
+    libraries = {
         path.lstrip("/"): root / target.lstrip("/")
         for path, target in zip(paths, targets, strict=True)
     }
-    return found | {f"usr/sbin/{name}": program for name in IPTABLES}
+    return libraries | {f"usr/sbin/{name}": program for name in IPTABLES}
 
 
 def _import(store: Path, archives: Sequence[Path], scratch: Path) -> None:

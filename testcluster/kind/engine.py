@@ -49,7 +49,7 @@ def engines() -> Path:
 def running(report: Callable[[str], None]) -> Iterator[None]:
     """Use the Docker engine that answers, or run one until the end of the context.
 
-    With an engine of its own, the calling thread and the processes that it starts have no network but that of the
+    With an engine of its own, the calling thread and the processes that it starts have only the network of the
     engine. Raises UsageError when this machine cannot run an engine, and TimedOut when the engine does not answer.
     """
     remove_leftovers()

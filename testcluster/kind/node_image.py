@@ -273,14 +273,14 @@ def _base_spec() -> dict[str, Any]:
 
 
 def _sandbox_image(tree: Path) -> str:
-    found = re.search(
+    match = re.search(
         r'sandbox_image = "(.*)"', (tree / "etc/containerd/config.toml").read_text()
     )
-    if not found:
+    if not match:
         raise UsageError(
             "kind's configuration of containerd names no sandbox_image; adapt testcluster/kind"
         )
-    return found[1]
+    return match[1]
 
 
 if __name__ == "__main__":

@@ -42,11 +42,14 @@ from testcluster.provider import (
 from testcluster.service import Service
 
 NEEDED = ("kind", "kubectl", "kwok", "registry", "pause")
-FIRST_PORT, PORTS = 5001, 50
+FIRST_PORT = 5001
+PORTS = 50
 """Ports of the host that are tried for the registry."""
 READY_WITHIN = 180
 """Seconds until nodes must be Ready."""
-CREATE_TIMEOUT, LOAD_TIMEOUT, DELETE_TIMEOUT = 600, 600, 120
+CREATE_TIMEOUT = 600
+LOAD_TIMEOUT = 600
+DELETE_TIMEOUT = 120
 """Seconds that kind may take to create a cluster, to load an image, and to delete a cluster."""
 _KUBELET = "/var/lib/kubelet/config.yaml"
 _ORIGINAL = "/var/lib/kubelet/config.original.yaml"
@@ -168,7 +171,8 @@ class Kind:
 
     def _start_services(self, state: State) -> None:
         """Start registry, volume provisioner and kwok as processes of the host; `down` reads their pids from a file."""
-        address, port = docker.gateway(), self._free_port()
+        address = docker.gateway()
+        port = self._free_port()
         (self.folder / "registry.address").write_text(f"{address}:{port}")
         registry_config = self.folder / "registry.json"
         registry_config.write_text(

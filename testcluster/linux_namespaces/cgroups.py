@@ -36,10 +36,10 @@ def groups(name: str) -> Iterator[Path]:
 def with_prefix(prefix: str) -> set[str]:
     """Return the names of the groups that start with the prefix."""
     return {
-        found.name
+        group.name
         for at in hierarchies()
-        for found in at.glob(f"{prefix}*")
-        if found.is_dir()
+        for group in at.glob(f"{prefix}*")
+        if group.is_dir()
     }
 
 
@@ -79,13 +79,13 @@ def _version_1_freezer(name: str) -> bool:
 
 def members(name: str) -> set[int]:
     """Return the ids of the processes in the group and its descendants, in any hierarchy."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for group in groups(name):
         for folder in _inside(group):
             with suppress(OSError):
-                found.update(map(int, (folder / "cgroup.procs").read_text().split()))
+                pids.update(map(int, (folder / "cgroup.procs").read_text().split()))
     # The kernel lists a process outside our pid namespace as 0.
-    return found - {0}
+    return pids - {0}
 
 
 def kill(name: str) -> None:
@@ -116,7 +116,7 @@ def remove(name: str) -> None:
 
 def _inside(group: Path) -> list[Path]:
     """Return a group and its descendants, innermost first. Unlike rglob, os.walk tolerates a group that disappears."""
-    return [Path(found) for found, _, _ in os.walk(group, topdown=False)]
+    return [Path(folder) for folder, _, _ in os.walk(group, topdown=False)]
 
 
 def _wait(done: Callable[[], bool], otherwise: str, seconds: float = 20) -> None:

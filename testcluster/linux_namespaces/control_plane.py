@@ -53,14 +53,16 @@ class ControlPlane:
     ) -> list[Service]:
         """Return all programs; each waits by itself until the programs it needs are up."""
         usual = self._usual_services(dns, registry)
-        usual = [_of_version(one, options.kubernetes) for one in usual]
+        usual = [_of_version(service, options.kubernetes) for service in usual]
         audit = {
             "kube-apiserver": self._audit_flags(options.audit_policy)
             if options.audit_policy
             else {}
         }
         # The last of two flags of the same name counts.
-        return [_with_flags(_with_flags(one, audit), options.flags) for one in usual]
+        return [
+            _with_flags(_with_flags(service, audit), options.flags) for service in usual
+        ]
 
     def _audit_flags(self, policy: Mapping[str, Any]) -> dict[str, object]:
         path = self.folder / "etc" / "audit-policy.yaml"
@@ -89,7 +91,8 @@ class ControlPlane:
         ]
 
     def _etcd(self) -> Service:
-        client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
+        client = "http://127.0.0.1:2379"
+        peer = "http://127.0.0.1:2380"
         arguments = {
             "name": "default",
             "data-dir": self.folder / "etcd",

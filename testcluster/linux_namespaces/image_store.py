@@ -132,7 +132,7 @@ def clone_store(store: Path, disk: Path) -> None:
     """Populate a new node's disk from an image store: hard-link the layers, copy the databases.
 
     No process writes into a layer, but a node writes into its databases. The clone gets its final name last, because
-    the databases of an interrupted clone are still hard links to those of the store.
+    the databases of an interrupted clone are still hard links to databases of the store.
     """
     target = disk / "lib" / "containerd"
     if target.exists():

@@ -15,16 +15,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x00020000, 0x02000000, 0x04000000
-CLONE_NEWIPC, CLONE_NEWPID, CLONE_NEWNET = 0x08000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_SHARED = (
-    1,
-    32,
-    4096,
-    16384,
-    1 << 18,
-    1 << 20,
-)
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+MS_RDONLY = 1
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MS_SHARED = 1 << 20
 MNT_DETACH = 2
 OWN_FOLDERS = (
     "proc",
@@ -152,7 +154,7 @@ def make_root(root: Path, binds: list[list[str]]) -> None:
     """Create the machine's root: the host's programs read-only, and its own /var, /run and /tmp."""
     mount("none", Path("/"), None, MS_REC | MS_PRIVATE)
     mount("machine", root, "tmpfs", 0, "mode=755,size=64m")
-    for entry in sorted(os.scandir("/"), key=lambda found: found.name):
+    for entry in sorted(os.scandir("/"), key=lambda item: item.name):
         if entry.name in OWN_FOLDERS:
             continue
         inside = root / entry.name
@@ -188,7 +190,7 @@ def pivot_root(root: Path) -> None:
 
 
 def mount_kernel_views(hierarchies: list[dict[str, str]]) -> None:
-    """Mount the machine's own cgroups, and make kernel settings read-only except those of its own network."""
+    """Mount the machine's own cgroups, and make kernel settings read-only except the settings of its own network."""
     mount("cgroup", Path("/sys/fs/cgroup"), "tmpfs", 0, "mode=755")
     for hierarchy in hierarchies:
         at = Path(hierarchy["at"])

@@ -12,7 +12,8 @@ from testcluster.commands import run_command
 from testcluster.errors import TimedOut, UsageError
 
 SERVICES = "10.96.0.0/16"
-API_SERVICE, DNS_SERVICE = "10.96.0.1", "10.96.0.10"
+API_SERVICE = "10.96.0.1"
+DNS_SERVICE = "10.96.0.10"
 PODS = "10.244.0.0/16"
 FIRST_NODE_ADDRESS = 10
 """Last number of the address of the node with index 1."""

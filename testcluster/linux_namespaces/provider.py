@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from testcluster import binaries, dns, go_modules, kwok, volume_provisioner
+from testcluster import binaries, dns, kwok, volume_provisioner
 from testcluster.cluster_state import (
     State,
     cache,
@@ -29,7 +29,7 @@ from testcluster.errors import TimedOut, UsageError
 from testcluster.images import image_builders
 from testcluster.interrupts import deferred_interrupt
 from testcluster.kube import Kube
-from testcluster.linux_namespaces import cgroups, checks, image_store
+from testcluster.linux_namespaces import addons, cgroups, checks, image_store
 from testcluster.linux_namespaces.certificates import ADMINS, Authority
 from testcluster.linux_namespaces.control_plane import (
     REGISTRY_PORT,
@@ -38,35 +38,18 @@ from testcluster.linux_namespaces.control_plane import (
     registry_config,
 )
 from testcluster.linux_namespaces.leftovers import leftover_processes
-from testcluster.linux_namespaces.machine import Machine, wait_until
+from testcluster.linux_namespaces.logs import keep_logs
+from testcluster.linux_namespaces.machine import Machine
 from testcluster.linux_namespaces.network import (
     CONTROL_PLANE_INDEX,
-    DNS_SERVICE,
     MACHINES,
     Network,
     used_subnets,
 )
 from testcluster.linux_namespaces.node import Programs, own_images
+from testcluster.linux_namespaces.programs import NEEDED
 from testcluster.nodes import CONTROL_PLANE, Node
 from testcluster.provider import ClusterSpec, ControlPlaneOptions, Pressure
-
-NEEDED = (
-    *go_modules.CONTROL_PLANE,
-    "kube-proxy",
-    "kubelet",
-    "kubectl",
-    "etcd",
-    "containerd",
-    "containerd-shim-runc-v2",
-    "ctr",
-    "runc",
-    "registry",
-    "coredns",
-    "kwok",
-    "pause",
-)
-READY_WITHIN = 60
-"""Seconds until the API server, nodes and CoreDNS must be ready; a few seconds are usual."""
 
 
 class LinuxNamespaces:
@@ -197,7 +180,7 @@ class LinuxNamespaces:
             try:
                 self._create(state, spec)
             except TimedOut as problem:
-                kept = self._keep_logs()
+                kept = keep_logs(self.folder, self.name)
                 self._remove()
                 raise TimedOut(
                     f"{problem}; the logs of all programs are in {kept}"
@@ -205,15 +188,6 @@ class LinuxNamespaces:
             except BaseException:
                 self._remove()
                 raise
-
-    def _keep_logs(self) -> Path:
-        kept = cache() / "logs" / self.name
-        shutil.rmtree(kept, ignore_errors=True)
-        # The disk may be full. Then some logs are not kept, but the cluster is deleted anyway.
-        with suppress(OSError):
-            for log in self.folder.glob("machines/*/log"):
-                shutil.copytree(log, kept / log.parent.name)
-        return kept
 
     def _create(self, state: State, spec: ClusterSpec) -> None:
         for node in spec.nodes:
@@ -228,7 +202,12 @@ class LinuxNamespaces:
         )
         with deferred_interrupt(), ThreadPoolExecutor(8) as pool:
             list(pool.map(self._start_node, state.nodes))
-        self._install_addons(state)
+        addons.install(
+            self.kube,
+            self._control_plane_machine(),
+            self._control_plane.address,
+            state,
+        )
 
     def _prepare_images(self, state: State, images: Sequence[str]) -> None:
         state.image_store = image_store.store_name(
@@ -298,28 +277,6 @@ class LinuxNamespaces:
         programs.configure()
         machine.start(programs.services(), self._binds())
 
-    def _install_addons(self, state: State) -> None:
-        kube = self.kube
-        kube.wait_api(READY_WITHIN)
-        address = self._control_plane.address
-        kube.apply(
-            [
-                *dns.manifests(address, DNS_SERVICE),
-                *volume_provisioner.storage_classes(),
-            ]
-        )
-        # CoreDNS had no rights until now, and retries with increasing delays.
-        self._control_plane_machine().restart("coredns")
-        kwok.create_nodes(kube, state.kwok_nodes)
-        kube.wait_ready(state.nodes, READY_WITHIN)
-        wait_until(
-            iter(lambda: dns.is_resolving(address), None),
-            READY_WITHIN,
-            "CoreDNS does not resolve the API server's name",
-        )
-        for node in state.nodes.values():
-            kube.patch_devices(node.name, node.devices)
-
     def down(self) -> None:
         """Delete the cluster, whatever state it is in; waits for a verb that is changing it."""
         take_down(self.folder, self._remove)
@@ -355,7 +312,7 @@ class LinuxNamespaces:
             self._binaries / "ctr",
             [Path(archive) for archive in state.loaded],
         )
-        self.kube.wait_ready([name], READY_WITHIN, since=started)
+        self.kube.wait_ready([name], addons.READY_WITHIN, since=started)
         self.kube.patch_devices(name, state.nodes[name].devices)
 
     @exclusive

@@ -15,12 +15,14 @@ import pytest
 from testcluster import binaries, cluster_state, fixtures, providers
 from testcluster.kube_namespace import until
 from testcluster.linux_namespaces import cgroups
-from testcluster.linux_namespaces.provider import NEEDED, LinuxNamespaces
+from testcluster.linux_namespaces.programs import NEEDED
+from testcluster.linux_namespaces.provider import LinuxNamespaces
 from testcluster.nodes import parse
 from testcluster.provider import ClusterSpec
 
 ROOT = Path(__file__).parents[3]
-ROUNDS, KILLS = 20 if os.environ.get("FAULTS") == "all" else 6, 10
+ROUNDS = 20 if os.environ.get("FAULTS") == "all" else 6
+KILLS = 10
 WATCHED = (
     "/etc",
     "/etc/cni",
@@ -165,8 +167,8 @@ def test_parallel_clusters_are_isolated(no_leftovers):
     clusters[0].down()
     for cluster in clusters[1:]:
         names = {
-            one["metadata"]["name"]
-            for one in cluster.kube.json("get", "namespaces")["items"]
+            namespace["metadata"]["name"]
+            for namespace in cluster.kube.json("get", "namespaces")["items"]
         }
         assert {name for name in names if name.startswith("t")} == {cluster.name}
         cluster.down()

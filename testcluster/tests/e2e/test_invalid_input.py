@@ -97,7 +97,8 @@ def test_unknown_image():
 def test_kind_program_accepts_the_configuration(tmp_path):
     """Without an engine kind fails in any case; the error tells whether it rejected the configuration first."""
     kind = str(binaries.program("kind"))
-    valid, invalid = tmp_path / "valid.json", tmp_path / "invalid.json"
+    valid = tmp_path / "valid.json"
+    invalid = tmp_path / "invalid.json"
     valid.write_text(config(parse("ondemand,spot:2,gpu"), tmp_path, "local/node:1"))
     invalid.write_text(json.dumps(json.loads(valid.read_text()) | {"nonsense": True}))
     without_engine = {

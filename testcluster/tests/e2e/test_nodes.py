@@ -42,8 +42,8 @@ def namespace(
 
 def ready(cluster: Provider, node: str) -> bool | None:
     """Return whether a node is Ready, or None when it has no Node object."""
-    found = cluster.kube.find_nodes(node)
-    return is_ready(found[0]) if found else None
+    objects = cluster.kube.find_nodes(node)
+    return is_ready(objects[0]) if objects else None
 
 
 def test_gpu_node_advertises_a_gpu(cluster: Provider, namespace: KubeNamespace):
@@ -182,8 +182,8 @@ def test_kubelet_under_pressure_evicts_and_recovers(cluster: Provider):
 
 
 def has_pressure(cluster: Provider, node: str) -> bool:
-    [found] = cluster.kube.find_nodes(node)
-    taints = found["spec"].get("taints", [])
+    [node_object] = cluster.kube.find_nodes(node)
+    taints = node_object["spec"].get("taints", [])
     return any(taint["key"].endswith("-pressure") for taint in taints)
 
 

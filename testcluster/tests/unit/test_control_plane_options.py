@@ -46,16 +46,16 @@ def test_flags_replace_the_usual_ones_of_their_program(cluster):
 
 def programs(cluster: ControlPlane, options: ControlPlaneOptions) -> dict[str, str]:
     return {
-        one.name: one.argv[0]
-        for one in cluster.services(Path("/dns"), Path("/registry"), options)
+        service.name: service.argv[0]
+        for service in cluster.services(Path("/dns"), Path("/registry"), options)
     }
 
 
 @pytest.mark.parametrize("kubernetes", go_modules.OLDER_KUBERNETES)
 def test_older_kubernetes_replaces_its_three_programs_only(cluster, kubernetes):
     usual, older = (
-        programs(cluster, one)
-        for one in (USUAL_CONTROL_PLANE, ControlPlaneOptions(kubernetes=kubernetes))
+        programs(cluster, options)
+        for options in (USUAL_CONTROL_PLANE, ControlPlaneOptions(kubernetes=kubernetes))
     )
     changed = {name: Path(path) for name, path in older.items() if path != usual[name]}
     assert set(changed) == {
@@ -73,12 +73,12 @@ def test_older_kubernetes_replaces_its_three_programs_only(cluster, kubernetes):
 
 def test_audit_policy_is_written_and_logs_into_the_folder(cluster, tmp_path):
     rules = [{"level": "Metadata"}]
-    found = flags(
+    api_server = flags(
         cluster, "kube-apiserver", ControlPlaneOptions(audit_policy={"rules": rules})
     )
-    policy = json.loads(Path(found["audit-policy-file"]).read_text())
+    policy = json.loads(Path(api_server["audit-policy-file"]).read_text())
     assert (policy["kind"], policy["rules"]) == ("Policy", rules)
-    assert found["audit-log-path"] == str(tmp_path / AUDIT_LOG)
+    assert api_server["audit-log-path"] == str(tmp_path / AUDIT_LOG)
 
 
 def test_no_audit_log_without_policy(cluster):

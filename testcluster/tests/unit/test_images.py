@@ -34,10 +34,8 @@ def test_python_runs_as_nonroot_and_first_process(dockerfile):
 
 
 def test_code_is_copied_after_dependencies(dockerfile):
-    installs, code = (
-        dockerfile.index("uv pip install"),
-        dockerfile.index("COPY trainer/"),
-    )
+    installs = dockerfile.index("uv pip install")
+    code = dockerfile.index("COPY trainer/")
     assert installs < code
 
 

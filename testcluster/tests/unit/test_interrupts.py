@@ -42,7 +42,8 @@ def test_no_signal_leaves_the_previous_handler():
 
 
 def test_other_thread_runs_the_block_unchanged():
-    before, seen = signal.getsignal(signal.SIGINT), []
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
 
     def run() -> None:
         with deferred_interrupt():

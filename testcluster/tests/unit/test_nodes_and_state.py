@@ -192,7 +192,9 @@ class SlowCluster:
     """A cluster with one verb, which takes 0.05 s; `max_running` is the largest number of calls at the same time."""
 
     def __init__(self, folder):
-        self.folder, self.running, self.max_running = folder, 0, 0
+        self.folder = folder
+        self.running = 0
+        self.max_running = 0
 
     @cluster_state.exclusive
     def change(self):
@@ -294,7 +296,8 @@ def test_state_file_is_json():
 
 
 def test_parallel_clusters_unpack_the_same_images_once(tmp_path):
-    store, unpacked = tmp_path / "stores" / "same", []
+    store = tmp_path / "stores" / "same"
+    unpacked = []
 
     def unpack():
         unpacked.append(store)

@@ -1,0 +1,147 @@
+"""The data sets and the tokenizer of the benchmark of the prepare stage."""
+
+import csv
+import json
+import random
+import statistics
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow.parquet import ParquetWriter
+from tokenizers import ByteLevelBPETokenizer
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+STARTS = [
+    "b",
+    "c",
+    "d",
+    "f",
+    "g",
+    "h",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "t",
+    "v",
+    "w",
+    "st",
+    "tr",
+    "pl",
+    "ch",
+    "sh",
+    "th",
+    "br",
+]
+VOWELS = ["a", "e", "i", "o", "u", "ea", "ou", "ai"]
+ENDS = ("", "n", "r", "s", "l", "t", "ng", "ck")
+VERBS = ("opens", "closes", "returns", "ignores")
+
+
+def records() -> Iterator[dict[str, str]]:
+    """Yield records of different lengths, without end."""
+    number = 0
+    while True:
+        verb = VERBS[number % 4]
+        padding = "long " * (number % 23)
+        yield {
+            "prompt": f"Reader {number} {verb} a {padding}file {number * 7919 % 100_003}.\nVerb:",
+            "completion": f" {verb}",
+        }
+        number += 1
+
+
+class Corpus:
+    """Sentences of invented words, of which some are frequent and most are rare."""
+
+    def __init__(self) -> None:
+        draw = random.Random(1)  # noqa: S311  text, no secret
+        syllables = [
+            start + vowel + end for start in STARTS for vowel in VOWELS for end in ENDS
+        ]
+        words = [
+            "".join(draw.choices(syllables, k=draw.choice((1, 1, 2, 2, 3))))
+            for _ in range(6000)
+        ]
+        weights = [1 / (rank + 3) for rank in range(len(words))]
+        self.sentences = [
+            " ".join(draw.choices(words, weights, k=draw.randint(6, 22))).capitalize()
+            + draw.choice((".", "?", ":\n"))
+            for _ in range(8000)
+        ]
+
+    def records(
+        self, tokens: int, tokenizer: Any, *, chat: bool
+    ) -> Iterator[dict[str, Any]]:
+        """Yield records of about so many tokens, without end: a prompt and its completion, or five exchanges."""
+        draw = random.Random(2)  # noqa: S311  text, no secret
+        lengths = tokenizer(
+            self.sentences, add_special_tokens=False, return_attention_mask=False
+        ).input_ids
+        mean = statistics.fmean(map(len, lengths))
+        while True:
+            count = max(
+                10 if chat else 2, round(tokens / mean * draw.uniform(0.6, 1.4))
+            )
+            chosen = draw.choices(self.sentences, k=count)
+            if chat:
+                parts = [" ".join(chosen[turn::10]) for turn in range(10)]
+                roles = ("user", "assistant")
+                yield {
+                    "messages": [
+                        {"role": roles[at % 2], "content": part}
+                        for at, part in enumerate(parts)
+                    ]
+                }
+            else:
+                prompt = " ".join(chosen[: count * 3 // 4])
+                yield {
+                    "prompt": prompt,
+                    "completion": " " + " ".join(chosen[count * 3 // 4 :]),
+                }
+
+
+def write(path: Path, rows: Iterable[dict[str, str]]) -> None:
+    """Write a data set in the format of the file's extension."""
+    rows = iter(rows)
+    if path.suffix == ".parquet":
+        schema = pa.schema({"prompt": pa.string(), "completion": pa.string()})
+        with ParquetWriter(path, schema) as writer:
+            while batch := list(islice(rows, 10_000)):
+                writer.write_batch(pa.RecordBatch.from_pylist(batch, schema))
+        return
+    with path.open("w", newline="") as file:
+        if path.suffix == ".csv":
+            table = csv.DictWriter(file, ["prompt", "completion"])
+            table.writeheader()
+            table.writerows(rows)
+        elif path.suffix == ".json":
+            file.write("[" + json.dumps(next(rows)))
+            file.writelines(",\n" + json.dumps(row) for row in rows)
+            file.write("]")
+        else:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def make_tokenizer(folder: Path, texts: Iterable[str]) -> None:
+    """Train a byte-level BPE tokenizer and save it as a model folder without weights."""
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(
+        texts,
+        vocab_size=4096,
+        show_progress=False,
+        special_tokens=["<pad>", "<bos>", "<eos>"],
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer,  # noqa: SLF001  tokenizers offers no public conversion
+        pad_token="<pad>",  # noqa: S106  a token of text
+        bos_token="<bos>",  # noqa: S106
+        eos_token="<eos>",  # noqa: S106
+    ).save_pretrained(folder)
+    LlamaConfig(vocab_size=4096).save_pretrained(folder)
