@@ -384,14 +384,8 @@ class Kind:
         if not nodes:
             return
         for image in images:
-            run_command(
-                self._kind,
-                "load",
-                *_source(image),
-                *self._name_option,
-                f"--nodes={nodes}",
-                timeout=LOAD_TIMEOUT,
-            )
+            options = (*_source(image), *self._name_option, f"--nodes={nodes}")
+            run_command(self._kind, "load", *options, timeout=LOAD_TIMEOUT)
 
 
 def _source(image: str) -> tuple[str, str]:
