@@ -14,12 +14,15 @@ from finetune_trainer.contract import ExtensibleModel
 
 READY = "Ready"
 """True when every requested stage is done."""
+# Present only while True, as kstatus requires.
 RECONCILING = "Reconciling"
-"""True while the operator makes progress or waits to do so. Present only while True, as kstatus requires."""
+"""True while the operator makes progress or waits to do so."""
+# Present only while True, as kstatus requires.
 STALLED = "Stalled"
-"""True when nothing happens until the user acts. Present only while True, as kstatus requires."""
+"""True when nothing happens until the user acts."""
+# So `kubectl wait --for=condition=Finished` returns in both cases.
 FINISHED = "Finished"
-"""True on success and on failure, so that `kubectl wait --for=condition=Finished` returns in both cases."""
+"""True on success and on failure."""
 
 
 class OpenEnum(StrEnum):

@@ -47,8 +47,9 @@ class Gate(ContractModel):
     against: Base it is the standard error of the paired difference."""
 
 
+# A task may have a gate for its score and another gate for its gain over the base.
 GATE_KEYS = ("task", "metric", "operator", "against")
-"""Fields that tell gates apart. A task may have a gate for its score and another gate for its gain over the base."""
+"""Fields that tell gates apart."""
 
 
 def _in_cel(gate: str, name: str) -> str:

@@ -11,5 +11,6 @@ SHORT_NAME = "ft"
 RETRY_ANNOTATION = f"{GROUP}/retry"
 """A new value retries the failed stage with fresh retry budgets."""
 
+# It stays cancelled until it is retried, whatever the annotation says later.
 CANCEL_ANNOTATION = f"{GROUP}/cancel"
-"""A new value cancels the pipeline. It stays cancelled until it is retried."""
+"""A new value cancels the pipeline."""

@@ -34,8 +34,9 @@ StoredResult = Annotated[
     WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
 ]
 
+# More would let the object grow without limit.
 ATTEMPTS_KEPT = 10
-"""Attempts per stage in the status, beside the newest of each node class; more would let it grow without limit."""
+"""Attempts per stage in the status, beside the newest of each node class."""
 
 
 def truncate_message(text: str) -> str:

@@ -47,11 +47,14 @@ from finetune_operator.kubernetes.translate.object import Object
 
 MANAGED_SELECTOR = (("labelSelector", f"{MANAGED_BY}={MANAGED_BY_VALUE}"),)
 WARNINGS_SELECTOR = (("fieldSelector", "type=Warning"),)
+# RBAC can limit an account to a single name, but then lets it list and watch with this selector
+# only.
 DEFAULTS_SELECTOR = (("fieldSelector", f"metadata.name={DEFAULTS_NAME}"),)
-"""RBAC can limit an account to a single name, but then lets it list and watch with this selector only."""
+"""Selector of the ConfigMaps with defaults."""
 UNFINISHED_JOBS = (("fieldSelector", "status.successful=0"),)
+# Nearly all Jobs and pods have ended, and a reconcile reads them if it needs them.
 UNFINISHED_PODS = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed"),)
-"""Selectors of the first list: nearly all Jobs and pods have ended, and a reconcile reads them if it needs them."""
+"""Selectors of the first list."""
 CHILDREN: dict[str, tuple[Callable[[str | None], str], tuple[tuple[str, str], ...]]] = {
     DEFAULTS: (paths.config_maps, DEFAULTS_SELECTOR),
     # Jobs before pods: a pod is believed only as the pod of a known Job.
@@ -63,14 +66,17 @@ CHILDREN: dict[str, tuple[Callable[[str | None], str], tuple[tuple[str, str], ..
     EVENTS: (paths.events, WARNINGS_SELECTOR),
 }
 FIRST = {JOBS: UNFINISHED_JOBS, PODS: UNFINISHED_PODS}
+# They make up for an event that a watch has missed.
 RESYNC_SECONDS = 600.0
-"""Between two complete lists, which make up for an event that a watch has missed."""
+"""Time between two complete lists."""
+# A change that it acts upon usually follows.
 LATER_SECONDS = 2.0
-"""Delay of a change that the operator does not act upon; a change that it acts upon usually follows."""
+"""Delay of a change that the operator does not act upon."""
+# Any other error is temporary, and is retried.
 ACCESS_LOST = frozenset(
     {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}
 )
-"""Status codes of a list in a namespace that the operator may no longer read. Any other error is retried."""
+"""Status codes of a list in a namespace that the operator may no longer read."""
 ListReflector = Callable[[Reflector], Awaitable[None]]
 """`Reflector.list` or `Reflector.list_first`."""
 log = logging.getLogger(__name__)

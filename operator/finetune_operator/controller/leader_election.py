@@ -19,11 +19,9 @@ from finetune_operator.kubernetes.translate.api_errors import AlreadyExists
 
 LEASE_DURATION = 15.0
 """Seconds without a renewal after which another replica may take over."""
+# Less than LEASE_DURATION, so that the old leader stops before a new leader may start.
 RENEW_DEADLINE = 10.0
-"""Seconds without a renewal after which the leader stops writing, by its own monotonic clock.
-
-Less than `LEASE_DURATION`, so that the old leader stops before a new leader may start.
-"""
+"""Seconds without a renewal after which the leader stops writing, by its own monotonic clock."""
 RETRY_PERIOD = 2.0
 """Seconds between two attempts to acquire or renew the Lease."""
 log = logging.getLogger(__name__)

@@ -17,10 +17,12 @@ from finetune_operator.controller.metrics import OLDEST_PRICE
 from finetune_operator.core.settings import Settings
 from finetune_operator.kubernetes.translate.api_errors import describe_first_error
 
+# The kubelet takes about a minute to write a changed ConfigMap to it.
 REFRESH_SECONDS = 30.0
-"""Interval between two reads of the file. The kubelet takes about a minute to write a changed ConfigMap to it."""
+"""Interval between two reads of the file."""
+# Parsing it holds up the event loop.
 MAX_CHARACTERS = 65_536
-"""Characters of a price list: more than a thousand node classes. Parsing it holds up the event loop."""
+"""Characters of a price list: more than a thousand node classes."""
 FORMATS: dict[str, Callable[[str], Any]] = {
     "prices.yaml": yaml.safe_load,
     "prices.json": json.loads,

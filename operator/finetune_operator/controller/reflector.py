@@ -19,8 +19,9 @@ from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.object import Object
 
+# A silently dead connection hides changes for this long and a few seconds.
 WATCH_SECONDS = 20
-"""After which a watch is opened again. A silently dead connection hides changes for this long and a few seconds."""
+"""Time after which a watch is opened again."""
 BASE_RETRY_SECONDS = 0.5
 """Delay after the first failure; it doubles with each failure in a row."""
 MAX_RETRY_SECONDS = 10.0

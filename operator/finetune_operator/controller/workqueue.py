@@ -20,9 +20,9 @@ MAX_DELAY = 60.0
 """Upper limit of that delay in seconds, before jitter."""
 LOW_TURN = 8
 """Every eighth turn is for the pipelines of low priority, however many others wait."""
+# Most need no request. They only take the processor's time, while the others wait for answers.
 LOW_WORKERS = 2
-"""Workers that the pipelines of low priority get at a time. Most need no request: they only take the processor's time,
-while the others wait for the answers to theirs."""
+"""Workers that the pipelines of low priority get at a time."""
 
 
 @dataclass

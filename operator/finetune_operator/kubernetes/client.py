@@ -21,10 +21,12 @@ TIMEOUT_SECONDS = 15.0
 """For a whole request and its response; a log stream is limited while it connects only."""
 WATCH_GRACE_SECONDS = 4.0
 """Time after which a watch that the API server should have ended is dead."""
+# A page of the largest pipelines that a user can create has 55 MB.
 PAGE = 100
-"""Objects in a page of a list: a page of the largest pipelines that a user can create has 55 MB."""
+"""Objects in a page of a list."""
+# Less than the client waits: after its timeout no write lands late.
 WRITE_TIMEOUT_SECONDS = 10
-"""For which the API server works on a write. Less than the client waits: after its timeout no write lands late."""
+"""Time for which the API server works on a write."""
 USER_AGENT = "finetune-operator"
 
 

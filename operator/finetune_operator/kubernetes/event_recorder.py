@@ -18,8 +18,9 @@ from finetune_operator.kubernetes.translate.api_errors import AlreadyExists
 from finetune_operator.kubernetes.translate.object import Object
 
 COMPONENT = "finetune-operator"
+# Without a limit they would fill the operator's memory.
 MAX_WAITING = 200
-"""Events of a namespace that wait to be created; more are dropped, as they would fill the operator's memory."""
+"""Events of a namespace that wait to be created; more are dropped."""
 MESSAGE_LENGTH = 1024
 """Bytes of the message of an Event that every version of its API takes."""
 log = logging.getLogger(__name__)

@@ -45,8 +45,9 @@ from finetune_trainer.files import write_durably
 
 POLL_SECONDS = 0.05
 """Between two checks whether a runner has ended."""
+# -P: the current folder is not on the import path, so that no file of the user shadows a library.
 RUNNER = (sys.executable, "-P", "-m", "finetune_operator.local.runner")
-"""-P: the current folder is not on the import path, so that no file of the user shadows a library."""
+"""The command of a runner."""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class Serving:
 
 HAS_COMMAND = "has(self.pod) && has(self.pod.command) && size(self.pod.command) > 0"
 
+# A server passes `args` to its engine instead.
 ARGS_NEED_COMMAND = Rule(
     field="pod.args",
     message="has no effect without command, because the trainer takes no arguments: add command, or remove args",
@@ -73,7 +74,7 @@ ARGS_NEED_COMMAND = Rule(
         not data.get("pod", {}).get("args") or bool(data["pod"].get("command"))
     ),
 )
-"""Applies to stages that run to completion. A server passes `args` to its engine instead."""
+"""Applies to stages that run to completion."""
 
 
 def _one_accelerator(pod: str, users: str, fix: str, exempt: str = "") -> Rule:
@@ -98,14 +99,14 @@ def _one_accelerator(pod: str, users: str, fix: str, exempt: str = "") -> Rule:
     )
 
 
+# `train` starts a process for each accelerator, and the engine of `deploy` may use several.
 ONE_GPU = _one_accelerator(
     "pod",
     "this stage uses",
     "add a command that uses more",
     exempt=f" || ({HAS_COMMAND})",
 )
-"""Applies to stages of a single process. `train` starts a process for each accelerator, and the engine of `deploy` may
-use several."""
+"""Applies to stages of a single process."""
 
 ONE_DEFAULT_GPU = _one_accelerator(
     "podDefaults", "most stages use", "set more in the pod of a stage that uses more"

@@ -17,9 +17,9 @@ from finetune_trainer.contract.environment import (
     METRICS_PORT,
 )
 
+# etcd stores an object of at most 1.5 MiB by default, and a pipeline has five stages and a status.
 MAX_TEXT = 65536
-"""Characters of env, command and args of one pod together. etcd stores an object of at most 1.5 MiB by default, and a
-pipeline has five stages and a status."""
+"""Characters of env, command and args of one pod together."""
 # The operator sets the variables of the stage contract itself. A user's value would break the contract.
 RESERVED_PREFIX = "FINETUNE_"
 USER_SETTABLE = (METRICS_PORT, GIT_SHA, INSECURE_REGISTRIES)

@@ -30,17 +30,18 @@ from finetune_operator.api.stages.environment import (
 from finetune_trainer.contract import ContractModel, ListMap
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+# `memory: 16` would be 16 bytes. A text in CEL has no escape for a dot, hence [.].
 BYTES = (
     r"^([1-9][0-9]{6,}"
     r"|[0-9]*[1-9][0-9]*([.][0-9]+)?(M|G|T|P|E|Mi|Gi|Ti|Pi|Ei)"
     r"|0[.][1-9][0-9]*(G|T|P|E|Gi|Ti|Pi|Ei))$"
 )
-"""Amounts of memory and storage of at least a megabyte: memory: 16 would be 16 bytes. A text in CEL has no escape for a
-dot, hence [.]."""
+"""Amounts of memory and storage of at least a megabyte."""
 MAX_AFFINITY = 16384
 """Characters of an affinity as JSON."""
+# A valid affinity of a pod has at most ten.
 MAX_DEPTH = 32
-"""Nesting levels allowed in an affinity. A valid affinity of a pod has at most ten."""
+"""Nesting levels allowed in an affinity."""
 # A device plugin chooses the part after the slash, so only the vendors are listed.
 ACCELERATOR = re.compile(r"(nvidia[.]com|amd[.]com|gpu[.]intel[.]com|habana[.]ai)/.+")
 """Extended resources that are accelerators: whole devices, and slices such as nvidia.com/mig-3g.40gb."""

@@ -10,8 +10,9 @@ from finetune_operator.kubernetes.translate.object import Object
 NamespacedName = tuple[str, str]
 """Namespace and name of an object."""
 T = TypeVar("T")
+# A late answer must not bring a deleted object back.
 DELETIONS_KEPT = 4096
-"""Deletions that are remembered, so that a late answer does not bring the object back."""
+"""Deletions that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from collections import OrderedDict
 
 from finetune_operator.kubernetes.translate.object import Object
 
+# Any author of Events may choose the length.
 WARNING_LENGTH = 1024
-"""Characters kept of a Warning event's message, which any author of Events may choose."""
+"""Characters kept of a Warning event's message."""
 WARNINGS_KEPT = 4096
 """Warning events that are kept, the newest of each object."""
 InvolvedObject = tuple[str, str, str]

@@ -20,8 +20,9 @@ from finetune_operator.kubernetes.pods.http import (
 from finetune_operator.kubernetes.resources.server import PORT
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
+# A server is probed once, so more than a few at once are rare.
 REQUESTS_PER_NAMESPACE = 4
-"""Probes at once in a namespace. A server is probed once, so that more than a few at once are rare."""
+"""Probes at once in a namespace."""
 TOKEN_SECONDS = 0.1
 """Patience for each token of the answer."""
 FIRST_TOKEN_SECONDS = 120.0
@@ -30,8 +31,9 @@ FIRST_TOKEN_SECONDS = 120.0
 The server is Ready, so that its model is loaded. The first prompt may still compile kernels, which takes a large model
 a minute. A server that generates fewer than 10 tokens a second for one user is not ready for many.
 """
+# A server that is Ready may not be reachable for a moment.
 TRIES = 5
-"""Attempts to connect: a server that is Ready may not be reachable for a moment."""
+"""Attempts to connect."""
 PAUSE_SECONDS = 2.0
 """Pause between two of them."""
 MAX_ANSWER_LENGTH = 1024

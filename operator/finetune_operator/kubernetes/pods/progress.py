@@ -24,10 +24,12 @@ from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_trainer.contract import PROGRESS_BYTES, Progress
 from finetune_trainer.contract import environment as variables
 
+# Each response may change the status, and each change is a write.
 POLL_SECONDS = 60.0
-"""Shortest time between two requests to a pod that has run for longer: each response may change the status."""
+"""Shortest time between two requests to a pod that has run for longer."""
+# Pods that started together must drift apart.
 JITTER = 1.2
-"""Longest time between two requests, as a multiple of the shortest, so that pods that started together drift apart."""
+"""Longest time between two requests, as a multiple of the shortest."""
 FIRST_POLL_SECONDS = 5.0
 """Time from a pod's start to the first request, and between the first two; then the wait doubles to `POLL_SECONDS`.
 
@@ -39,8 +41,9 @@ SCAN_SECONDS = 2.0
 SAVED_SECONDS = 2.0
 """Time from a request to save to the first poll; more polls follow, as after a pod's start."""
 PROGRESS_TIMEOUT_SECONDS = 2.0
+# 16 pods that accept a request and never answer cost their namespace 2 s.
 REQUESTS_PER_NAMESPACE = 16
-"""Requests at once in a namespace: 16 pods that accept a request and never answer cost their namespace 2 s."""
+"""Requests at once in a namespace."""
 
 
 @dataclass

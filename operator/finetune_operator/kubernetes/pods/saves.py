@@ -20,16 +20,15 @@ from finetune_operator.kubernetes.pods.progress import metrics_port
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 log = logging.getLogger(__name__)
+# A cloud may announce the end of all nodes of a zone at once.
 REQUESTS_PER_NAMESPACE = 64
-"""Requests at once in a namespace: all pods of a zone may be announced together."""
+"""Requests at once in a namespace."""
 TIMEOUT_SECONDS = 2.0
 PAUSE_SECONDS = 3.0
 """Pause between two requests to a pod that does not answer."""
+# Two minutes after its notice a spot node is gone, on some clouds after 30 s.
 PATIENCE_SECONDS = 30.0
-"""Time for which a pod that does not answer is asked again.
-
-Two minutes after its notice a spot node is gone, on some clouds after 30 s.
-"""
+"""Time for which a pod that does not answer is asked again."""
 NOT_OFFERED = frozenset(
     {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED}
 )

@@ -24,8 +24,9 @@ from finetune_operator.kubernetes.translate.object import Object
 from finetune_trainer.contract import environment as variables
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
+# A label holds only 63 characters.
 PIPELINE_NAME = f"{GROUP}/pipeline-name"
-"""Annotation: the whole name; a label holds only 63 characters."""
+"""Annotation: the whole name."""
 WORKSPACE = PurePosixPath("/workspace")
 CLAIMS = PurePosixPath("/claims")
 TERMINATION_LOG = "/dev/termination-log"
@@ -33,10 +34,12 @@ METRICS_PORT = 8080
 """Port of /metrics and /progress, unless the stage's env sets another port; 0: no port."""
 MAX_PORT = 1 << 16
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  inside the pod
+# Neither root nor an existing account. Volumes are group-writable through fsGroup.
 USER = 65532
-"""uid and gid of all containers: neither root nor an existing account. Volumes are group-writable through fsGroup."""
+"""uid and gid of all containers."""
+# The default of Kubernetes is five minutes, in which a GPU would stand still.
 UNREACHABLE_SECONDS = 30
-"""Time after which a pod is evicted from an unreachable node; the default of Kubernetes is five minutes."""
+"""Time after which a pod is evicted from an unreachable node."""
 RESTRICTED_SECURITY_CONTEXT: Object = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,

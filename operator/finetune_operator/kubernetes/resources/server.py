@@ -54,13 +54,15 @@ ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  inside the pod
 MODEL_VARIABLE = "FINETUNE_MODEL"
 """Environment variable: the folder of the model, for a server of the user's own image."""
 HEALTH: Object = {"path": "/health", "port": "http"}
+# With it, the probe restarts no container.
 NEVER = 2**31 - 1
-"""The largest failureThreshold: the probe restarts no container."""
+"""The largest failureThreshold."""
+# Long, because a restart loads the model again, and a server under load may answer late.
 HANG_SECONDS = 300
-"""Time without an answer after which a server counts as hanging and is restarted. It is long, because a restart loads
-the model again, and a server under load may answer late."""
+"""Time without an answer after which a server counts as hanging and is restarted."""
+# Nodes learn only gradually that it leaves the Service.
 DRAIN_SECONDS = 5
-"""Time for which a stopping server still answers: nodes learn only gradually that it leaves the Service."""
+"""Time for which a stopping server still answers."""
 
 
 def build_deployment(

@@ -11,8 +11,9 @@ from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_trainer.contract import ExitCode, TerminationMessage
 
+# The latest time there is, so that a known time comes first.
 EVER = datetime.max.replace(tzinfo=UTC)
-"""Stands for an end whose time is not known, so that a known time comes first."""
+"""An end whose time is not known."""
 
 
 class CauseRank(IntEnum):

@@ -14,8 +14,9 @@ from finetune_operator.kubernetes.translate.api_errors import describe_first_err
 
 NAME = "finetune-defaults"
 KEY = "defaults.yaml"
+# Its author is any user of the namespace, and parsing it holds up the event loop.
 MAX_CHARACTERS = 8_192
-"""Characters of the file. Its author is any user of the namespace, and parsing it holds up the event loop."""
+"""Characters of the file."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from finetune_operator.core.observation import Blocker
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
+# A reachable kubelet has removed the pod by then.
 NODE_LOST_AFTER = timedelta(seconds=60)
-"""Time past a pod's grace period after which its node counts as lost: a reachable kubelet has removed the pod."""
+"""Time past a pod's grace period after which its node counts as lost."""
 _IMAGE_ERRORS = frozenset(
     {
         "ErrImagePull",
