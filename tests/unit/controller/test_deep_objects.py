@@ -25,7 +25,7 @@ from finetune_operator.kubernetes.cache.cache import ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.progress import NoProgress
 from finetune_operator.controller.workqueue import WorkQueue
-from finetune_operator.controller.signals import StopSignal
+from finetune_operator.controller.signals import ShutdownSignal
 from finetune_operator.controller.informers import Informers
 from finetune_operator.controller.worker import process
 from finetune_operator.core.pipeline import Key
@@ -64,7 +64,7 @@ async def scenario(_options):
         configuration.host = f"http://127.0.0.1:{port}"
         async with open_client(configuration) as api:
             cache, queue = ResourceCache(), WorkQueue()
-            await Informers(api, cache, queue, StopSignal(), ("team",)).list()
+            await Informers(api, cache, queue, ShutdownSignal(), ("team",)).list()
             assert set(cache.pipelines.entries) == {("team", "good"), ("team", "bad")}
             cluster = KubernetesCluster(api, cache, NoProgress(), NoProbe())
             assert await process(Key("team", "bad"), queue, cluster, Settings()) == "invalid"
