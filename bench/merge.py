@@ -34,7 +34,8 @@ BYTES = 2
 
 def linear_layers(options: argparse.Namespace) -> dict[str, tuple[int, int]]:
     """Return the shapes of the linear layers of one decoder layer."""
-    hidden, intermediate = options.hidden, options.intermediate
+    hidden = options.hidden
+    intermediate = options.intermediate
     return {
         "self_attn.q_proj": (hidden, hidden),
         "self_attn.k_proj": (hidden // 8, hidden),
@@ -48,7 +49,8 @@ def linear_layers(options: argparse.Namespace) -> dict[str, tuple[int, int]]:
 
 def write_sparse(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """Write a safetensors file whose tensors are holes: zeros that take no space."""
-    header, end = {}, 0
+    header = {}
+    end = 0
     for name, shape in shapes.items():
         begin, end = end, end + BYTES * torch.Size(shape).numel()
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
@@ -101,10 +103,8 @@ def make_adapter(folder: Path, options: argparse.Namespace) -> Path:
     folder.mkdir()
     tensors = {}
     for name, (rows, columns) in linear_layers(options).items():
-        first, second = (
-            torch.randn(options.rank, columns),
-            torch.randn(rows, options.rank),
-        )
+        first = torch.randn(options.rank, columns)
+        second = torch.randn(rows, options.rank)
         for number in range(options.layers):
             key = f"base_model.model.model.layers.{number}.{name}"
             tensors |= {

@@ -356,7 +356,11 @@ FREEZES = {
         1,
         CHECKPOINTS,
     ),
-    "in a save": (f"{TRAINER}.training.checkpoints.format.save_tensors", 2, CHECKPOINTS),
+    "in a save": (
+        f"{TRAINER}.training.checkpoints.format.save_tensors",
+        2,
+        CHECKPOINTS,
+    ),
     "before the rename of a save": (
         f"{TRAINER}.runtime.artifacts.move_into_place",
         1,
@@ -367,7 +371,11 @@ FREEZES = {
         1,
         CHECKPOINTS,
     ),
-    "in its output": (f"{TRAINER}.training.methods.trainable.save_tensors", 1, OUTPUT_ONLY),
+    "in its output": (
+        f"{TRAINER}.training.methods.trainable.save_tensors",
+        1,
+        OUTPUT_ONLY,
+    ),
     "before the rename of its output": (
         f"{TRAINER}.runtime.artifacts.move_into_place",
         1,
