@@ -196,14 +196,13 @@ def _amount(price: Decimal | None, seconds: float) -> Decimal | None:
 
 def sum_of(costs: Iterable[Costs]) -> Costs:
     """Return the sum."""
-    total = Costs()
-    for part in costs:
-        total = Costs(
-            attempts=total.attempts + part.attempts,
-            unpriced=total.unpriced + part.unpriced,
-            seconds=total.seconds + part.seconds,
-            spent=total.spent + part.spent,
-            lost=total.lost + part.lost,
-            on_demand=total.on_demand + part.on_demand,
-        )
-    return total.model_copy(update={"seconds": round(total.seconds, 3)})
+    parts = tuple(costs)
+    # A single model for all parts: each reconcile of a running stage sums its attempts, and pydantic validates a model.
+    return Costs(
+        attempts=sum(part.attempts for part in parts),
+        unpriced=sum(part.unpriced for part in parts),
+        seconds=round(sum(part.seconds for part in parts), 3),
+        spent=sum((part.spent for part in parts), Decimal()),
+        lost=sum((part.lost for part in parts), Decimal()),
+        on_demand=sum((part.on_demand for part in parts), Decimal()),
+    )

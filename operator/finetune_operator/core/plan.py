@@ -91,13 +91,20 @@ class _Planner:
             *self._workspace_changes(),
             *stray_actions(self.assessment),
         ]
+        times: list[timedelta] = []
         for name, stage in self.assessment.stages.items():
             # The claim has one writer at a time, so a second Job waits until this one is observed.
             may_start = not writes_to_claim(actions)
+            server_actions = tuple(self._server_actions(stage))
             stages[name], stage_actions = self._next_for(stage, may_start=may_start)
-            actions += stage_actions
+            actions += (*stage_actions, *server_actions)
+            times += self.timers.requeue_times(
+                stage, stages[name], self.capacity.get(name), server_actions
+            )
         actions += ended_job_actions(self.assessment, stages, self._jobs_kept())
-        times = list(self._requeue_times(stages))
+        expiry = self.timers.until_expiry()
+        if expiry is not None and expiry > timedelta():
+            times.append(expiry)
         # Everything else comes before the deletion of the pipeline: with its object, its status is gone.
         if self.timers.has_expired() and self.pipeline.spec.when_expired == "Delete":
             if actions:
@@ -148,34 +155,22 @@ class _Planner:
         finished = self.assessment.done or self.assessment.failed_stage
         return min(1, history) if finished else history
 
-    def _requeue_times(self, planned: Mapping[str, StageStatus]) -> Iterator[timedelta]:
-        for name, stage in self.assessment.stages.items():
-            actions = tuple(self._server_actions(stage))
-            yield from self.timers.requeue_times(
-                stage, planned[name], self.capacity.get(name), actions
-            )
-        expiry = self.timers.until_expiry()
-        if expiry is not None and expiry > timedelta():
-            yield expiry
-
     def _next_for(
         self, stage: StageAssessment, *, may_start: bool
     ) -> tuple[StageStatus, tuple[Action, ...]]:
         """Return the stage's status to write, and the actions to take after it is written."""
-        server_actions = tuple(self._server_actions(stage))
         # At most one attempt at a time: while one is not known to have ended, no other may start.
         attempt = stage.status.running_attempt
         if attempt:
-            status, actions = self._running_actions(stage, attempt)
-            return status, (*actions, *server_actions)
+            return self._running_actions(stage, attempt)
         if stage.spec and stage.config and may_start and self._is_startable(stage):
             attempt, placement = self._next_attempt(stage.spec, stage.status)
             job = job_template(
                 self.pipeline, stage.spec, stage.config, attempt, self.settings
             )
             started = start_attempt(stage.status, attempt, placement)
-            return started, (*self._creation(stage.spec, job), *server_actions)
-        return self._with_preview(stage), server_actions
+            return started, tuple(self._creation(stage.spec, job))
+        return self._with_preview(stage), ()
 
     def _is_startable(self, stage: StageAssessment) -> bool:
         if (
