@@ -5,7 +5,7 @@ PY := .venv/bin/python
 ALL := operator,trainer,qlora,gcs,mlflow,wandb,tensorboard,cluster,dev,parity
 LIGHT := operator,cluster,dev
 LIGHT_TESTS := tests/unit/core% tests/unit/kubernetes% tests/unit/controller% testcluster/tests/unit%
-PYTEST_ALL := --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=15
+PYTEST_ALL := --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=15
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -16,11 +16,11 @@ demo: ## run a whole pipeline on this machine, with two interruptions
 
 unit: ## run the quick unit tests in minutes (T=tests/unit/core for some: seconds)
 	@.ci/install $(if $(filter-out $(LIGHT_TESTS),$(or $(T),all)),$(ALL),$(LIGHT))
-	@$(PY) -m pytest -q -m "not slow" $(or $(T),$(PYTEST_ALL) --ignore=tests/integration)
+	@$(PY) -m pytest -q -m "not slow" $(or $(T),$(PYTEST_ALL))
 
 test: ## run all tests that need neither root nor a cluster (T=tests/unit/core for some)
 	@.ci/install $(ALL)
-	@$(PY) -m pytest $(or $(T),$(PYTEST_ALL) --ignore=tests/integration)
+	@$(PY) -m pytest $(or $(T),$(PYTEST_ALL))
 
 test-clusters: ## run the tests on API servers and real nodes; as root on Debian (T=e2e/test_smoke.py for some)
 	@.ci/install $(ALL)

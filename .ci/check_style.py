@@ -1,18 +1,17 @@
 """Check what a machine can check of STYLE.md; print `file:line: problem` and exit with 1 if there is any."""
 
 import ast
-import io
 import re
-import subprocess
 import sys
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from checkout import tracked
 from code_forms import (
     CONDITIONAL,
     WALRUS,
     Function,
+    comments,
     complexity,
     forms_in,
     functions_in,
@@ -44,8 +43,6 @@ BANNED_WORDS = {
     "foretell": "forecast",
     "last words": "termination message",
 }
-# Word for word, because a reader of one file must not think of another.
-SAME_CLASS_NAMES: dict[str, str] = {}
 # Forms of code_forms.py that stay, with the reason.
 FORM_EXCEPTIONS = {
     (
@@ -58,7 +55,6 @@ EXCEPTIONS = {
     ".ci/check_style.py": "names the banned words",
     "STYLE.md": "names the banned words",
     "docs/adr/0030-count-ideas-not-lines.md": "names the banned words",
-    ".ci/measure_style.py": "names the banned words",
     "charts/finetune-operator/templates/crds.yaml": "generated from the models, which are checked",
     "crds/finetunepipelines.yaml": "generated from the models, which are checked",
 }
@@ -66,11 +62,8 @@ EXCEPTIONS = {
 
 def main() -> int:
     """Return 1 if a file breaks a rule, else 0. A new file is checked before it is committed."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    output = subprocess.run(
-        command, cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
-    names = [name for name in output.splitlines() if name not in EXCEPTIONS]
+    paths = [str(path.relative_to(ROOT)) for path in tracked(ROOT)]
+    names = [name for name in paths if name not in EXCEPTIONS]
     problems = [problem for name in names for problem in problems_of(name)]
     problems += repeated_classes(names)
     for problem in problems:
@@ -83,7 +76,7 @@ def main() -> int:
 def problems_of(name: str) -> Iterator[str]:
     """Yield every problem of one file."""
     path = ROOT / name
-    if path.suffix not in TEXT or not path.is_file():
+    if path.suffix not in TEXT:
         return
     for line, problem in problems_in(name, path.read_text()):
         yield f"{name}:{line}: {problem}"
@@ -105,13 +98,6 @@ def problems_in(name: str, text: str) -> Iterator[tuple[int, str]]:
             yield 1, f"the file has {lines} lines, more than {limit}"
         for line, comment in comments(text):
             yield from pronouns(line, comment)
-
-
-def comments(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each comment."""
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
 
 
 def pronouns(start: int, text: str) -> Iterator[tuple[int, str]]:
@@ -148,16 +134,12 @@ def repeated_classes(names: list[str]) -> Iterator[str]:
     """Yield classes of the product that have the name of another class."""
     places: dict[str, list[str]] = {}
     for name in names:
-        if (
-            name.startswith(PRODUCT)
-            and name.endswith(".py")
-            and (ROOT / name).is_file()
-        ):
+        if name.startswith(PRODUCT) and name.endswith(".py"):
             for node in ast.parse((ROOT / name).read_text()).body:
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(name)
     for class_name, files in places.items():
-        if len(files) > 1 and class_name not in SAME_CLASS_NAMES:
+        if len(files) > 1:
             yield f"{files[0]}: the class {class_name} is also in {', '.join(files[1:])}"
 
 
@@ -183,8 +165,13 @@ def long_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def code_problems(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield problems of docstrings and of test names."""
+    """Yield problems of docstrings, also of attributes, and of test names."""
     for node in ast.walk(tree):
+        match node:
+            case ast.Expr(ast.Constant(str(text))):
+                yield from pronouns(node.lineno, text)
+            case _:
+                pass
         if (
             isinstance(node, Function)
             and node.name.startswith("test_")
@@ -207,7 +194,6 @@ def docstring_problems(node: Documented) -> Iterator[tuple[int, str]]:
     )[0].split()
     if words and words[0].lower().strip(".,:`") in BANNED_FIRST_WORDS:
         yield line, f"the docstring of {name} starts with {words[0]}"
-    yield from pronouns(line, ast.get_docstring(node) or "")
     if len(words) > SENTENCE_WORDS:
         yield (
             line,

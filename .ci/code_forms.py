@@ -4,6 +4,8 @@
 """
 
 import ast
+import io
+import tokenize
 from collections.abc import Iterator
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -46,6 +48,13 @@ def forms_in(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{VAGUE} '{name}'"
             case ast.arg(name) if name in VAGUE_NAMES:
                 yield node.lineno, f"{VAGUE} '{name}'"
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each comment of a file."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
 
 
 def descendants(node: ast.AST) -> Iterator[ast.AST]:

@@ -5,17 +5,15 @@ at. Everything is counted from syntax trees and words, so that two trees compare
 """
 
 import ast
-import io
 import re
 import statistics
-import subprocess
 import sys
-import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from checkout import tracked
 from code_forms import (
     CONDITIONAL,
     NESTED,
@@ -24,8 +22,10 @@ from code_forms import (
     VAGUE,
     WALRUS,
     Function,
+    comments,
     complexity,
     forms_in,
+    functions_in,
 )
 
 AREAS = {
@@ -152,23 +152,6 @@ def percentile(values: list[int], percent: int) -> int:
     return values[min(len(values) * percent // 100, len(values) - 1)]
 
 
-def tracked(root: Path, *patterns: str) -> list[Path]:
-    """Return the files of a checkout that git tracks, or would track."""
-    command = [
-        "git",
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "--",
-        *patterns,
-    ]
-    output = subprocess.run(
-        command, cwd=root, check=True, capture_output=True, text=True
-    ).stdout
-    return [path for name in output.splitlines() if (path := root / name).is_file()]
-
-
 def measure_code(root: Path, folder: str) -> Code:
     """Return the counts of the Python files in a folder."""
     code = Code()
@@ -180,47 +163,44 @@ def measure_code(root: Path, folder: str) -> Code:
 def measure_file(text: str, code: Code) -> None:
     """Add the counts of one file."""
     tree = ast.parse(text)
-    docstrings = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, Documented) and ast.get_docstring(node)
-    ]
-    code.docstrings += [ast.get_docstring(node) or "" for node in docstrings]
+    docstrings = docstring_nodes(tree)
+    code.docstrings += [str(ast.get_docstring(node)) for node in docstrings]
     quiet = {line for node in docstrings for line in lines_of(node.body[0])}
-    lines = {
-        number
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.strip() and not line.strip().startswith("#") and number not in quiet
-    }
+    lines = code_lines(text) - quiet
     code.files.append(len(text.splitlines()))
     code.code_lines += len(lines)
-    code.comments += sum(1 for token in tokens(text) if token.type == tokenize.COMMENT)
+    code.comments += sum(1 for _ in comments(text))
     code.forms.update(form for _, form in forms_in(tree))
     for function in outer_functions(tree.body):
-        body = [
-            statement for statement in function.body if statement.lineno not in quiet
-        ]
-        code.body_lines += sum(
-            len(lines.intersection(lines_of(statement))) for statement in body
-        )
-        code.nodes += sum(1 for statement in body for _ in ast.walk(statement))
-        code.statements += sum(
-            isinstance(node, ast.stmt) for part in body for node in ast.walk(part)
-        )
-    for node in ast.walk(tree):
-        if isinstance(node, Function):
-            body = [
-                statement for statement in node.body if statement.lineno not in quiet
-            ]
-            code.functions.append(
-                sum(len(lines.intersection(lines_of(part))) for part in body)
-            )
-            code.complexities.append(complexity(node))
+        nodes = [node for part in body_of(function) for node in ast.walk(part)]
+        code.body_lines += body_lines(function, lines)
+        code.nodes += len(nodes)
+        code.statements += sum(isinstance(node, ast.stmt) for node in nodes)
+    for function in functions_in(tree):
+        code.functions.append(body_lines(function, lines))
+        code.complexities.append(complexity(function))
 
 
-def tokens(text: str) -> Iterator[tokenize.TokenInfo]:
-    """Yield the tokens of a file."""
-    yield from tokenize.generate_tokens(io.StringIO(text).readline)
+def docstring_nodes(tree: ast.AST) -> list[Documented]:
+    """Return the modules, classes and functions that have a docstring."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, Documented)]
+    return [node for node in nodes if ast.get_docstring(node)]
+
+
+def code_lines(text: str) -> set[int]:
+    """Return the numbers of the lines that are neither blank nor a comment."""
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return {number for number, line in lines if line and not line.startswith("#")}
+
+
+def body_of(function: Function) -> list[ast.stmt]:
+    """Return the statements of a function without its docstring."""
+    return function.body[1:] if ast.get_docstring(function) else function.body
+
+
+def body_lines(function: Function, lines: set[int]) -> int:
+    """Return how many of these lines the body of a function has."""
+    return sum(len(lines.intersection(lines_of(part))) for part in body_of(function))
 
 
 def lines_of(node: ast.stmt) -> range:
