@@ -102,7 +102,7 @@ COLUMNS: dict[str, Callable[[list[Run]], str]] = {
         spread([100 * run.foreign_share for run in runs], 0) + " %" + marked(runs)
     ),
 }
-"""Requests are per pipeline, without those of Leases."""
+"""Requests are per pipeline, without requests for Leases."""
 
 
 def marked(runs: list[Run]) -> str:

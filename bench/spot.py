@@ -54,11 +54,11 @@ class Result:
     family: str
     ratios: dict[str, float | None]
     safe: float
-    """Cost of the optimum that could meet the deadline after an eviction at any time, by that of the optimum."""
+    """Cost of the optimum that could meet the deadline after an eviction at any time, divided by the optimum's."""
     free_cost: float
-    """Cost of Auto without a deadline, by that of always on-demand."""
+    """Cost of Auto without a deadline, divided by the cost of always on-demand."""
     free_time: float
-    """Its time, by that of always on-demand."""
+    """Time of Auto without a deadline, divided by the time of always on-demand."""
 
 
 def main() -> int:

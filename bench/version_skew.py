@@ -121,7 +121,8 @@ def main() -> int:
         finally:
             git("worktree", "remove", "--force", str(checkout))
     print(
-        "\n".join(differences) or f"{chosen.lives} lives ended as that of one version"
+        "\n".join(differences)
+        or f"{chosen.lives} lives ended as the life of one version"
     )
     return int(bool(differences))
 

@@ -51,7 +51,7 @@ class Auto:
     spot_minutes: int = 0
     on_demand_attempts: int = 0
     in_row: dict[NodeGroup, tuple[int, int]] = field(default_factory=dict)
-    """Node class -> quick interruptions in a row, and those of them without a new checkpoint."""
+    """Node class -> interruptions in a row: quick ones, and interruptions without a new checkpoint."""
 
     def __post_init__(self) -> None:
         job = self.run.job

@@ -11,7 +11,7 @@ Object = dict[str, Any]
 EVERYTHING = Path(__file__).parents[2] / "tests" / "data" / "everything.yaml"
 SUMMARY = "One-word summary"
 NEWER_SUMMARY = "The newer summary"
-"""Description of the CRD's first printer column, and that of a newer chart."""
+"""Descriptions of the CRD's first printer column, in this chart and in a newer chart."""
 NEXT_VERSION = "99.0.0"
 LATER, OTHER = (
     {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}

@@ -20,7 +20,7 @@ class Terminal:
     namespace: KubeNamespace
     folder: Path
     kubeconfig: Path | None = None
-    """Absent: that of the cluster's administrator."""
+    """Absent: the kubeconfig of the cluster's administrator."""
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command without waiting for its end."""

@@ -19,7 +19,7 @@ class Fault:
     """A fault and its verdict."""
 
     inject: Callable[[Scene], None]
-    """Does the fault to a pipeline that has just been created; its name is that of the fault."""
+    """Does the fault to a pipeline that has just been created; it has the name of the fault."""
     outcomes: tuple[str, ...]
     """Outcomes of the attempts of train."""
     evidence: str = ""

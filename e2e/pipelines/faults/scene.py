@@ -135,7 +135,7 @@ class Scene:
     undo: ExitStack
     """What is undone at the end, whatever happens before."""
     struck_at: float = 0.0
-    """When the fault happened, by the clock of this machine, which is that of all pods."""
+    """When the fault happened, by the clock of this machine, which all pods share."""
     notes: list[str] = field(default_factory=list)
     """What the row of the fault says beside the verdict."""
     problems: list[str] = field(default_factory=list)

@@ -147,7 +147,7 @@ NO_FIELD: dict[str, str] = {
     "refmodel": "the reference of DPO is the model before training",
     "precomputereflogprobs": "the log-probabilities of DPO's reference are always computed once, before the first step",
     "maxpromptlength": "spec.prepare.contextLength limits prompt and completion together",
-    "chattemplate": "the chat template is that of the model's tokenizer",
+    "chattemplate": "the model's tokenizer has the chat template",
     "datasets.type": "the shape of records is found from their columns, or from the field columns if it is set",
     "volumes": MOUNTS,
     "volumemounts": MOUNTS,

@@ -89,7 +89,7 @@ class PricedSettings:
             return
         if prices is None:
             log.info(
-                "no price list in %s: prices are those of placement.nodeClasses",
+                "no price list in %s: the prices of placement.nodeClasses apply",
                 self.folder,
             )
         else:

@@ -27,7 +27,7 @@ CHATML = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
 )
-"""A template whose turns end with a token that is not EOS, as those of Qwen."""
+"""A template whose turns end with a token that is not EOS, as in the template of Qwen."""
 
 
 def evaluate_environment(folder: Path, model: Path) -> Environment:

@@ -188,7 +188,7 @@ def test_operator_runs_with_the_configured_prices_without_a_list(tmp_path, caplo
     settings.refresh()
     assert settings.current == CONFIGURED
     assert caplog.messages == [
-        f"no price list in {tmp_path}/absent: prices are those of placement.nodeClasses"
+        f"no price list in {tmp_path}/absent: the prices of placement.nodeClasses apply"
     ]
 
 

@@ -257,9 +257,7 @@ def _training(
     if isinstance(trained, TrainResult):
         steps = f"{trained.steps:,}"
         best = f"{trained.best_step:,}"
-        rows.append(
-            ("Optimizer steps", f"{steps}; the weights are those of step {best}")
-        )
+        rows.append(("Optimizer steps", f"{steps}; the weights are from step {best}"))
         rows.append(("Tokens", f"{trained.tokens:,}"))
         rows.append(("Training loss", f"{trained.loss:.4f}"))
         if trained.validation_loss is not None:

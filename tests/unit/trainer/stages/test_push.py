@@ -251,7 +251,7 @@ def test_model_card_contains_origin_scores_and_hyperparameters(
         "| Data set | `hf://people/names/more.jsonl` at `4711abc` (`4711abcdef`) |",
         "| Data set | `hf://people/verbs` (`c0ffee`), config `en`, split `test`, weight 0.3 |",
         "| verbs | acc | 0.7500 | 0.0430 |",
-        "| Optimizer steps | 120; the weights are those of step 100 |",
+        "| Optimizer steps | 120; the weights are from step 100 |",
         "| Interruptions | 2; 7 steps repeated, 4 s lost |",
         "| lora.rank | 4 |",
         "| optimizer.learningRate | 0.0002 |",
