@@ -19,8 +19,13 @@ SLOW_FILES = (
     "test_lm_eval_cli",
     "test_merge_memory",
     "test_push_kills",
+    "test_compile",
+    "test_failing_steps",
+    "test_samples",
+    "test_allocator",
+    "test_preview_command",
 )
-"""Test files that take a minute or more. They run first, so that all workers end at about the same time.
+"""Test files that take half a minute or more. They run first, so that all workers end at about the same time.
 
 `make unit` leaves them out, and `make test` runs them.
 """

@@ -15,7 +15,17 @@ from finetune_operator.errors import ClusterError
 COMMANDS = {
     **{
         name: name
-        for name in ("init", "validate", "plan", "run", "list", "get", "logs", "retry")
+        for name in (
+            "init",
+            "validate",
+            "preview",
+            "plan",
+            "run",
+            "list",
+            "get",
+            "logs",
+            "retry",
+        )
     },
     **dict.fromkeys(("cancel", "suspend", "resume"), "verbs"),
     "wait": "wait",

@@ -19,7 +19,7 @@ from finetune_cli.arguments import (
     workdir_for,
 )
 from finetune_cli.commands import Commands
-from finetune_cli.forecast.counts import count_lines
+from finetune_cli.forecast.counts import count_lines, is_small
 from finetune_cli.forecast.forecast import (
     FindKeptWork,
     KeptWork,
@@ -38,9 +38,10 @@ from finetune_trainer.contract import PrepareResult
 
 DESCRIPTION = """\
 Print for every stage whether it would run, resume, be reused or be skipped, and why; then records, rows, tokens and
-steps, as far as they are known, and the sources that were not looked at. Nothing is written or started. FILE, or the
-NAME of a run on this machine: what `finetune run` would do. FILE with -n or --context: what applying the manifest to
-that cluster would do; the API server checks it in a dry run. NAME of a pipeline on a cluster: what remains to be done.
+steps, and the sources that were not looked at. Small data on this machine is read for it. Nothing is written. FILE,
+or the NAME of a run on this machine: what `finetune run` would do. FILE with -n or --context: what applying the
+manifest to that cluster would do; the API server checks it in a dry run. NAME of a pipeline on a cluster: what
+remains to be done.
 """
 
 # Such files alone would make a forecast say "resume" although the attempt begins anew.
@@ -76,8 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         local_run.link_claims(claims(arguments.claim))
         not_looked_at = local_run.check()
         planned = asyncio.run(_forecast(local_run))
-        prepared = _prepared(planned, local_run)
-        counts = count_lines(manifest.spec, prepared, local_run.environment)
+        counts, notes = _counts(planned, local_run)
     defaults = None
     if arguments.placement:
         defaults = read_placement(arguments.placement)
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_forecast_json(
             planned.stages,
-            notes=planned.notes,
+            notes=[*planned.notes, *notes],
             counts=counts,
             notLookedAt=not_looked_at,
             placement=places,
@@ -96,12 +96,32 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     console = Console(highlight=False, soft_wrap=True)
     print_forecast(planned.stages, console)
-    lines = [*planned.notes, *places, *counts, *not_looked_at]
+    lines = [*planned.notes, *places, *counts, *notes, *not_looked_at]
     if unused:
         lines.append(f"without effect on this machine: {', '.join(unused)}")
     for line in lines:
         console.print(line, style="dim", markup=False)
     return 0
+
+
+def _counts(
+    planned: PipelineForecast, local_run: LocalRun
+) -> tuple[list[str], list[str]]:
+    """Return the lines with counts, and what a preview of the data has to say.
+
+    Data that prepare has not read is previewed, if it is small and on this machine.
+    """
+    spec = local_run.manifest.spec
+    environment = local_run.environment
+    prepared = _prepared(planned, local_run)
+    if prepared or not is_small(spec, environment):
+        return count_lines(spec, prepared, environment), []
+    report = local_run.preview()
+    if report is None:
+        return count_lines(spec, None, environment), []
+    problems = [f"{problem.field}: {problem.message}" for problem in report.problems]
+    notes = [*problems, *report.notes]
+    return count_lines(spec, report.counts, environment), notes
 
 
 def _prepared(planned: PipelineForecast, local_run: LocalRun) -> PrepareResult | None:

@@ -14,14 +14,19 @@ from finetune_cli.diagnostics import Diagnostic, sort_diagnostics
 from finetune_cli.exit_codes import INVALID
 from finetune_cli.local.run import LocalRun
 from finetune_cli.manifest.manifest import ReadResult, read_all
+from finetune_cli.output.preview_lines import usable_records
 
 DESCRIPTION = """\
 Check manifests and print all errors, one a line: FILE:LINE: FIELD: the error and its fix. A file may hold several
 pipelines, separated by ---. A value that is valid and may be a mistake, such as a token in clear text, is a note. With
 --check, the command also looks at the sources and targets of the manifest, including stores: whether they exist and can
-be read, and whether a task measures the metric of its gate. A store that does not answer is an error. Sources that were
-not looked at are listed. The errors go to standard output. Exit code: 0 all valid, 2 at least one invalid.
+be read, and whether a task measures the metric of its gate. It reads all records on this machine as the stage prepare
+does, and the first 1,000 of a data set in a store. A store that does not answer is an error. Sources that were not
+looked at are listed. The errors go to standard output. Exit code: 0 all valid, 2 at least one invalid.
 """
+NOT_READ = (
+    "not read: prepare runs a program of your own, or the trainer is not installed here"
+)
 
 
 def register(commands: Commands) -> None:
@@ -85,12 +90,33 @@ def _check_sources(
             errors, not_looked_at = check_manifest(
                 manifest, local_run.environment, validating=True
             )
+            # The preview would only repeat the error of a source.
+            if not errors and not result.diagnostics:
+                errors += _preview(local_run, not_looked_at)
         # A field with an error has one already, and the second may only follow from the first.
         known = {diagnostic.path for diagnostic in result.diagnostics}
         new = [error for error in errors if error.path not in known]
         result.diagnostics = sort_diagnostics([*result.diagnostics, *new])
         lines += not_looked_at
     return lines
+
+
+def _preview(local_run: LocalRun, lines: list[str]) -> list[Diagnostic]:
+    """Return the errors of the data, and add a line for each thing to know about it."""
+    report = local_run.preview()
+    if report is None:
+        lines.append(f"the records were {NOT_READ}")
+        return []
+    lines += [f"not looked at: {text}" for text in report.not_looked_at]
+    # The records of an error are named in its message.
+    if not report.problems:
+        lines += [f"data: {text}" for text in usable_records(report)]
+        lines += [f"data: {text}" for text in report.notes]
+    manifest = local_run.manifest
+    return [
+        manifest.diagnostic(manifest.location_of(problem.field), problem.message)
+        for problem in report.problems
+    ]
 
 
 def _print(file: Path, result: ReadResult, not_looked_at: list[str]) -> None:

@@ -7,11 +7,11 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from finetune_cli.manifest.fields import Workload, sources, workload
 from finetune_operator.api.spec import PipelineSpec
-from finetune_trainer.contract import Environment, PrepareResult
+from finetune_trainer.contract import Environment
 from finetune_trainer.contract.environment import InvalidLocation
 
 # A plan should take seconds, so larger files are not counted.
@@ -19,15 +19,39 @@ MAX_BYTES = 1 << 30
 """Largest file that is counted."""
 EXPANSION = 10
 """Records are at most about so many times as large as their gzip file."""
+# About a million tokens a second and four characters a token: larger data would take minutes.
+PREVIEWED_BYTES = 64 << 20
+"""Largest data that is read as prepare reads it."""
 UNREADABLE = (OSError, ValueError, RecursionError, EOFError, zlib.error, csv.Error)
 """What reading a file raises that is missing, damaged or of another format."""
 NOT_COUNTED = "records not counted"
 
 
+class DataCounts(Protocol):
+    """Counts of records, rows and tokens: the result of prepare, or a preview of it."""
+
+    @property
+    def records(self) -> int: ...  # noqa: D102  as in PrepareResult
+    @property
+    def invalid(self) -> int: ...  # noqa: D102
+    @property
+    def truncated(self) -> int: ...  # noqa: D102
+    @property
+    def dropped(self) -> int: ...  # noqa: D102
+    @property
+    def train_rows(self) -> int: ...  # noqa: D102
+    @property
+    def validation_rows(self) -> int: ...  # noqa: D102
+    @property
+    def train_tokens(self) -> int: ...  # noqa: D102
+    @property
+    def train_targets(self) -> int | None: ...  # noqa: D102
+
+
 def count_lines(
-    spec: PipelineSpec, prepared: PrepareResult | None, environment: Environment | None
+    spec: PipelineSpec, prepared: DataCounts | None, environment: Environment | None
 ) -> list[str]:
-    """Return what is known of data and steps: by the result of prepare, else by the files on this machine.
+    """Return what is known of data and steps: by the counts of prepare, else by the files on this machine.
 
     `environment` is None for a plan on a cluster, whose files cannot be read from here.
     """
@@ -44,6 +68,21 @@ def count_lines(
     return [*data, unknown, *processes]
 
 
+def is_small(spec: PipelineSpec, environment: Environment) -> bool:
+    """Return whether the model and all data are on this machine, and the data is small enough to read it for a plan."""
+    size = 0
+    for source in sources(spec):
+        if source.kind not in {"model", "data"}:
+            continue
+        try:
+            for uri in environment.matches(source.uri):
+                path = environment.locate(uri)
+                size += path.stat().st_size if source.kind == "data" else 0
+        except (InvalidLocation, OSError):
+            return False
+    return size <= PREVIEWED_BYTES
+
+
 def _processes_lines(work: Workload, environment: Environment | None) -> Iterator[str]:
     """Yield how many processes train together, and where, if there are several."""
     if work.processes == 1:
@@ -55,7 +94,7 @@ def _processes_lines(work: Workload, environment: Environment | None) -> Iterato
     yield f"train: {work.processes} processes {nodes}, {rows}"
 
 
-def _data_line(result: PrepareResult, work: Workload) -> str:
+def _data_line(result: DataCounts, work: Workload) -> str:
     records = f"data: {_count(result.records, 'record')}"
     left_out = _left_out(result)
     if left_out:
@@ -66,10 +105,13 @@ def _data_line(result: PrepareResult, work: Workload) -> str:
     examples = f"{_count(work.examples(result.train_rows), work.example)} of {length}"
     if result.validation_rows:
         examples += f" and {work.examples(result.validation_rows):,} for validation"
-    return f"{records}, {examples}, {_count(result.train_tokens, 'token')} to train on"
+    tokens = f"{_count(result.train_tokens, 'token')} to train on"
+    if result.train_targets is not None:
+        tokens += f", {result.train_targets:,} of them learned"
+    return f"{records}, {examples}, {tokens}"
 
 
-def _left_out(result: PrepareResult) -> str:
+def _left_out(result: DataCounts) -> str:
     """Return how many records prepare has not used as they are, by reason."""
     counts = {
         "invalid": result.invalid,

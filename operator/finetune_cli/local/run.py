@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from finetune_cli.checks.preview import ask_trainer
 from finetune_cli.checks.sources import check_manifest
 from finetune_cli.diagnostics import (
     Diagnostic,
@@ -17,12 +18,14 @@ from finetune_cli.diagnostics import (
     sort_diagnostics,
 )
 from finetune_cli.local.fault_injection import Fault, FaultInjector
+from finetune_cli.manifest.fields import has_own_program
 from finetune_cli.manifest.manifest import Manifest
 from finetune_cli.runs import MANIFEST
 from finetune_operator.api.group import RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus, StageState
 from finetune_operator.core.assess import assess
+from finetune_operator.core.assessment import StageAssessment
 from finetune_operator.core.events import Event
 from finetune_operator.core.job_template import referenced_claims
 from finetune_operator.core.observation import Observation
@@ -32,8 +35,9 @@ from finetune_operator.errors import ClusterError
 from finetune_operator.local.cluster import Folders, LocalCluster
 from finetune_operator.local.runner import LOCK
 from finetune_operator.reconcile import reconcile
-from finetune_trainer.contract import Environment
+from finetune_trainer.contract import Environment, PrepareConfig
 from finetune_trainer.contract.environment import GIT_SHA, InvalidLocation
+from finetune_trainer.contract.preview import PreviewReport
 
 REFRESH_SECONDS = 0.5
 """Longest time between two reconciles, and so between two updates of the display."""
@@ -180,11 +184,22 @@ class LocalRun:
                 written[f"push.targets {uri}"] = environment.locate(uri)
         return written
 
-    def _referenced_claims(self) -> set[str]:
+    def preview(self, examples: int = 0) -> PreviewReport | None:
+        """Return what prepare would make of the data; None if it runs another program, or without the trainer."""
+        config = self._stages()["prepare"].config
+        stage = self.manifest.spec.stages()["prepare"]
+        if not isinstance(config, PrepareConfig) or has_own_program(stage):
+            return None
+        variables = stage.pod.literal_env()
+        return ask_trainer(config, variables, self.environment, examples)
+
+    def _stages(self) -> Mapping[str, StageAssessment]:
         pipeline = Pipeline(self.key, "", 1, self.manifest.spec)
-        stages = assess(pipeline, Observation(), datetime.now(UTC)).stages  # noqa: TID251  an edge
+        return assess(pipeline, Observation(), datetime.now(UTC)).stages  # noqa: TID251  an edge
+
+    def _referenced_claims(self) -> set[str]:
         claims: set[str] = set()
-        for stage in stages.values():
+        for stage in self._stages().values():
             if stage.config:
                 claims.update(referenced_claims(stage.config))
         existing = self.manifest.spec.workspace.existing_claim

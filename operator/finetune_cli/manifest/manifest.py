@@ -105,6 +105,12 @@ class Manifest:
         path = format_path(self.document, full)
         return Diagnostic(self.path, nearest.line, path, message)
 
+    @staticmethod
+    def location_of(field: str) -> tuple[str | int, ...]:
+        """Return the location of a field that a message names, such as datasets[0].uri."""
+        parts = re.findall(r"[^.\[\]]+", field)
+        return tuple(int(part) if part.isdigit() else part for part in parts)
+
 
 @dataclass
 class ReadResult:

@@ -6,6 +6,7 @@ from support.operator.fake_api_server import kubeconfig, serving
 from support.operator.scenario import Scenario
 
 from finetune_cli.manifest.manifest import read_all
+from finetune_trainer.contract.preview import PreviewReport
 
 
 @pytest.fixture
@@ -26,6 +27,14 @@ def cli(tmp_path, monkeypatch, capsys):
 def scenario(cli):
     """The pipeline team/demo on the fake API server."""
     return cli.api.add(Scenario().reconcile_until_stable())
+
+
+@pytest.fixture
+def unread_data(monkeypatch):
+    """A check of sources that reads no records: a preview needs a whole model, and takes seconds."""
+    monkeypatch.setattr(
+        "finetune_cli.local.run.ask_trainer", lambda *_: PreviewReport()
+    )
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from finetune_cli.__main__ import main
 from finetune_cli.checks.built_in_tasks import read_built_in_tasks
 from finetune_cli.checks.task_file import task_metrics
 
+pytestmark = pytest.mark.usefixtures("unread_data")
+
 TASK = {
     "task": "exam",
     "output_type": "multiple_choice",

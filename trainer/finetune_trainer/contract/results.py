@@ -147,6 +147,8 @@ class PrepareResult(StageResult):
     """Packed rows for validation, counted in the same way."""
     train_tokens: BoundedInt
     """Tokens in the rows for training, without padding."""
+    train_targets: BoundedInt | None = None
+    """The part of these tokens that is in the loss; absent if an earlier version of the trainer prepared the rows."""
     data_digest: str
     """sha256:… of the data set's file; if there are several files, of their digests in order."""
     data_pins: tuple[str | None, ...] = ()

@@ -95,6 +95,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         train_rows=writer.rows("train"),
         validation_rows=writer.rows("validation"),
         train_tokens=writer.tokens("train"),
+        train_targets=writer.targets("train"),
         data_digest=f"sha256:{reader.digest()}",
         data_pins=tuple(dataset.pin for dataset in datasets),
         conversations=counts.conversations,

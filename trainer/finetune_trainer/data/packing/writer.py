@@ -128,6 +128,10 @@ class PackedWriter:
         """Return the number of tokens in all complete parts, without padding."""
         return sum(part[split].tokens for part in self.parts)
 
+    def targets(self, split: Split) -> int:
+        """Return the number of tokens in all complete parts that are targets of the loss."""
+        return sum(part[split].targets for part in self.parts)
+
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of every file of the complete parts by its name."""
         return {
@@ -141,12 +145,11 @@ class PackedWriter:
         """Write rows.json, after the last part."""
         index = dict(self._index)
         for split in SPLITS:
-            contents = [part[split] for part in self.parts]
-            largest_tokens = [content.largest_token for content in contents]
+            largest_tokens = [part[split].largest_token for part in self.parts]
             index[split] = {
-                "rows": [content.rows for content in contents],
+                "rows": [part[split].rows for part in self.parts],
                 "tokens": self.tokens(split),
-                "targets": sum(content.targets for content in contents),
+                "targets": self.targets(split),
                 "largestToken": max(largest_tokens, default=0),
             }
         (self._folder / INDEX).write_text(json.dumps(index, indent=1))

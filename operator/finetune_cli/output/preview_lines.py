@@ -1,0 +1,71 @@
+"""Output of a preview: each example with its learned part marked, and lines with the counts."""
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from finetune_trainer.contract.preview import PreviewedExample, PreviewReport
+
+MARKS = ("{+", "+}")
+"""Begin and end of the learned part without a terminal, as in `git diff --word-diff`."""
+
+
+def print_examples(report: PreviewReport, console: Console) -> None:
+    """Print each example: where its record is, its tokens, and its text."""
+    for example in report.examples:
+        console.print(Text(_heading(example), style="bold cyan"))
+        console.print(_text(example, marked=not console.is_terminal))
+        console.print()
+
+
+def _heading(example: PreviewedExample) -> str:
+    share = example.learned_tokens / example.tokens
+    heading = f"{example.file}:{example.line}  {example.tokens:,} tokens, "
+    heading += f"{example.learned_tokens:,} learned ({share:.0%})"
+    if example.truncated:
+        heading += ", truncated to prepare.contextLength"
+    return heading
+
+
+def _text(example: PreviewedExample, *, marked: bool) -> Text:
+    """Return the text; the learned part is bold and green, and `marked` if there may be no colours."""
+    text = Text()
+    for segment in example.segments:
+        if not segment.learned:
+            text.append(segment.text, style="dim")
+            continue
+        shown = segment.text
+        if marked:
+            shown = shown.join(MARKS)
+        text.append(shown, style="bold green")
+    return text
+
+
+def usable_records(report: PreviewReport) -> Iterator[str]:
+    """Yield a line with the usable and the invalid records, and a line for each invalid record that is named."""
+    counts = report.counts
+    if counts is None:
+        return
+    used = counts.records - counts.unused
+    usable = used - counts.invalid - counts.dropped
+    first = "the first " if report.is_sample else ""
+    line = f"{first}{used:,} records: {usable:,} usable"
+    if counts.invalid:
+        line += f", {counts.invalid:,} invalid"
+    if counts.dropped:
+        line += f", {counts.dropped:,} dropped as too long"
+    if counts.truncated:
+        share = counts.truncated / used
+        line += f", {counts.truncated:,} truncated ({share:.0%})"
+    yield line
+    yield from report.invalid_records
+
+
+def learned_tokens(report: PreviewReport) -> str:
+    """Return how many tokens are learned; empty if it is unknown."""
+    counts = report.counts
+    if counts is None or not counts.train_tokens:
+        return ""
+    share = counts.train_targets / counts.train_tokens
+    return f"{counts.train_tokens:,} tokens, {counts.train_targets:,} of them learned ({share:.0%})"

@@ -1,0 +1,91 @@
+"""`finetune preview`, and the same preview in `validate --check` and `plan`, with a real process of the trainer."""
+
+import json
+
+import pytest
+import yaml
+
+from finetune_cli.__main__ import main
+
+RECORDS = [
+    {"prompt": f"What is {number} plus 2?", "completion": f" {number + 2}"}
+    for number in range(20)
+]
+
+
+@pytest.fixture
+def manifest(tiny_model, tmp_path, monkeypatch):
+    """A function that writes p.yaml and its records."""
+    monkeypatch.chdir(tmp_path)
+
+    def manifest(records, **spec):
+        lines = [json.dumps(record) for record in records]
+        (tmp_path / "data.jsonl").write_text("\n".join(lines))
+        spec = {
+            "model": {"uri": f"file://{tiny_model}"},
+            "datasets": [{"uri": "data.jsonl"}],
+            "prepare": {"contextLength": 64},
+            "train": {},
+            **spec,
+        }
+        pipeline = {
+            "apiVersion": "finetune.dev/v1alpha1",
+            "kind": "FineTunePipeline",
+            "metadata": {"name": "demo"},
+            "spec": spec,
+        }
+        (tmp_path / "p.yaml").write_text(yaml.safe_dump(pipeline))
+
+    return manifest
+
+
+def test_preview_marks_the_learned_part(manifest, capsys):
+    manifest(RECORDS)
+    assert main(["preview", "p.yaml", "-n", "1"]) == 0
+    output = capsys.readouterr().out
+    heading, text, *_ = output.splitlines()
+    assert heading.startswith("data.jsonl:1  ")
+    assert "learned (" in heading
+    _, mark, learned = text.partition("{+ 2")
+    assert mark
+    assert learned.endswith("+}")
+    assert "20 records: 20 usable" in output
+
+
+def test_preview_writes_nothing(manifest, tmp_path):
+    manifest(RECORDS)
+    before = sorted(tmp_path.rglob("*"))
+    main(["preview", "p.yaml"])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_preview_of_invalid_records_names_line_and_field(manifest, capsys):
+    manifest([*RECORDS, {"prompt": "?"}])
+    assert main(["preview", "p.yaml", "-n", "0"]) == 2
+    output = capsys.readouterr().out
+    assert "21 records: 20 usable, 1 invalid" in output
+    assert "data.jsonl:21: completion is missing" in output
+    assert "spec.datasets[0].uri: 1 of 21 records are invalid" in output
+
+
+def test_check_reads_all_records(manifest, capsys):
+    manifest([*RECORDS, {"prompt": "?"}])
+    assert main(["validate", "--check", "p.yaml"]) == 2
+    output = capsys.readouterr().out
+    assert "spec.datasets[0].uri: 1 of 21 records are invalid" in output
+    assert "data.jsonl:21: completion is missing" in output
+
+
+def test_check_says_how_many_records_are_usable(manifest, capsys):
+    manifest(RECORDS)
+    assert main(["validate", "--check", "p.yaml"]) == 0
+    assert "p.yaml: data: 20 records: 20 usable (note)" in capsys.readouterr().out
+
+
+def test_plan_before_prepare_knows_rows_tokens_and_steps(manifest, capsys):
+    manifest(RECORDS)
+    assert main(["plan", "p.yaml"]) == 0
+    output = capsys.readouterr().out
+    assert "of them learned" in output
+    assert "rows of 64 tokens" in output
+    assert "known when prepare is done" not in output

@@ -1,0 +1,1 @@
+"""Preview of the data, as `prepare` would read it: `python -m finetune_trainer.preview`."""

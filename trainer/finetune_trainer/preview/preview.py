@@ -1,0 +1,113 @@
+"""Read the records as `prepare` does, count what becomes of them, and show the first ones as the model sees them."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+
+from finetune_trainer.contract import Environment, PrepareConfig
+from finetune_trainer.contract.preview import (
+    PreviewCounts,
+    PreviewReport,
+    PreviewRequest,
+)
+from finetune_trainer.data.documents import Counts
+from finetune_trainer.data.packing.writer import PackedWriter
+from finetune_trainer.data.reading.datasets import NumberedRecord, RecordReader
+from finetune_trainer.data.reading.record_batches import Position
+from finetune_trainer.data.record_packer import RecordPacker, Summary
+from finetune_trainer.preview.examples import examples_of
+from finetune_trainer.preview.sources import Sources
+from finetune_trainer.runtime.errors import StageError
+from finetune_trainer.stages.prepare import padding_token, warn_about_turns
+
+SAMPLE = 1000
+"""Records that are read of a data set in a store."""
+
+
+def preview(request: PreviewRequest, environment: Environment) -> PreviewReport:
+    """Return what prepare would make of the data, and the reasons why it would fail."""
+    config = request.config
+    sources = Sources()
+    sources.open_all(config, environment)
+    counts = Counts()
+    report = PreviewReport(is_sample=sources.is_sample)
+    try:
+        if sources.tokenizer is not None and sources.datasets:
+            report = _read(request, sources, counts)
+    except StageError as error:
+        sources.add(_field_of_data(config), str(config.datasets[0].uri), error)
+    return report.model_copy(
+        update={
+            "problems": tuple(sources.problems),
+            "not_looked_at": tuple(sources.not_looked_at),
+            "invalid_records": tuple(counts.reasons),
+        }
+    )
+
+
+def _field_of_data(config: PrepareConfig) -> str:
+    if len(config.datasets) == 1:
+        return "datasets[0].uri"
+    return "datasets"
+
+
+def _read(request: PreviewRequest, sources: Sources, counts: Counts) -> PreviewReport:
+    """Return the report about all records, or about the first SAMPLE; raise StageError as prepare would."""
+    config = request.config
+    tokenizer = sources.tokenizer
+    reader = RecordReader(sources.datasets, config.objective)
+    examples = examples_of(reader, tokenizer, config, request.examples)
+    with tempfile.TemporaryDirectory() as folder:
+        writer = PackedWriter(
+            Path(folder),
+            config.recipe.context_length,
+            padding_token(tokenizer),
+            packing=config.recipe.packing,
+            pairs=config.objective == "DPO",
+        )
+        packer = RecordPacker(config, tokenizer, sources.datasets, writer, counts)
+        records: Iterator[NumberedRecord] = reader.read()
+        if sources.is_sample:
+            records = islice(records, SAMPLE)
+        _pack(packer, records, reader)
+        if counts.records:
+            warn_about_turns(counts, tokenizer)
+    try:
+        Summary(config, reader.name, writer, counts).raise_if_unusable()
+    except StageError as error:
+        sources.add(_field_of_data(config), str(config.datasets[0].uri), error)
+    return PreviewReport(
+        counts=_counts(counts, writer), is_sample=sources.is_sample, examples=examples
+    )
+
+
+def _pack(
+    packer: RecordPacker, records: Iterator[NumberedRecord], reader: RecordReader
+) -> None:
+    """Pack all records; a part's rows are deleted by the caller, so that its end needs no record of it."""
+
+    def position() -> Position:
+        return Position(reader.bytes_read, "")
+
+    def end_part(_end: Position) -> None:
+        packer.writer.end_part()
+
+    with packer.writer, closing(packer.pack(records, position, end_part)) as batches:
+        for _ in batches:
+            pass
+
+
+def _counts(counts: Counts, writer: PackedWriter) -> PreviewCounts:
+    return PreviewCounts(
+        records=counts.records,
+        invalid=counts.invalid,
+        truncated=counts.truncated,
+        dropped=counts.dropped,
+        unused=counts.unused,
+        train_rows=writer.rows("train"),
+        validation_rows=writer.rows("validation"),
+        train_tokens=writer.tokens("train"),
+        train_targets=writer.targets("train"),
+    )
