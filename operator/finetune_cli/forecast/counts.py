@@ -117,6 +117,8 @@ def _left_out(result: DataCounts) -> str:
         "invalid": result.invalid,
         "truncated": result.truncated,
         "dropped": result.dropped,
+        "split": result.split,
+        "not rendered in full": result.unrendered,
     }
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 

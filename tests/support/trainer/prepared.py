@@ -56,7 +56,7 @@ def make_tokenizer(
     return AutoTokenizer.from_pretrained(folder)
 
 
-RECIPE = ("context_length", "too_long", "packing", "max_invalid_fraction")
+RECIPE = ("context_length", "too_long", "packing", "max_invalid_fraction", "unrendered")
 
 
 def prepare_config(

@@ -51,7 +51,7 @@ def test_explicit_default_keeps_the_identity():
     explicit = Scenario()
     explicit.edit(
         train={"lora": {"rank": 16}},
-        prepare={"tooLong": "Truncate"},
+        prepare={"unrendered": "Refuse"},
         validation={"fraction": 0.05},
     )
     for scenario in (plain, explicit):

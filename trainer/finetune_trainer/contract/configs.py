@@ -27,7 +27,7 @@ from finetune_trainer.contract.recipes import (
 from finetune_trainer.contract.tracking import Tracking, tracked_uris
 
 # Increment it when the trainer produces different results from the same config, so that no older result is reused.
-RESULTS_VERSION = 5
+RESULTS_VERSION = 6
 """Part of every identity."""
 
 

@@ -23,6 +23,8 @@ TaskName = Annotated[
 ]
 Weights = Literal["Merged", "Adapter"]
 Objective = Literal["SFT", "DPO"]
+TooLong = Literal["Truncate", "Drop", "Split"]
+Unrendered = Literal["Refuse", "Warn"]
 ModuleName = Annotated[
     str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.*-]+$")
 ]
@@ -45,9 +47,15 @@ class PrepareRecipe(ContractModel):
     context_length: int = Field(default=1024, ge=16, le=131072)
     """Tokens per packed row, and the length above which a record is too long."""
 
-    too_long: Literal["Truncate", "Drop"] = "Truncate"
-    """Whether a record longer than contextLength is truncated or dropped; the stage's result counts both. With
-    train.objective DPO a record is a pair of completions, and contextLength limits each completion with its prompt."""
+    too_long: TooLong | None = None
+    """What happens to a record longer than contextLength: Truncate, Drop, or Split into pieces, each a document of its
+    own. Only plain text can be split: with Split, every other long record is invalid. Absent: Split for plain text,
+    Truncate for all other records. The stage's result counts all of them. With train.objective DPO a record is a pair
+    of completions, and contextLength limits each completion with its prompt."""
+
+    unrendered: Unrendered = "Refuse"
+    """What happens to a record with a text that its rows would not hold, because the chat template does not render it.
+    Refuse: the record is invalid. Warn: it is used without the text, and the stage's result counts it."""
 
     packing: bool = True
     """Whether several records share a row. With false, every row has a single record, which some architectures need.

@@ -139,6 +139,10 @@ class PrepareResult(StageResult):
     """Records truncated to the context length."""
     dropped: BoundedInt
     """Records dropped because they were too long."""
+    split: BoundedInt = 0
+    """Records split into several documents because they were too long."""
+    unrendered: BoundedInt = 0
+    """Records with a text that is not in the rows, because the chat template does not render it."""
     unused: BoundedInt = 0
     """Records left out by the weight of their data set."""
     train_rows: BoundedInt

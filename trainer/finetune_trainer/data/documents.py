@@ -34,6 +34,10 @@ class Counts(BaseModel):
     invalid: int = 0
     truncated: int = 0
     dropped: int = 0
+    split: int = 0
+    """Records split into several documents because they were too long."""
+    unrendered: int = 0
+    """Records with a text that is not in the rows."""
     unused: int = 0
     """Records left out by the weight of their data set."""
     boundary_tokens: int = 0

@@ -122,6 +122,8 @@ class RecordPacker:
         counts.records += batch.count
         counts.unused += batch.count - len(batch.records)
         counts.truncated += tokenized.truncated
+        counts.split += tokenized.split
+        counts.unrendered += tokenized.unrendered
         counts.boundary_tokens += tokenized.boundary_tokens
         # A batch without used records says nothing about the shape of its data set.
         if batch.records:
@@ -236,6 +238,10 @@ class Summary:
             yield f"{counts.truncated} truncated to {self._length} tokens"
         if counts.dropped:
             yield f"{counts.dropped} dropped as too long"
+        if counts.split:
+            yield f"{counts.split} split into pieces of {self._length} tokens"
+        if counts.unrendered:
+            yield f"{counts.unrendered} with a text that the rows do not hold"
         if counts.unused:
             yield f"{counts.unused} left out by weight"
         if counts.boundary_tokens:

@@ -91,6 +91,8 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         invalid=counts.invalid,
         truncated=counts.truncated,
         dropped=counts.dropped,
+        split=counts.split,
+        unrendered=counts.unrendered,
         unused=counts.unused,
         train_rows=writer.rows("train"),
         validation_rows=writer.rows("validation"),

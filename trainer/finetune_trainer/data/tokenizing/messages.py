@@ -106,6 +106,8 @@ def batch_message(batch: TokenizedBatch) -> bytes:
         batch.shape,
         outcomes,
         batch.truncated,
+        batch.split,
+        batch.unrendered,
         batch.boundary_tokens,
         tokens,
         loss_masks,
@@ -115,10 +117,19 @@ def batch_message(batch: TokenizedBatch) -> bytes:
 
 def read_batch(message: bytes) -> TokenizedBatch:
     """Return the tokenized batch of a message."""
-    shape, outcomes, truncated, boundary_tokens, tokens, loss_masks = _loads(message)
+    (
+        shape,
+        outcomes,
+        truncated,
+        split,
+        unrendered,
+        boundary_tokens,
+        tokens,
+        loss_masks,
+    ) = _loads(message)
     all_tokens = np.frombuffer(tokens, dtype=np.int32)
     all_masks = np.frombuffer(loss_masks, dtype=np.uint8)
-    batch = TokenizedBatch(shape, [], truncated, boundary_tokens)
+    batch = TokenizedBatch(shape, [], truncated, split, unrendered, boundary_tokens)
     batch_start = 0
     for outcome in outcomes:
         if not isinstance(outcome, list):

@@ -39,6 +39,10 @@ class TokenizedBatch:
     outcomes: list[RecordOutcome] = field(default_factory=list)
     """In the order of the records."""
     truncated: int = 0
+    split: int = 0
+    """Records split into several documents because they were too long."""
+    unrendered: int = 0
+    """Records with a text that is not in their documents."""
     boundary_tokens: int = 0
     """Records in which a token spans text with loss and text without loss."""
 
