@@ -38,10 +38,12 @@ class Counts(BaseModel):
     """Records split into several documents because they were too long."""
     unrendered: int = 0
     """Records with a text that is not in the rows."""
+    by_turn: int = 0
+    """Conversations of which turns have examples of their own."""
     unused: int = 0
     """Records left out by the weight of their data set."""
     boundary_tokens: int = 0
-    """Records in which a token spans prompt and completion."""
+    """Examples in which a token spans prompt and completion."""
     dataset: int = 0
     """Position of the data set of the last record that was used."""
     shape: Shape | None = None
@@ -50,3 +52,5 @@ class Counts(BaseModel):
     """Whether any records are conversations."""
     reasons: list[str] = Field(default=[])
     """The reasons why the first invalid records are invalid."""
+    unrendered_places: list[str] = Field(default=[])
+    """The kinds of places that were reported because the rows do not hold their text."""

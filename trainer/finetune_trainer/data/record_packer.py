@@ -1,5 +1,6 @@
 """Tokenize and pack records in batches, and count what becomes of them."""
 
+import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
@@ -124,6 +125,9 @@ class RecordPacker:
         counts.truncated += tokenized.truncated
         counts.split += tokenized.split
         counts.unrendered += tokenized.unrendered
+        counts.by_turn += tokenized.by_turn
+        for index, text in tokenized.unrendered_texts:
+            self._report(batch.records[index], text)
         counts.boundary_tokens += tokenized.boundary_tokens
         # A batch without used records says nothing about the shape of its data set.
         if batch.records:
@@ -150,6 +154,14 @@ class RecordPacker:
             line = f"{record.file}:{record.line}: {reason}"[:MAX_REASON_CHARACTERS]
             self.counts.reasons.append(line)
             print(line, flush=True)
+
+    def _report(self, record: UsedRecord, text: str) -> None:
+        """Report a text that is not in the rows, if it is the first of its kind of place."""
+        place = re.sub(r"\[\d+\]", "[]", text.partition(": ")[0])
+        places = self.counts.unrendered_places
+        if place not in places and len(places) < MAX_NAMED_RECORDS:
+            places.append(place)
+            print(f"{record.file}:{record.line}: {text}", flush=True)
 
 
 class Summary:
@@ -242,10 +254,12 @@ class Summary:
             yield f"{counts.split} split into pieces of {self._length} tokens"
         if counts.unrendered:
             yield f"{counts.unrendered} with a text that the rows do not hold"
+        if counts.by_turn:
+            yield f"{counts.by_turn} conversations with an example for each turn"
         if counts.unused:
             yield f"{counts.unused} left out by weight"
         if counts.boundary_tokens:
             yield (
-                f"in {counts.boundary_tokens} records a token spans prompt and completion: "
+                f"in {counts.boundary_tokens} examples a token spans prompt and completion: "
                 "start completions with the space"
             )

@@ -34,7 +34,7 @@ from finetune_trainer.data.reading.datasets import (
 )
 from finetune_trainer.data.reading.record_batches import Position
 from finetune_trainer.data.record_packer import RecordPacker, Summary
-from finetune_trainer.data.records.chat_template import turn_end
+from finetune_trainer.data.records.chat_template import ChatTemplate, turn_end
 from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.start_adapter import open_start_adapter
@@ -81,7 +81,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         raise
     digest = publish(folder, writer, context)
     print(f"prepare: {summary.text(meter.tokens_per_second)}", flush=True)
-    warn_about_turns(packer.counts, tokenizer)
+    warn_about_ends(packer.counts, tokenizer)
     counts = packer.counts
     context.progress.update(step=counts.records, total=counts.records, note="")
     return PrepareResult(
@@ -108,8 +108,18 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     )
 
 
-def warn_about_turns(counts: Counts, tokenizer: Any) -> None:
-    """Log a warning if servers will not know where a turn of the chat template ends."""
+def warn_about_ends(counts: Counts, tokenizer: Any) -> None:
+    """Log a warning if servers will not know where a turn of the chat template or a text ends."""
+    if tokenizer.eos_token_id is None:
+        log_line(
+            "prepare: the tokenizer has no EOS token, so that no plain text ends with it: "
+            "set eos_token in the model's tokenizer_config.json"
+        )
+    if counts.conversations and not ChatTemplate(tokenizer).writes_turn_end:
+        log_line(
+            "prepare: the chat template writes nothing behind a turn, so that EOS was added to each: "
+            "use a template that ends turns with a special token"
+        )
     if counts.conversations and turn_end(tokenizer) is None:
         log_line(
             "prepare: the chat template ends a turn with text that is no special token, so that servers will not "

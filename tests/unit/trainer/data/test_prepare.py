@@ -141,7 +141,7 @@ def test_long_record_is_truncated_to_context_length(
     model: Path, environment: Environment, data: Path
 ) -> None:
     write_jsonl(data, [{"text": "the file " * 100}, {"text": "short"}])
-    result = prepare(prepare_config(model), environment)
+    result = prepare(prepare_config(model, too_long="Truncate"), environment)
 
     assert (result.truncated, result.dropped) == (1, 0)
     assert max(len(tokens) for tokens, _ in packed_documents(environment)) == 64
@@ -198,7 +198,9 @@ def test_space_at_the_end_of_a_prompt_is_reported(
     )
     prepare(prepare_config(model), environment)
 
-    assert "in 1 records a token spans prompt and completion" in capsys.readouterr().out
+    assert (
+        "in 1 examples a token spans prompt and completion" in capsys.readouterr().out
+    )
 
 
 def test_result_is_reused_until_its_output_is_corrupt(

@@ -15,11 +15,11 @@ from support.trainer.prepared import (
     prepare_config,
     trained_texts,
 )
+from support.trainer.renderings import learned, learned_by_example, rendering_of
 from support.trainer.stages import environment_in, run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data.records.chat_template import ChatTemplate
-from finetune_trainer.data.records.conversations import Conversation
 from finetune_trainer.data.records.records import InvalidRecord
 from finetune_trainer.data.tokenizing.encoder import Encoder, RecordFormatter
 
@@ -52,10 +52,10 @@ def test_tokens_are_those_of_the_evaluation(
     from lm_eval.api.model import TemplateLM  # noqa: PLC0415  the import takes seconds
 
     assume(prompt.strip() and completion.strip())
-    (example,) = RecordFormatter(ChatTemplate(tokenizer)).format(
+    formatted = RecordFormatter(ChatTemplate(tokenizer)).format(
         {"prompt": prompt, "completion": completion}
     )
-    [document] = Encoder(tokenizer).encode([example])
+    [document] = Encoder(tokenizer).encode(list(formatted.examples))
 
     evaluation = SimpleNamespace(backend="causal", tok_encode=tokenizer.encode)
     context, continuation = TemplateLM._encode_pair(evaluation, prompt, completion)
@@ -76,10 +76,10 @@ def test_loss_covers_tokens_with_a_character_of_the_completion(
     tokenizer: Any, prompt: str, completion: str
 ) -> None:
     assume(completion.strip())
-    (example,) = RecordFormatter(ChatTemplate(tokenizer)).format(
+    formatted = RecordFormatter(ChatTemplate(tokenizer)).format(
         {"prompt": prompt, "completion": completion}
     )
-    [document] = Encoder(tokenizer).encode([example])
+    [document] = Encoder(tokenizer).encode(list(formatted.examples))
 
     # With a byte-level tokenizer, each character of a token's name is one byte of the text.
     names = tokenizer.convert_ids_to_tokens(document.tokens[:-1].tolist())
@@ -123,55 +123,44 @@ TWO_TURNS = [
 ]
 
 
-class FakeTokenizer:
-    """The attributes of a tokenizer that ChatTemplate uses."""
-
-    bos_token_id = 1
-    special_tokens_map = {"bos_token": "<bos>", "eos_token": "<eos>"}  # noqa: RUF012
-
-    def __init__(self, chat_template: str) -> None:
-        self.chat_template = chat_template
-
-    def get_chat_template(self) -> str:
-        return self.chat_template
-
-
-def assistant_turns(template: str, messages: list[dict[str, str]]) -> list[str]:
-    text, spans = ChatTemplate(FakeTokenizer(template)).render(Conversation(messages))
-    return [text[start:end] for start, end in spans]
-
-
 @pytest.mark.parametrize(
     ("template", "turns"),
     [
-        (CHATML, ["yes<|end|>", "yes<|end|>"]),
-        (EOS_ONCE, ["yes<|end|>", "yes<|end|>\n<eos>"]),
-        (THINKING, ["yes<|end|>", "<think>\n</think>\nyes\n<|end|>"]),
-        (PROMPTS_FOR_THOUGHT, ["yes<|end|>", "yes<|end|>"]),
-        (MARKED, [" yes <eos>", "yes\n<eos>"]),
+        (CHATML, [["yes<|end|>", "yes<|end|>"]]),
+        (EOS_ONCE, [["yes<|end|>", "yes<|end|>\n<eos>"]]),
+        (
+            THINKING,
+            [
+                ["<think>\n</think>\n yes <|end|>"],
+                ["<think>\n</think>\nyes\n<|end|>"],
+            ],
+        ),
+        (MARKED, [[" yes <eos>", "yes\n<eos>"]]),
     ],
-    ids=[
-        "plain",
-        "EOS once",
-        "adds reasoning to the last turn",
-        "prompts for reasoning",
-        "marked",
-    ],
+    ids=["plain", "EOS once", "adds reasoning to the last turn", "marked"],
 )
 def test_spans_cover_exactly_the_assistants_turns(
-    template: str, turns: list[str]
+    template: str, turns: list[list[str]]
 ) -> None:
-    assert assistant_turns(template, TWO_TURNS) == turns
+    assert learned(template, {"messages": TWO_TURNS}) == turns
 
 
-def test_reasoning_dropped_by_the_template_is_not_expected() -> None:
+def test_turn_behind_another_prompt_than_a_servers_is_named() -> None:
+    rendering = rendering_of(PROMPTS_FOR_THOUGHT, {"messages": TWO_TURNS})
+    assert rendering.unrendered[0].startswith(
+        "messages[1]: servers ask for it behind '<think>\\n', which is not rendered"
+    )
+    assert learned_by_example(rendering) == [["yes<|end|>", "yes<|end|>"]]
+
+
+def test_reasoning_of_an_earlier_turn_is_learned_by_itself() -> None:
     messages = [dict(message) for message in TWO_TURNS]
     messages[1]["content"] = "<think>hm</think>yes"
     messages[3]["content"] = "<think>so</think>no"
 
-    assert assistant_turns(THINKING, messages) == [
-        "yes<|end|>",
-        "<think>so</think>no<|end|>",
+    assert learned(THINKING, {"messages": messages}) == [
+        ["<think>hm</think>yes<|end|>"],
+        ["<think>so</think>no<|end|>"],
     ]
 
 
@@ -180,21 +169,21 @@ def test_conversation_may_start_with_assistant_and_end_with_user() -> None:
         {"role": "assistant", "content": "hello"},
         {"role": "user", "content": "hello"},
     ]
-    assert assistant_turns(CHATML, messages) == ["hello<|end|>"]
+    assert learned(CHATML, {"messages": messages}) == [["hello<|end|>"]]
 
 
 def test_template_that_prints_the_date_gets_a_fixed_one() -> None:
-    text, _ = ChatTemplate(FakeTokenizer(DATED)).render(Conversation(TWO_TURNS))
-    assert text.startswith("26 Jul 2024 ")
+    [example] = rendering_of(DATED, {"messages": TWO_TURNS}).examples
+    assert example.text.startswith("26 Jul 2024 ")
 
 
 def test_template_that_drops_an_assistants_turn_is_rejected() -> None:
     with pytest.raises(
-        InvalidRecord, match=r"messages\[1\]: the chat template drops this turn"
+        InvalidRecord, match=r"messages\[1\].content: the chat template does not render"
     ):
-        assistant_turns(
+        learned(
             "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
-            TWO_TURNS,
+            {"messages": TWO_TURNS},
         )
 
 

@@ -1,6 +1,5 @@
 """Tool calls: rendered by the chat templates of real models, in the loss to the character, or refused."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,16 @@ from support.trainer.prepared import (
     prepare_config,
     trained_texts,
 )
+from support.trainer.renderings import TEMPLATES, TokenizerWithTemplate, learned
 from support.trainer.stages import run_to_failure
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.data.records.chat_template import ChatTemplate
 from finetune_trainer.data.records.conversations import conversation_of
 from finetune_trainer.data.records.records import InvalidRecord
+from finetune_trainer.data.records.rendering import render
 
-TEMPLATES = Path(str(importlib.util.find_spec("trl").origin)).parent / "chat_templates"
+QWEN = (TEMPLATES / "qwen2_5.jinja").read_text()
 ADD = {
     "type": "function",
     "function": {
@@ -41,18 +42,7 @@ ADD = {
     },
 }
 
-
-class TemplateOfModel:
-    """The attributes of a tokenizer that ChatTemplate uses, with a template of TRL's collection."""
-
-    bos_token_id = None
-    special_tokens_map = {"bos_token": "<bos>", "eos_token": "<|im_end|>"}  # noqa: RUF012
-
-    def __init__(self, name: str) -> None:
-        self.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
-
-    def get_chat_template(self) -> str:
-        return self.chat_template
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 
 
 def call(*, arguments: Any = None, name: str = "add") -> dict[str, Any]:
@@ -93,10 +83,9 @@ def record(
 
 def turns(template: str, fields: dict[str, Any]) -> list[str]:
     """Return the texts in the loss that a model's template gives for a record."""
-    text, spans = ChatTemplate(TemplateOfModel(template)).render(
-        conversation_of(fields)
-    )
-    return [text[start:end] for start, end in spans]
+    text = (TEMPLATES / f"{template}.jinja").read_text()
+    examples = learned(text, fields, eos="<|im_end|>")
+    return [turn for example in examples for turn in example]
 
 
 @pytest.mark.parametrize(
@@ -112,14 +101,14 @@ def turns(template: str, fields: dict[str, Any]) -> list[str]:
         (
             "qwen2_5",
             [
-                '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>',
+                f"{CALL}<|im_end|>",
                 "It is 5.<|im_end|>",
             ],
         ),
         (
             "qwen3",
             [
-                '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>',
+                f"<think>\n\n</think>\n\n{CALL}<|im_end|>",
                 "<think>\n\n</think>\n\nIt is 5.<|im_end|>",
             ],
         ),
@@ -192,7 +181,7 @@ def test_arguments_as_json_text_equal_an_object(template: str) -> None:
 
 
 def test_arguments_that_are_no_json_stay_text() -> None:
-    assert turns("qwen3", record(call(arguments="2 and 3")))[0] == (
+    assert turns("qwen3", record(call(arguments="2 and 3")))[0].endswith(
         '<tool_call>\n{"name": "add", "arguments": 2 and 3}\n</tool_call><|im_end|>'
     )
 
@@ -208,7 +197,7 @@ def test_absent_content_equals_null_and_empty() -> None:
 
 
 def test_text_beside_calls_is_in_the_loss() -> None:
-    assert turns("qwen3", record(content="Adding."))[0].startswith(
+    assert turns("qwen2_5", record(content="Adding."))[0].startswith(
         "Adding.\n<tool_call>"
     )
 
@@ -223,7 +212,7 @@ IGNORED = [
     (
         "qwen2_5_vl",
         record(),
-        "tools: the chat template does not render it: use a model whose template supports it",
+        "tools: the chat template does not render it: remove it, set prepare.chatTemplate, or allow it with",
     ),
     (
         "lfm2",
@@ -244,12 +233,7 @@ IGNORED = [
     (
         "llama3_1",
         record(reasoning_content="so"),
-        r"messages\[1\].reasoning_content: the chat template never renders",
-    ),
-    (
-        "gemma4_v5",
-        record(content="Adding."),
-        r"messages\[1\]: cannot be located in the rendered chat template",
+        r"messages\[1\].reasoning_content: the chat template does not render it",
     ),
 ]
 
@@ -267,40 +251,38 @@ def test_what_a_template_does_not_render_is_refused(
 
 
 def test_answer_of_a_tool_that_is_not_rendered_is_refused() -> None:
-    tokenizer = TemplateOfModel("qwen2_5")
-    tokenizer.chat_template = tokenizer.chat_template.replace(
-        "{{- message.content }}", ""
-    )
     with pytest.raises(
         InvalidRecord,
         match=r"messages\[2\].content: the chat template does not render it",
     ):
-        ChatTemplate(tokenizer).render(conversation_of(record()))
+        learned(QWEN.replace("{{- message.content }}", ""), record())
 
 
 def test_template_for_tool_use_renders_records_with_tools() -> None:
     """A tokenizer may have several templates; Hugging Face takes `tool_use` if there are tools."""
 
-    class TwoTemplates(TemplateOfModel):
-        def __init__(self) -> None:
-            plain = (TEMPLATES / "llama3.jinja").read_text()
-            self.chat_template: Any = {
-                "default": plain,
-                "tool_use": (TEMPLATES / "qwen2_5.jinja").read_text(),
-            }
-
+    class TwoTemplates(TokenizerWithTemplate):
         def get_chat_template(self) -> str:
             return str(self.chat_template["default"])
 
-    chat = ChatTemplate(TwoTemplates())
-    assert "<tool_call>" in chat.render(conversation_of(record()))[0]
+    chat = ChatTemplate(
+        TwoTemplates(
+            {
+                "default": (TEMPLATES / "llama3.jinja").read_text(),
+                "tool_use": QWEN,
+            }
+        )
+    )
+    [example] = render(chat, conversation_of(record())).examples
+    assert "<tool_call>" in example.text
     without_tools = {
         "messages": [
             {"role": "user", "content": "?"},
             {"role": "assistant", "content": "!"},
         ]
     }
-    assert "<|eot_id|>" in chat.render(conversation_of(without_tools))[0]
+    [example] = render(chat, conversation_of(without_tools)).examples
+    assert "<|eot_id|>" in example.text
 
 
 ASSISTANT = {"role": "assistant", "content": None}
@@ -375,9 +357,7 @@ def test_invalid_tools_are_reported(tools: Any, expected: str) -> None:
 def test_lone_surrogate_in_arguments_is_an_invalid_record(
     tmp_path: Path, environment: Environment, manifest_dir: Path
 ) -> None:
-    make_tokenizer(
-        tmp_path / "model", chat_template=TemplateOfModel("qwen2_5").chat_template
-    )
+    make_tokenizer(tmp_path / "model", chat_template=QWEN)
     (manifest_dir / "data.jsonl").write_text(
         json.dumps(record(call(arguments={"a": "\ud800"})))
     )
@@ -401,9 +381,7 @@ def test_every_format_gives_the_same_tool_calls(
     tmp_path: Path, environment: Environment, manifest_dir: Path
 ) -> None:
     """In CSV both fields are JSON text; in Parquet tools may be text, or objects in which absent fields are null."""
-    tokenizer = make_tokenizer(
-        tmp_path / "model", chat_template=TemplateOfModel("qwen2_5").chat_template
-    )
+    tokenizer = make_tokenizer(tmp_path / "model", chat_template=QWEN)
     fields = record()
     write_jsonl(manifest_dir / "lines.jsonl", [fields])
     quoted = [

@@ -287,6 +287,7 @@ def test_prompt_has_the_special_tokens_of_training(
 
     from finetune_trainer.data.records.chat_template import ChatTemplate  # noqa: PLC0415
     from finetune_trainer.data.records.conversations import Conversation  # noqa: PLC0415
+    from finetune_trainer.data.records.rendering import render  # noqa: PLC0415
     from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
     from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
 
@@ -316,7 +317,9 @@ def test_prompt_has_the_special_tokens_of_training(
         {"role": "user", "content": "A reader opens"},
         {"role": "assistant", "content": "the file"},
     ]
-    text, spans = ChatTemplate(tokenizer).render(Conversation(messages))
-    assert tokens == tokenizer(text[: spans[0][0]], add_special_tokens=False).input_ids
+    [example] = render(ChatTemplate(tokenizer), Conversation(messages)).examples
+    start, _ = example.loss_spans[0]
+    prompt_text = example.text[:start]
+    assert tokens == tokenizer(prompt_text, add_special_tokens=False).input_ids
     assert tokens == lm.tok_batch_encode([prompt])[0][0].tolist()
     assert (tokens[0] == tokenizer.bos_token_id) is starts_with_bos

@@ -1,8 +1,9 @@
 """Read a record's conversation: its messages, and the tools that the assistant may call.
 
-Tool calls have OpenAI's form. The chat template renders them, so everything stays as the record has it, with three
+Tool calls have OpenAI's form. The chat template renders messages, so every key stays as the record has it, with some
 exceptions. `arguments` as JSON text becomes an object, because templates of Hugging Face apply `tojson`. A call without
-the object `function` gets it. A `content` that is null or absent becomes empty text, which all templates accept.
+the object `function` gets it. A `content` that is null or absent becomes empty text. Other keys with null are left out.
+`weight` and `train` become `train: false` if they take a message out of the loss.
 """
 
 import json
@@ -15,11 +16,16 @@ from finetune_trainer.data.records.records import (
     InvalidRecord,
     check_not_blank,
     kind_of,
+    shortened,
     text_of,
 )
 
 Message = dict[str, Any]
-OPTIONAL_TEXTS = ("name", "tool_call_id", "reasoning_content")
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+"""Names of the reasoning in templates and in data sets."""
+OPTIONAL_TEXTS = ("name", "tool_call_id", *REASONING_NAMES)
+IN_THE_LOSS = ("weight", "train")
+"""Keys that take a message out of the loss: OpenAI's, and axolotl's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,16 @@ class Conversation:
         """Return the conversation up to a message, without it."""
         return replace(self, messages=self.messages[:index])
 
+    def learned_turns(self, first: int = 0) -> list[int]:
+        """Return the indexes of the assistant's messages from `first` on that are in the loss."""
+        return [
+            index
+            for index, message in enumerate(self.messages)
+            if index >= first
+            and message["role"] == "assistant"
+            and message.get("train", True)
+        ]
+
     def with_message(self, index: int, message: Message) -> "Conversation":
         """Return the conversation with another message at an index."""
         return replace(
@@ -44,7 +60,7 @@ class Conversation:
 def conversation_of(fields: Fields) -> Conversation:
     """Return the conversation of a record; raise InvalidRecord if its messages or tools have another form."""
     messages = messages_of(fields["messages"], "messages")
-    check_has_assistant(messages, "no message")
+    check_can_be_learned(messages, "no message")
     return Conversation(messages, tools_of(fields))
 
 
@@ -59,43 +75,30 @@ def messages_of(value: object, name: str) -> list[Message]:
     ]
 
 
-def check_has_assistant(messages: list[Message], subject: str) -> None:
-    """Raise InvalidRecord if no message is the assistant's."""
+def check_can_be_learned(messages: list[Message], subject: str) -> None:
+    """Raise InvalidRecord if no message is the assistant's, or if all turns of the assistant are out of the loss."""
     roles = list(dict.fromkeys(message["role"] for message in messages))
     if "assistant" not in roles:
         shown = ", ".join(roles)[:60] or "none"
         raise InvalidRecord(f"{subject} has the role assistant (roles: {shown})")
-
-
-def with_last_arguments(message: Message, text: str) -> Message:
-    """Return an assistant's message whose last tool call has this text as its only argument."""
-    *others, last = message["tool_calls"]
-    function = last["function"]
-    # Arguments keep their type: a template renders text and objects differently.
-    arguments = text if isinstance(function["arguments"], str) else {"value": text}
-    changed = last | {"function": function | {"arguments": arguments}}
-    return message | {"tool_calls": [*others, changed]}
+    if not Conversation(messages).learned_turns():
+        raise InvalidRecord(
+            f"{subject} of the assistant is in the loss: weight 0 and train false leave no turn to learn"
+        )
 
 
 def parts_left_out(conversation: Conversation) -> Iterator[tuple[str, Conversation]]:
-    """Yield the name of each part that a chat template may ignore, and the conversation without this part.
+    """Yield the name of the tools and of every tool call, and the conversation without this part.
 
-    These are the tools, every tool call, the text beside tool calls, and the content of every tool's message.
+    They may consist of numbers and names only, which are in a rendered text by chance.
     """
     if conversation.tools:
         yield "tools", replace(conversation, tools=None)
     for index, message in enumerate(conversation.messages):
-        for name, rest in _message_parts_left_out(message):
-            yield f"messages[{index}].{name}", conversation.with_message(index, rest)
-
-
-def _message_parts_left_out(message: Message) -> Iterator[tuple[str, Message]]:
-    calls = message.get("tool_calls", [])
-    is_easily_ignored = bool(calls) or message["role"] == "tool"
-    if is_easily_ignored and message["content"].strip():
-        yield "content", message | {"content": ""}
-    for number in range(len(calls)):
-        yield f"tool_calls[{number}]", _without_call(message, number)
+        for number in range(len(message.get("tool_calls", []))):
+            rest = _without_call(message, number)
+            name = f"messages[{index}].tool_calls[{number}]"
+            yield name, conversation.with_message(index, rest)
 
 
 def _without_call(message: Message, number: int) -> Message:
@@ -108,17 +111,14 @@ def _without_call(message: Message, number: int) -> Message:
 
 
 def _message(value: object, path: str) -> Message:
-    if not isinstance(value, dict):
-        raise InvalidRecord(
-            f"{path} must be an object with role and content, it is {kind_of(value)}"
-        )
-    if value.get("role") is None:
-        raise InvalidRecord(f"{path}.role is missing")
-    if value.get("function_call") is not None:
-        raise InvalidRecord(
-            f"{path}.function_call is OpenAI's earlier form: use tool_calls"
-        )
-    message: Message = {"role": text_of(value, "role", f"{path}.")}
+    value = _checked(value, path)
+    # Templates read keys of their own, and what they do not read is found in the rendered text.
+    message: Message = {
+        key: inner
+        for key, inner in value.items()
+        if inner is not None and key not in (*IN_THE_LOSS, "tool_calls")
+    }
+    message["role"] = text_of(value, "role", f"{path}.")
     calls = _tool_calls(value.get("tool_calls"), f"{path}.tool_calls")
     if calls:
         if message["role"] != "assistant":
@@ -131,10 +131,44 @@ def _message(value: object, path: str) -> Message:
     message["content"] = _content(value, path)
     if message["role"] == "assistant" and not calls:
         check_not_blank(message["content"], f"{path}.content")
+    if not all(_is_in_the_loss(value, name, path) for name in IN_THE_LOSS):
+        message["train"] = False
+    return message
+
+
+def _checked(value: object, path: str) -> dict[str, Any]:
+    """Return an object that may be a message; raise InvalidRecord if it is another value or has another form."""
+    if not isinstance(value, dict):
+        raise InvalidRecord(
+            f"{path} must be an object with role and content, it is {kind_of(value)}"
+        )
+    if value.get("role") is None:
+        raise InvalidRecord(f"{path}.role is missing")
+    if value.get("function_call") is not None:
+        raise InvalidRecord(
+            f"{path}.function_call is OpenAI's earlier form: use tool_calls"
+        )
     for name in OPTIONAL_TEXTS:
         if value.get(name) is not None:
-            message[name] = text_of(value, name, f"{path}.")
-    return message
+            text_of(value, name, f"{path}.")
+    return value
+
+
+def _is_in_the_loss(message: Message, name: str, path: str) -> bool:
+    """Return whether a key leaves a message in the loss; raise InvalidRecord for another value than 0, 1 or null."""
+    value = message.get(name)
+    if value is None:
+        return True
+    if not isinstance(value, (bool, int, float)) or value not in {0, 1}:
+        shown = shortened(json.dumps(value, default=str), 20)
+        raise InvalidRecord(
+            f"{path}.{name} must be 0 or 1, false or true, it is {shown}: no turn counts more than another"
+        )
+    if name == "train" and value and message["role"] != "assistant":
+        raise InvalidRecord(
+            f"{path}.train is true, but only turns of the assistant are learned: remove it"
+        )
+    return bool(value)
 
 
 def _content(message: Message, path: str) -> str:
@@ -164,12 +198,18 @@ def _tool_call(value: object, path: str) -> dict[str, Any]:
         )
     name = text_of(function, "name", f"{path}.function.")
     arguments = _arguments(function.get("arguments"), f"{path}.function.arguments")
-    call: dict[str, Any] = {"type": "function"}
-    for key in ("id", "type"):
-        if value.get(key) is not None:
-            call[key] = value[key]
-    call["function"] = {"name": name, "arguments": arguments}
+    known = {"name": name, "arguments": arguments}
+    is_flat = function is value
+    others = {} if is_flat else _without_nulls(function)
+    call = {"type": "function", **_without_nulls(value)}
+    for key in known if is_flat else ():
+        del call[key]
+    call["function"] = others | known
     return call
+
+
+def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: inner for key, inner in value.items() if inner is not None}
 
 
 def _arguments(value: object, path: str) -> dict[str, Any] | str:

@@ -32,6 +32,7 @@ from finetune_trainer.data.records.records import (
     complete_shapes,
     text_of,
 )
+from finetune_trainer.data.records.rendering import render
 from finetune_trainer.data.tokenizing.token_bytes import TokenBytes
 
 Positions = NDArray[np.int64]
@@ -49,6 +50,14 @@ class TextExample:
     """Whether the text already contains BOS and EOS, because a chat template wrote them."""
 
 
+class FormattedRecord(NamedTuple):
+    """The examples of a record."""
+
+    examples: tuple[TextExample, ...]
+    unrendered: tuple[str, ...] = ()
+    """A sentence for each text of the record that the examples lack."""
+
+
 class RecordFormatter:
     """Formats records as text examples; all records must have the shape of the first."""
 
@@ -57,31 +66,29 @@ class RecordFormatter:
         self.shape: Shape | None = shape
         """The shape of the records so far."""
 
-    def format(self, fields: Fields) -> tuple[TextExample]:
-        """Return the text example of one record.
+    def format(self, fields: Fields) -> FormattedRecord:
+        """Return the text examples of a record: several if turns of a conversation have examples of their own.
 
         Raises InvalidRecord if the fields do not have the data set's shape, or if there is nothing to learn.
         """
         shape = self._shape_of(fields)
         match shape:
             case "messages":
-                example = self._conversation(fields)
+                record = rendered_texts(self._chat, conversation_of(fields))
             case "prompt and completion":
                 prompt = text_of(fields, "prompt")
                 completion = text_of(fields, "completion")
                 check_not_blank(completion, "completion")
-                example = completed_text(prompt, completion)
+                check_has_eos(self._chat)
+                record = FormattedRecord((completed_text(prompt, completion),))
             case "text":
                 text = text_of(fields, "text")
                 check_not_blank(text, "text")
-                example = completed_text("", text)
+                record = FormattedRecord((completed_text("", text),))
             case _:
                 raise AssertionError(shape)
         self.shape = shape
-        return (example,)
-
-    def _conversation(self, fields: Fields) -> TextExample:
-        return rendered_text(self._chat, conversation_of(fields))
+        return record
 
     def _shape_of(self, fields: Fields) -> Shape:
         names = {name for name, value in fields.items() if value is not None}
@@ -107,17 +114,31 @@ def completed_text(prompt: str, completion: str) -> TextExample:
     return TextExample(text, (completion_span,), has_special_tokens=False)
 
 
-def rendered_text(
+def check_has_eos(chat: ChatTemplate) -> None:
+    """Raise InvalidRecord if nothing would end a completion, so that the model would not learn to stop."""
+    if not chat.eos:
+        raise InvalidRecord(
+            "the tokenizer has no EOS token, which ends a completion: "
+            "set eos_token in the model's tokenizer_config.json"
+        )
+
+
+def rendered_texts(
     chat: ChatTemplate, conversation: Conversation, first: int = 0
-) -> TextExample:
-    """Return the example of a conversation; the assistant's turns from message `first` on are in the loss.
+) -> FormattedRecord:
+    """Return the examples of a conversation; the assistant's turns from message `first` on are in the loss.
 
     Raise InvalidRecord if the template does not render the conversation.
     """
-    text, spans = chat.render(conversation, first)
-    # Checked again: the arguments of tool calls may hold lone surrogates, and no check of a message sees them.
-    text_of({"text": text}, "text", "the rendered conversation's ")
-    return TextExample(text, spans, has_special_tokens=True)
+    rendering = render(chat, conversation, first)
+    examples = []
+    for example in rendering.examples:
+        # Checked again: the arguments of tool calls may hold lone surrogates, and no check of a message sees them.
+        text_of({"text": example.text}, "text", "the rendered conversation's ")
+        examples.append(
+            TextExample(example.text, example.loss_spans, has_special_tokens=True)
+        )
+    return FormattedRecord(tuple(examples), tuple(rendering.unrendered))
 
 
 def _missing_fields(fields: Fields, names: set[str], shape: Shape | None) -> str:

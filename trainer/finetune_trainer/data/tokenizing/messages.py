@@ -108,7 +108,9 @@ def batch_message(batch: TokenizedBatch) -> bytes:
         batch.truncated,
         batch.split,
         batch.unrendered,
+        batch.by_turn,
         batch.boundary_tokens,
+        batch.unrendered_texts,
         tokens,
         loss_masks,
     )
@@ -123,13 +125,24 @@ def read_batch(message: bytes) -> TokenizedBatch:
         truncated,
         split,
         unrendered,
+        by_turn,
         boundary_tokens,
+        unrendered_texts,
         tokens,
         loss_masks,
     ) = _loads(message)
     all_tokens = np.frombuffer(tokens, dtype=np.int32)
     all_masks = np.frombuffer(loss_masks, dtype=np.uint8)
-    batch = TokenizedBatch(shape, [], truncated, split, unrendered, boundary_tokens)
+    batch = TokenizedBatch(
+        shape,
+        [],
+        truncated,
+        split,
+        unrendered,
+        by_turn,
+        boundary_tokens,
+        unrendered_texts,
+    )
     batch_start = 0
     for outcome in outcomes:
         if not isinstance(outcome, list):

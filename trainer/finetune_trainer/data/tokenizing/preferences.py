@@ -12,7 +12,7 @@ from finetune_trainer.data.records.chat_template import ChatTemplate
 from finetune_trainer.data.records.conversations import (
     Conversation,
     Message,
-    check_has_assistant,
+    check_can_be_learned,
     messages_of,
     tools_of,
 )
@@ -25,11 +25,13 @@ from finetune_trainer.data.records.records import (
     text_of,
 )
 from finetune_trainer.data.tokenizing.encoder import (
+    FormattedRecord,
     TextExample,
+    check_has_eos,
     completed_text,
     missing_field,
     needed_shapes,
-    rendered_text,
+    rendered_texts,
 )
 
 COMPLETIONS = ("chosen", "rejected")
@@ -43,17 +45,20 @@ class PreferenceFormatter:
         self.shape: Shape | None = shape
         """The shape of the records so far."""
 
-    def format(self, fields: Fields) -> tuple[TextExample, TextExample]:
+    def format(self, fields: Fields) -> FormattedRecord:
         """Return the text examples of the chosen and the rejected completion.
 
         Raises InvalidRecord if the fields do not have the data set's shape, or if there is nothing to prefer.
         """
         shape = self._shape_of(fields)
-        is_text = shape == "chosen and rejected texts"
-        examples = _text_examples(fields) if is_text else self._conversations(fields)
+        if shape == "chosen and rejected texts":
+            check_has_eos(self._chat)
+            record = FormattedRecord(_text_examples(fields))
+        else:
+            record = self._conversations(fields)
         # Only now: an invalid record does not determine the shape of the data set.
         self.shape = shape
-        return examples
+        return record
 
     def _shape_of(self, fields: Fields) -> Shape:
         for name in COMPLETIONS:
@@ -74,12 +79,16 @@ class PreferenceFormatter:
             )
         return shape
 
-    def _conversations(self, fields: Fields) -> tuple[TextExample, TextExample]:
+    def _conversations(self, fields: Fields) -> FormattedRecord:
         prompt, chosen, rejected = _messages(fields)
         tools = tools_of(fields)
-        return (
+        halves = (
             self._conversation("chosen", prompt, chosen, tools),
             self._conversation("rejected", prompt, rejected, tools),
+        )
+        return FormattedRecord(
+            tuple(example for half in halves for example in half.examples),
+            tuple(text for half in halves for text in half.unrendered),
         )
 
     def _conversation(
@@ -88,12 +97,21 @@ class PreferenceFormatter:
         prompt: list[Message],
         completion: list[Message],
         tools: list[Any] | None,
-    ) -> TextExample:
+    ) -> FormattedRecord:
         conversation = Conversation(prompt + completion, tools)
         try:
-            return rendered_text(self._chat, conversation, first=len(prompt))
+            half = rendered_texts(self._chat, conversation, first=len(prompt))
         except InvalidRecord as error:
             raise InvalidRecord(f"prompt and {name}: {error}") from None
+        # The loss compares two texts, so a completion cannot have an example for each of its turns.
+        if len(half.examples) > 1:
+            raise InvalidRecord(
+                f"{name} has several turns, and the chat template renders an earlier turn otherwise than the last: "
+                "put all turns but the last into the prompt"
+            )
+        return half._replace(
+            unrendered=tuple(f"prompt and {name}: {text}" for text in half.unrendered)
+        )
 
 
 def _missing(name: str, fields: Fields) -> str:
@@ -141,8 +159,8 @@ def _messages(fields: Fields) -> tuple[list[Message], list[Message], list[Messag
         _check_is_last_of(prompt, prompt_messages)
         chosen = chosen[len(prompt_messages) :]
         rejected = rejected[len(prompt_messages) :]
-    check_has_assistant(chosen, "no message of chosen behind the prompt")
-    check_has_assistant(rejected, "no message of rejected behind the prompt")
+    check_can_be_learned(chosen, "no message of chosen behind the prompt")
+    check_can_be_learned(rejected, "no message of rejected behind the prompt")
     return prompt_messages, chosen, rejected
 
 

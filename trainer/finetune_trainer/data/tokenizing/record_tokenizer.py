@@ -13,8 +13,8 @@ from finetune_trainer.data.records.chat_template import ChatTemplate, template_o
 from finetune_trainer.data.records.records import Fields, InvalidRecord, Shape
 from finetune_trainer.data.tokenizing.encoder import (
     Encoder,
+    FormattedRecord,
     RecordFormatter,
-    TextExample,
 )
 from finetune_trainer.data.tokenizing.preferences import PreferenceFormatter
 
@@ -25,7 +25,7 @@ FORMATTERS: dict[Objective, type[Formatter]] = {
 }
 """The formatter of records for each objective."""
 Documents = tuple[Document, ...]
-"""The documents of a record: a single document, or the chosen and the rejected document of a pair."""
+"""The documents of a record: the chosen and the rejected document of a pair, or all documents of another record."""
 RecordOutcome = Documents | str | None
 """A record as tokens, or the reason why it is invalid, or None if it is dropped as too long."""
 
@@ -43,8 +43,12 @@ class TokenizedBatch:
     """Records split into several documents because they were too long."""
     unrendered: int = 0
     """Records with a text that is not in their documents."""
+    by_turn: int = 0
+    """Conversations of which turns have examples of their own."""
     boundary_tokens: int = 0
-    """Records in which a token spans text with loss and text without loss."""
+    """Examples in which a token spans text with loss and text without loss."""
+    unrendered_texts: list[tuple[int, str]] = field(default_factory=list)
+    """The position of a record in the batch, and a sentence about a text that is not in its documents."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ class RecordTokenizer:
         self._chat = ChatTemplate(tokenizer)
         self._recipe = recipe
         self._formatter = FORMATTERS[objective]
+        self._pairs = objective == "DPO"
         self._encoder = Encoder(tokenizer)
 
     def tokenize(
@@ -109,60 +114,120 @@ class RecordTokenizer:
     ) -> TokenizedBatch:
         """Return the outcomes of records of one data set; `shape` is the shape of its earlier records, if known."""
         formatter = self._formatter(self._chat, shape)
-        formatted = [_formatted(formatter, record) for record in records]
+        formatted = [self._formatted(formatter, record) for record in records]
         batch = TokenizedBatch(formatter.shape)
         boundary_tokens_before = self._encoder.boundary_tokens
         # All texts in one call: the tokenizer's library spreads them over the processors.
         texts = [
-            text for result in formatted if isinstance(result, tuple) for text in result
+            text
+            for record in formatted
+            if isinstance(record, FormattedRecord)
+            for text in record.examples
         ]
         documents = iter(self._encoder.encode(texts) if texts else ())
-        for result in formatted:
-            if isinstance(result, str):
-                batch.outcomes.append(result)
+        for index, record in enumerate(formatted):
+            if isinstance(record, str):
+                batch.outcomes.append(record)
                 continue
-            of_record = tuple(next(documents) for _ in result)
-            batch.outcomes.append(self._fitting(of_record, batch))
+            of_record = tuple(next(documents) for _ in record.examples)
+            outcome = self._fitting(of_record, batch)
+            batch.outcomes.append(outcome)
+            if isinstance(outcome, tuple):
+                self._count(index, record, batch)
         batch.boundary_tokens = self._encoder.boundary_tokens - boundary_tokens_before
         return batch
 
+    def _formatted(
+        self, formatter: Formatter, record: Fields | InvalidRecord
+    ) -> FormattedRecord | str:
+        """Return the texts of a record, or the reason why it is invalid."""
+        if isinstance(record, InvalidRecord):
+            return str(record)
+        try:
+            formatted = formatter.format(record)
+        except InvalidRecord as error:
+            return str(error)
+        if formatted.unrendered and self._recipe.unrendered == "Refuse":
+            return formatted.unrendered[0]
+        return formatted
+
+    def _count(
+        self, index: int, record: FormattedRecord, batch: TokenizedBatch
+    ) -> None:
+        batch.by_turn += not self._pairs and len(record.examples) > 1
+        if record.unrendered:
+            batch.unrendered += 1
+            batch.unrendered_texts.extend((index, text) for text in record.unrendered)
+
     def _fitting(self, documents: Documents, batch: TokenizedBatch) -> RecordOutcome:
-        """Return the documents, truncated to the context length if necessary, or None if they are dropped."""
-        if not all(document.loss_mask.any() for document in documents):
+        """Return the documents that fit, None if they are dropped, or the reason why the record is invalid."""
+        usable = self._usable(documents)
+        if not usable:
             return "has no token to train on"
-        if _are_equal(documents):
+        if self._pairs and _are_equal(usable):
             return "chosen and rejected are the same tokens: there is nothing to prefer"
+        longest = max(len(document.tokens) for document in usable)
+        if longest <= self._recipe.context_length:
+            return usable
+        return self._shortened(usable, longest, batch)
+
+    def _shortened(
+        self, documents: Documents, longest: int, batch: TokenizedBatch
+    ) -> RecordOutcome:
         length = self._recipe.context_length
-        if all(len(document.tokens) <= length for document in documents):
-            return documents
-        if self._recipe.too_long == "Drop":
-            return None
+        match self._recipe.too_long:
+            case "Drop":
+                return None
+            case "Split" | None if batch.shape == "text":
+                batch.split += 1
+                [document] = documents
+                return _pieces(document, length)
+            case "Split":
+                return (
+                    f"has {longest} tokens, more than prepare.contextLength ({length}), and only plain text can be "
+                    "split: set prepare.tooLong to Truncate or Drop"
+                )
+            case _:
+                return self._truncated(documents, batch)
+
+    def _truncated(self, documents: Documents, batch: TokenizedBatch) -> RecordOutcome:
+        length = self._recipe.context_length
         truncated = tuple(
             Document(document.tokens[:length], document.loss_mask[:length])
             for document in documents
         )
         # Without a token to train on, a truncated document would only take up space in a row.
-        has_targets = all(document.loss_mask.any() for document in truncated)
-        if not has_targets or _are_equal(truncated):
+        usable = self._usable(truncated)
+        if not usable or (self._pairs and _are_equal(usable)):
             return None
         batch.truncated += 1
-        return truncated
+        return usable
+
+    def _usable(self, documents: Documents) -> Documents:
+        """Return the documents that have a token to train on; of a pair, both documents or none."""
+        with_targets = tuple(
+            document for document in documents if document.loss_mask.any()
+        )
+        if self._pairs and len(with_targets) < len(documents):
+            return ()
+        return with_targets
+
+
+def _pieces(document: Document, length: int) -> Documents:
+    """Return consecutive pieces of a long document.
+
+    A piece begins with the last token of the piece before it, without loss: this token predicts the next token, so that
+    each token of the document is a target once.
+    """
+    tokens, loss_mask = document
+    pieces = []
+    for start in range(0, len(tokens) - 1, length - 1):
+        piece_mask = loss_mask[start : start + length].copy()
+        piece_mask[0] = 0
+        pieces.append(Document(tokens[start : start + length], piece_mask))
+    return tuple(pieces)
 
 
 def _are_equal(documents: Documents) -> bool:
     """Return whether the two documents of a pair have the same tokens."""
-    return len(documents) > 1 and np.array_equal(
-        documents[0].tokens, documents[1].tokens
-    )
-
-
-def _formatted(
-    formatter: Formatter, record: Fields | InvalidRecord
-) -> tuple[TextExample, ...] | str:
-    """Return the texts of a record, or the reason why it is invalid."""
-    if isinstance(record, InvalidRecord):
-        return str(record)
-    try:
-        return formatter.format(record)
-    except InvalidRecord as error:
-        return str(error)
+    return np.array_equal(documents[0].tokens, documents[1].tokens)

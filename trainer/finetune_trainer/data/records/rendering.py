@@ -1,0 +1,230 @@
+"""Render a conversation to examples, and name each text of the record that none of them holds."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from finetune_trainer.data.records.chat_template import ChatTemplate
+from finetune_trainer.data.records.conversations import (
+    REASONING_NAMES,
+    Conversation,
+    Message,
+    parts_left_out,
+)
+from finetune_trainer.data.records.turns import Division, Example, divide
+from finetune_trainer.data.records.unrendered import (
+    Place,
+    RenderedText,
+    texts_of,
+)
+
+THINK_TAGS = re.compile(r"</?think>")
+"""Templates write the tags around reasoning themselves."""
+MAX_SHAPES = 1000
+"""Limit of the shapes of conversations that are kept for a template."""
+_OWN_PLACES = frozenset({"role", "content", "tool_calls", "train", *REASONING_NAMES})
+
+
+class Rendering(NamedTuple):
+    """A conversation as examples, and what is wrong with them."""
+
+    examples: list[Example]
+    unrendered: list[str]
+    """A sentence for each text that is in no example, and for each turn behind another prompt than a server's."""
+
+
+def render(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Rendering:
+    """Return the examples in which the turns of the assistant from message `first` on are learned.
+
+    Raise InvalidRecord if the template rejects the conversation, or if nothing would end a turn.
+    """
+    chat = chat.variant_for(conversation)
+    conversation = chat.forms.with_reasoning(conversation)
+    division = divide(chat, conversation, first)
+    missing = [
+        *_ignored_parts(chat, conversation, division.text),
+        *_missing(chat, conversation, division),
+    ]
+    sentences = [
+        f"{name}: the chat template does not render it: "
+        "remove it, set prepare.chatTemplate, or allow it with prepare.unrendered: Warn"
+        # A place may hold several texts.
+        for name in dict.fromkeys(missing)
+    ]
+    return Rendering(division.examples, sentences + division.unasked)
+
+
+def _ignored_parts(
+    chat: ChatTemplate, conversation: Conversation, text: str
+) -> Iterator[str]:
+    """Yield the names of the tools and calls without which the rendered text is the same."""
+    for name, rest in parts_left_out(conversation):
+        if chat.text_or_none(rest) == text:
+            yield name
+
+
+def _missing(
+    chat: ChatTemplate, conversation: Conversation, division: Division
+) -> Iterator[str]:
+    """Yield the names of the places whose text is in no example."""
+    learned = {
+        index: example for example in division.examples for index in example.spans
+    }
+    is_certain = _are_in_order(conversation, division)
+    for index, message in enumerate(conversation.messages):
+        if index in learned:
+            yield from _missing_in_turn(learned[index], index, message)
+            continue
+        for place in () if is_certain else _ordered_places(index, message):
+            if not _is_shown(chat, conversation, division, index, place):
+                yield place.name
+        for place in _other_places(index, message):
+            if not _is_in_a_row(division, index, place):
+                yield place.name
+
+
+def _are_in_order(conversation: Conversation, division: Division) -> bool:
+    """Return whether the last example has all texts as they are, and in the order of the messages.
+
+    Then none of them is there by chance only, as a part of another text.
+    """
+    if not division.examples:
+        return False
+    # It has most of the messages.
+    example = division.examples[-1]
+    if example.messages < len(conversation.messages):
+        return False
+    position = 0
+    for index, message in enumerate(conversation.messages):
+        if index in example.spans:
+            start, end = example.spans[index]
+            if start < position:
+                return False
+            position = end
+            continue
+        for place in _ordered_places(index, message):
+            text = place.text.strip()
+            found = example.text.find(text, position)
+            if found < 0:
+                return False
+            position = found + len(text)
+    return True
+
+
+def _missing_in_turn(example: Example, index: int, message: Message) -> Iterator[str]:
+    """Yield the places of a learned turn whose text is not in this turn."""
+    start, end = example.spans[index]
+    turn = RenderedText(example.text[start:end])
+    for places in (_ordered_places(index, message), _other_places(index, message)):
+        for place in places:
+            if not turn.holds(place.text):
+                yield place.name
+
+
+def _is_shown(
+    chat: ChatTemplate,
+    conversation: Conversation,
+    division: Division,
+    index: int,
+    place: Place,
+) -> bool:
+    """Return whether a text that may be rendered in another order is in an example.
+
+    It might be there by chance, as a part of another text. So the template must also show a mark in its place.
+    """
+    if not _is_in_a_row(division, index, place):
+        return False
+    shown = _shown_places(chat, conversation, division)
+    return shown is None or place.name in shown
+
+
+def _is_in_a_row(division: Division, index: int, place: Place) -> bool:
+    """Return whether an example with a message holds a text; behind all examples, whether the whole text holds it."""
+    texts = [example.text for example in division.examples if index < example.messages]
+    return any(
+        RenderedText(text).holds(place.text) for text in texts or [division.text]
+    )
+
+
+def _shown_places(
+    chat: ChatTemplate, conversation: Conversation, division: Division
+) -> frozenset[str] | None:
+    """Return the names of the places that the template renders, found by marks; None if it rejects marks."""
+    lengths = tuple(example.messages for example in division.examples)
+    shape = (
+        lengths,
+        bool(conversation.tools),
+        tuple(
+            (message["role"], bool(message["content"]), *message)
+            for message in conversation.messages
+        ),
+    )
+    if shape not in chat.shown_places:
+        if len(chat.shown_places) >= MAX_SHAPES:
+            chat.shown_places.clear()
+        chat.shown_places[shape] = _marked_places(chat, conversation, lengths)
+    return chat.shown_places[shape]
+
+
+def _marked_places(
+    chat: ChatTemplate, conversation: Conversation, lengths: tuple[int, ...]
+) -> frozenset[str] | None:
+    marks: dict[str, str] = {}
+    messages = []
+    for index, message in enumerate(conversation.messages):
+        marked = dict(message)
+        for place in _ordered_places(index, message):
+            _, _, key = place.name.rpartition(".")
+            mark = f"\ue000{len(marks)}\ue001"
+            marks[mark] = place.name
+            marked[key] = mark
+        messages.append(marked)
+    marked_conversation = Conversation(messages, conversation.tools)
+    texts = []
+    for length in {*lengths, len(messages)}:
+        text = chat.text_or_none(marked_conversation.before(length))
+        if text is None:
+            return None
+        texts.append(text)
+    return frozenset(
+        name for mark, name in marks.items() if any(mark in text for text in texts)
+    )
+
+
+def _ordered_places(index: int, message: Message) -> Iterator[Place]:
+    """Yield reasoning and content, in the order in which templates render them."""
+    reasoning = {
+        message[name]: f"messages[{index}].{name}"
+        for name in REASONING_NAMES
+        if name in message
+    }
+    for text, place_name in reasoning.items():
+        if text.strip():
+            yield Place(place_name, text)
+    content = message["content"]
+    name = f"messages[{index}].content"
+    pieces = [content]
+    if message["role"] == "assistant" and "</think>" in content:
+        pieces = THINK_TAGS.split(content)
+    for piece in pieces:
+        if piece.strip():
+            yield Place(name, piece)
+
+
+def _other_places(index: int, message: Message) -> Iterator[Place]:
+    """Yield the texts of a message besides reasoning and content."""
+    for key, value in message.items():
+        if key not in _OWN_PLACES:
+            yield from texts_of(value, f"messages[{index}].{key}")
+    for number, call in enumerate(message.get("tool_calls", ())):
+        yield from _call_places(call, f"messages[{index}].tool_calls[{number}]")
+
+
+def _call_places(call: dict[str, Any], name: str) -> Iterator[Place]:
+    for key, value in call.items():
+        if key != "function":
+            yield from texts_of(value, f"{name}.{key}")
+    for key, value in call["function"].items():
+        # An argument is what the model has to write, so that a single word of it counts, too.
+        labels = key == "arguments"
+        yield from texts_of(value, f"{name}.function.{key}", labels=labels)
