@@ -1,7 +1,7 @@
 """Render a conversation to examples, and name each text of the record that none of them holds."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from finetune_trainer.data.records.chat_template import ChatTemplate
@@ -67,20 +67,31 @@ def _missing(
     chat: ChatTemplate, conversation: Conversation, division: Division
 ) -> Iterator[str]:
     """Yield the names of the places whose text is in no example."""
-    learned = {
-        index: example for example in division.examples for index in example.spans
+    turns = {
+        index: example.text[start:end]
+        for example in division.examples
+        for index, (start, end) in example.spans.items()
     }
-    is_certain = _are_in_order(conversation, division)
+    are_others_certain = _are_in_order(conversation, division)
     for index, message in enumerate(conversation.messages):
-        if index in learned:
-            yield from _missing_in_turn(learned[index], index, message)
-            continue
-        for place in () if is_certain else _ordered_places(index, message):
-            if not _is_shown(chat, conversation, division, index, place):
+        places = list(_ordered_places(index, message))
+        if index in turns:
+            # A learned turn must have its texts itself.
+            rows = [turns[index]]
+            is_certain = _position_behind(places, turns[index], 0) is not None
+        else:
+            rows = _rows_with(division, index)
+            is_certain = are_others_certain
+        for place in () if is_certain else places:
+            if not _holds(rows, place) or not _shows(
+                chat, conversation, division, place
+            ):
                 yield place.name
         for place in _other_places(index, message):
-            if not _is_in_a_row(division, index, place):
+            if not _holds(rows, place):
                 yield place.name
+        if "tool_calls" in message and not chat.forms.shows_arguments:
+            yield from _argument_places(index, message)
 
 
 def _are_in_order(conversation: Conversation, division: Division) -> bool:
@@ -102,48 +113,42 @@ def _are_in_order(conversation: Conversation, division: Division) -> bool:
                 return False
             position = end
             continue
-        for place in _ordered_places(index, message):
-            text = place.text.strip()
-            found = example.text.find(text, position)
-            if found < 0:
-                return False
-            position = found + len(text)
+        behind = _position_behind(
+            _ordered_places(index, message), example.text, position
+        )
+        if behind is None:
+            return False
+        position = behind
     return True
 
 
-def _missing_in_turn(example: Example, index: int, message: Message) -> Iterator[str]:
-    """Yield the places of a learned turn whose text is not in this turn."""
-    start, end = example.spans[index]
-    turn = RenderedText(example.text[start:end])
-    for places in (_ordered_places(index, message), _other_places(index, message)):
-        for place in places:
-            if not turn.holds(place.text):
-                yield place.name
+def _position_behind(places: Iterable[Place], text: str, position: int) -> int | None:
+    """Return the position behind all places if the text has them in this order from a position on, else None."""
+    for place in places:
+        trimmed = place.text.strip()
+        start = text.find(trimmed, position)
+        if start < 0:
+            return None
+        position = start + len(trimmed)
+    return position
 
 
-def _is_shown(
-    chat: ChatTemplate,
-    conversation: Conversation,
-    division: Division,
-    index: int,
-    place: Place,
+def _rows_with(division: Division, index: int) -> list[str]:
+    """Return the texts of the examples with a message. A message behind all examples is in the whole text."""
+    texts = [example.text for example in division.examples if index < example.messages]
+    return texts or [division.text]
+
+
+def _holds(rows: list[str], place: Place) -> bool:
+    return any(RenderedText(row).holds(place.text) for row in rows)
+
+
+def _shows(
+    chat: ChatTemplate, conversation: Conversation, division: Division, place: Place
 ) -> bool:
-    """Return whether a text that may be rendered in another order is in an example.
-
-    It might be there by chance, as a part of another text. So the template must also show a mark in its place.
-    """
-    if not _is_in_a_row(division, index, place):
-        return False
+    """Return whether the template shows a mark in a place: the place's text may be a part of another text."""
     shown = _shown_places(chat, conversation, division)
     return shown is None or place.name in shown
-
-
-def _is_in_a_row(division: Division, index: int, place: Place) -> bool:
-    """Return whether an example with a message holds a text; behind all examples, whether the whole text holds it."""
-    texts = [example.text for example in division.examples if index < example.messages]
-    return any(
-        RenderedText(text).holds(place.text) for text in texts or [division.text]
-    )
 
 
 def _shown_places(
@@ -218,6 +223,13 @@ def _other_places(index: int, message: Message) -> Iterator[Place]:
             yield from texts_of(value, f"messages[{index}].{key}")
     for number, call in enumerate(message.get("tool_calls", ())):
         yield from _call_places(call, f"messages[{index}].tool_calls[{number}]")
+
+
+def _argument_places(index: int, message: Message) -> Iterator[str]:
+    """Yield the names of the arguments of all calls that have any."""
+    for number, call in enumerate(message["tool_calls"]):
+        if call["function"]["arguments"]:
+            yield f"messages[{index}].tool_calls[{number}].function.arguments"
 
 
 def _call_places(call: dict[str, Any], name: str) -> Iterator[Place]:

@@ -45,6 +45,7 @@ CALL_FORMS = (
 )
 """In the order in which they are tried."""
 MARKED_ARGUMENTS = {"value": MARK}
+MARKED_NAME = "ask\ue002"
 
 
 class TemplateForms:
@@ -125,20 +126,28 @@ class TemplateForms:
     @cached_property
     def _calls(self) -> CallForm:
         """The form in which the template renders a call and its arguments as JSON or in a syntax of its own."""
-        call = {
-            "id": "000000000",
-            "type": "function",
-            "function": {"name": "ask", "arguments": MARKED_ARGUMENTS},
-        }
-        question, answer = _exchange("")
-        message = answer | {"tool_calls": [call]}
         for form in CALL_FORMS:
-            marked = [question, message | in_form(message, form)]
-            text = self._text_of(Conversation(marked)) or ""
+            text = self._text_of_call(form) or ""
             # A template that writes an object without `tojson` writes Python's syntax, which is no JSON.
             if MARK in text and str(MARKED_ARGUMENTS) not in text:
                 return form
         return PLAIN_CALLS
+
+    @cached_property
+    def shows_arguments(self) -> bool:
+        """Whether the template renders the arguments of a call, as far as it renders a call at all."""
+        text = self._text_of_call(self._calls) or ""
+        return MARK in text or MARKED_NAME not in text
+
+    def _text_of_call(self, form: CallForm) -> str | None:
+        call = {
+            "id": "000000000",
+            "type": "function",
+            "function": {"name": MARKED_NAME, "arguments": MARKED_ARGUMENTS},
+        }
+        question, answer = _exchange("")
+        message = answer | {"tool_calls": [call]}
+        return self._text_of(Conversation([question, message | in_form(message, form)]))
 
     def _shows(self, messages: list[Message]) -> bool:
         return MARK in (self._text_of(Conversation(messages)) or "")
