@@ -39,6 +39,10 @@ class DataCounts(Protocol):
     @property
     def dropped(self) -> int: ...  # noqa: D102
     @property
+    def split(self) -> int: ...  # noqa: D102
+    @property
+    def unrendered(self) -> int: ...  # noqa: D102
+    @property
     def train_rows(self) -> int: ...  # noqa: D102
     @property
     def validation_rows(self) -> int: ...  # noqa: D102

@@ -58,6 +58,10 @@ def usable_records(report: PreviewReport) -> Iterator[str]:
     if counts.truncated:
         share = counts.truncated / used
         line += f", {counts.truncated:,} truncated ({share:.0%})"
+    if counts.split:
+        line += f", {counts.split:,} split"
+    if counts.unrendered:
+        line += f", {counts.unrendered:,} not rendered in full"
     yield line
     yield from report.invalid_records
 

@@ -42,6 +42,8 @@ class PreviewCounts(ContractModel):
     invalid: int
     truncated: int
     dropped: int
+    split: int
+    unrendered: int
     unused: int
     train_rows: int
     validation_rows: int

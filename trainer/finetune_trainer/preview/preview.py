@@ -105,6 +105,8 @@ def _counts(counts: Counts, writer: PackedWriter) -> PreviewCounts:
         invalid=counts.invalid,
         truncated=counts.truncated,
         dropped=counts.dropped,
+        split=counts.split,
+        unrendered=counts.unrendered,
         unused=counts.unused,
         train_rows=writer.rows("train"),
         validation_rows=writer.rows("validation"),

@@ -81,7 +81,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         raise
     digest = publish(folder, writer, context)
     print(f"prepare: {summary.text(meter.tokens_per_second)}", flush=True)
-    warn_about_ends(packer.counts, tokenizer)
+    warn_about_turns(packer.counts, tokenizer)
     counts = packer.counts
     context.progress.update(step=counts.records, total=counts.records, note="")
     return PrepareResult(
@@ -108,7 +108,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     )
 
 
-def warn_about_ends(counts: Counts, tokenizer: Any) -> None:
+def warn_about_turns(counts: Counts, tokenizer: Any) -> None:
     """Log a warning if servers will not know where a turn of the chat template or a text ends."""
     if tokenizer.eos_token_id is None:
         log_line(

@@ -103,7 +103,8 @@ def test_claim_of_the_cluster_is_not_looked_at(look):
 
 
 def test_truncated_example_says_so(look):
-    report = look([{"text": "word " * 300}], recipe={"contextLength": 32})
+    recipe = {"contextLength": 32, "tooLong": "Truncate"}
+    report = look([{"text": "word " * 300}], recipe=recipe)
     [example] = report.examples
     assert (example.tokens, example.truncated) == (32, True)
 
