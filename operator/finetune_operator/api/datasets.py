@@ -15,7 +15,8 @@ def _is_repository(data: Mapping[str, Any]) -> bool:
 
 
 SHAPES = (
-    ("messages", "tools"),
+    ("messages", "tools", "system"),
+    ("instruction", "input", "output"),
     ("prompt", "completion"),
     ("text",),
     ("prompt", "chosen", "rejected", "tools"),
@@ -55,8 +56,8 @@ SOURCE_RULES = (
     ),
     Rule(
         field="columns",
-        message="must name fields of one kind of record: messages and tools, prompt and completion, text, or prompt, "
-        "chosen, rejected and tools",
+        message="must name fields of one kind of record: messages, tools and system; instruction, input and output; "
+        "prompt and completion; text; or prompt, chosen, rejected and tools",
         cel=f"!has(self.columns) || ({_one_shape()})",
         is_valid=lambda data: (
             "columns" not in data or _is_of_one_shape(data["columns"])

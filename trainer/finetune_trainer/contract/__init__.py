@@ -54,6 +54,7 @@ from finetune_trainer.contract.recipes import (
     SmokeTest,
     Task,
     TrainRecipe,
+    Unrendered,
 )
 from finetune_trainer.contract.results import (
     PROGRESS_BYTES,
@@ -131,6 +132,7 @@ __all__ = [
     "TrainConfig",
     "TrainRecipe",
     "TrainResult",
+    "Unrendered",
     "Validation",
     "ValidationPoint",
     "Wandb",

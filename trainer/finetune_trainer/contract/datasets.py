@@ -10,6 +10,8 @@ from finetune_trainer.contract.uris import DataUri
 
 DataFormat = Literal["Auto", "JSONLines", "JSON", "CSV", "Parquet"]
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+ColumnText = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+"""A column's name, or a template with several columns."""
 ConfigName = Annotated[
     str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")
 ]
@@ -24,7 +26,8 @@ SplitName = Annotated[
 class Columns(ContractModel):
     """Names of the data set's columns, for records whose fields have other names than the trainer's.
 
-    A dot in a name leads into an object if the data set has no column of that name.
+    A dot in a name leads into an object if the data set has no column of that name. A value with double braces is a
+    Jinja template, whose variables are the columns of a record; messages and tools have names only.
     """
 
     messages: ColumnName | None = None
@@ -33,20 +36,32 @@ class Columns(ContractModel):
     tools: ColumnName | None = None
     """Column with the function schemas of the tools that a conversation may call; absent: tools."""
 
-    prompt: ColumnName | None = None
-    """Column with the prompt of a completion, or of a pair; absent: prompt."""
+    system: ColumnText | None = None
+    """Column with the system message of a conversation, or a template of it; absent: system."""
 
-    completion: ColumnName | None = None
-    """Column with the completion; absent: completion."""
+    instruction: ColumnText | None = None
+    """Column with the question of a conversation with a single answer, or a template of it; absent: instruction."""
 
-    text: ColumnName | None = None
-    """Column with the text; absent: text."""
+    input: ColumnText | None = None
+    """Column with more of this question, which follows it after a blank line; absent: input."""
 
-    chosen: ColumnName | None = None
-    """Column with the preferred completion of a pair, as text or messages; absent: chosen."""
+    output: ColumnText | None = None
+    """Column with the answer to this question, or a template of it; absent: output."""
 
-    rejected: ColumnName | None = None
-    """Column with the other completion of a pair; absent: rejected."""
+    prompt: ColumnText | None = None
+    """Column with the prompt of a completion, or of a pair, or a template of it; absent: prompt."""
+
+    completion: ColumnText | None = None
+    """Column with the completion, or a template of it; absent: completion."""
+
+    text: ColumnText | None = None
+    """Column with the text, or a template of it; absent: text."""
+
+    chosen: ColumnText | None = None
+    """Column with the preferred completion of a pair, as text or messages, or a template of it; absent: chosen."""
+
+    rejected: ColumnText | None = None
+    """Column with the other completion of a pair, or a template of it; absent: rejected."""
 
 
 class DataSource(ContractModel):

@@ -70,7 +70,7 @@ class PreviewReport(ContractModel):
     """Whether the counts are of the first records only, because the data is in a store."""
     problems: tuple[PreviewProblem, ...] = ()
     invalid_records: tuple[str, ...] = ()
-    """The first invalid records, each as FILE:LINE: reason."""
+    """The reasons why records are invalid, each with a place, or with their number and the first places."""
     notes: tuple[str, ...] = ()
     """The lines that prepare would log about the data."""
     not_looked_at: tuple[str, ...] = ()

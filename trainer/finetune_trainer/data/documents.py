@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from finetune_trainer.data.reasons import InvalidReason
 from finetune_trainer.data.records.records import Shape
 
 Split = Literal["train", "validation"]
@@ -50,7 +51,7 @@ class Counts(BaseModel):
     """The shape of all valid records of this data set."""
     conversations: bool = False
     """Whether any records are conversations."""
-    reasons: list[str] = Field(default=[])
-    """The reasons why the first invalid records are invalid."""
+    reasons: list[InvalidReason] = Field(default=[])
+    """The first reasons why records are invalid, each once."""
     unrendered_places: list[str] = Field(default=[])
     """The kinds of places that were reported because the rows do not hold their text."""

@@ -15,15 +15,14 @@ from finetune_trainer.data.reading.record_batches import (
     UsedRecord,
     batches_of,
 )
+from finetune_trainer.data.reasons import add_reason, reasons_text
 from finetune_trainer.data.records.records import CONVERSATIONS, fields_for
 from finetune_trainer.data.tokenizing.batch_tokenizer import BatchTokenizer
 from finetune_trainer.data.tokenizing.record_tokenizer import Documents, TokenizedBatch
 from finetune_trainer.runtime.errors import DataInvalid
 
-MAX_NAMED_RECORDS = 10
-"""Number of invalid records that are reported individually."""
-MAX_REASON_CHARACTERS = 160
-"""Limit of a reason; ten reasons fit into a termination message."""
+MAX_NAMED_PLACES = 10
+"""Number of places whose text is not in the rows that are reported."""
 # Each part ends with rows that no later record fills. With so many rows they cost 0.5 % of the space (ADR 12).
 PART_TOKENS = 2**23
 """A part ends with the batch that brings it to so many tokens, and to the tokens of PART_ROWS rows."""
@@ -139,27 +138,30 @@ class RecordPacker:
         self, batch: RecordBatch, tokenized: TokenizedBatch
     ) -> Iterator[tuple[UsedRecord, Documents]]:
         """Yield the records that can be trained on, as tokens."""
-        for record, outcome in zip(batch.records, tokenized.outcomes, strict=True):
+        counted = {index for index, _ in tokenized.unrendered_texts}
+        outcomes = zip(batch.records, tokenized.outcomes, strict=True)
+        for index, (record, outcome) in enumerate(outcomes):
             if isinstance(outcome, str):
                 self._reject(record, outcome)
             elif outcome is None:
                 self.counts.dropped += 1
             else:
+                if record.is_partly_read and index not in counted:
+                    self.counts.unrendered += 1
                 yield record, outcome
 
     def _reject(self, record: UsedRecord, reason: str) -> None:
-        """Count an invalid record; report it if it is among the first MAX_NAMED_RECORDS."""
+        """Count an invalid record; print its reason if no earlier record has the same."""
         self.counts.invalid += 1
-        if len(self.counts.reasons) < MAX_NAMED_RECORDS:
-            line = f"{record.file}:{record.line}: {reason}"[:MAX_REASON_CHARACTERS]
-            self.counts.reasons.append(line)
-            print(line, flush=True)
+        place = f"{record.file}:{record.line}"
+        if add_reason(self.counts.reasons, place, reason):
+            print(self.counts.reasons[-1].text(), flush=True)
 
     def _report(self, record: UsedRecord, text: str) -> None:
         """Report a text that is not in the rows, if it is the first of its kind of place."""
         place = re.sub(r"\[\d+\]", "[]", text.partition(": ")[0])
         places = self.counts.unrendered_places
-        if place not in places and len(places) < MAX_NAMED_RECORDS:
+        if place not in places and len(places) < MAX_NAMED_PLACES:
             places.append(place)
             print(f"{record.file}:{record.line}: {text}", flush=True)
 
@@ -186,7 +188,7 @@ class Summary:
             raise DataInvalid(
                 f"{counts.invalid} of {used} records are invalid, more than prepare.maxInvalidFraction "
                 f"({allowed:g}) allows; correct the records or raise the fraction:\n"
-                + "\n".join(counts.reasons)
+                + reasons_text(counts.reasons)
             )
         if not self._writer.rows("train"):
             raise DataInvalid(
@@ -201,7 +203,7 @@ class Summary:
             return f"{counts.dropped} records are longer than prepare.contextLength ({self._length}); raise it"
         if counts.unused and not counts.invalid:
             return f"the weights leave out all {counts.unused} records; raise the weights in datasets"
-        return "all records are invalid:\n" + "\n".join(self._counts.reasons)
+        return "all records are invalid:\n" + reasons_text(self._counts.reasons)
 
     def _no_validation_rows_message(self) -> str:
         validation = self._config.validation

@@ -28,12 +28,18 @@ def main() -> None:
     print(with_log(report, log.getvalue()).model_dump_json(by_alias=True))
 
 
+def _is_of_invalid_record(line: str, report: PreviewReport) -> bool:
+    """Return whether a line names the first record with a reason, which the report counts."""
+    _, _, reason = line.partition(": ")
+    return bool(reason) and any(reason in known for known in report.invalid_records)
+
+
 def with_log(report: PreviewReport, log: str) -> PreviewReport:
     """Return the report with the lines of the log that it does not have yet, as notes."""
     lines = [
         line.removeprefix("prepare: ")
         for line in log.splitlines()
-        if line and line not in report.invalid_records
+        if line and not _is_of_invalid_record(line, report)
     ]
     return report.model_copy(update={"notes": (*report.notes, *lines)})
 

@@ -20,6 +20,7 @@ from finetune_trainer.data.record_packer import RecordPacker, Summary
 from finetune_trainer.preview.examples import examples_of
 from finetune_trainer.preview.sources import Sources
 from finetune_trainer.runtime.errors import StageError
+from finetune_trainer.runtime.progress import log_line
 from finetune_trainer.stages.prepare import padding_token, warn_about_turns
 
 SAMPLE = 1000
@@ -42,7 +43,7 @@ def preview(request: PreviewRequest, environment: Environment) -> PreviewReport:
         update={
             "problems": tuple(sources.problems),
             "not_looked_at": tuple(sources.not_looked_at),
-            "invalid_records": tuple(counts.reasons),
+            "invalid_records": tuple(reason.text() for reason in counts.reasons),
         }
     )
 
@@ -57,7 +58,9 @@ def _read(request: PreviewRequest, sources: Sources, counts: Counts) -> PreviewR
     """Return the report about all records, or about the first SAMPLE; raise StageError as prepare would."""
     config = request.config
     tokenizer = sources.tokenizer
-    reader = RecordReader(sources.datasets, config.objective)
+    reader = RecordReader(
+        sources.datasets, config.objective, config.recipe.unrendered, log_line
+    )
     examples = examples_of(reader, tokenizer, config, request.examples)
     with tempfile.TemporaryDirectory() as folder:
         writer = PackedWriter(

@@ -58,7 +58,9 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     Raise ConfigInvalid, SourceNotFound, DataInvalid, CredentialsRejected or ServiceUnavailable.
     """
     datasets = fetch_datasets(config, context.environment)
-    reader = RecordReader(datasets, config.objective)
+    reader = RecordReader(
+        datasets, config.objective, config.recipe.unrendered, log_line
+    )
     context.progress.update(note="reading the base model", total=reader.known_count())
     base = open_base_model(config.model, context.environment)
     tokenizer = load_tokenizer(base)

@@ -97,7 +97,7 @@ def test_dot_leads_into_an_object_unless_a_column_has_it(
         ),
         (
             "csv",
-            "it has no column label, which the manifest names under columns; found prompt,answer",
+            "it has no column label, which the manifest names under columns; it has prompt, answer",
         ),
         (
             "parquet",

@@ -103,13 +103,11 @@ def test_records_of_every_file_are_named_by_file_and_line(
     message, _ = run_to_failure(
         prepare_config(model, datasets=[{"uri": "a/x-*.jsonl"}]), environment
     )
-    assert "\nx-1.jsonl:2: text is missing\nx-2.jsonl:2: text is missing" in message
+    assert message.endswith("text is missing; first x-1.jsonl:2, x-2.jsonl:2")
 
     datasets = [{"uri": "a/x-*.jsonl"}, {"uri": "b/x-1.jsonl"}, {"uri": "b/x-1.jsonl"}]
     message, _ = run_to_failure(prepare_config(model, datasets=datasets), environment)
-    assert [line.split(": ")[0] for line in message.splitlines()[1:]] == [
-        "a/x-1.jsonl:2", "a/x-2.jsonl:2", "b/x-1.jsonl:2", "b/x-1.jsonl:2",
-    ]  # fmt: skip
+    assert message.endswith("first a/x-1.jsonl:2, a/x-2.jsonl:2, b/x-1.jsonl:2")
 
 
 def test_data_set_without_records_is_named(

@@ -212,7 +212,7 @@ def test_messages_do_not_depend_on_the_number_of_processes(
     failure, code, _, lines = outcomes[0]
     assert failure
     assert code == ExitCode.DATA
-    assert len(lines) >= 6
+    assert lines
 
 
 @pytest.mark.usefixtures("in_processes")

@@ -1,6 +1,7 @@
 """Data sets in four formats, and every defect of a file or a record, with the message for it."""
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from support.trainer.prepared import IDENTITY, packed_documents, prepare, prepar
 from support.trainer.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
-from finetune_trainer.data.reading import formats
+from finetune_trainer.data.reading import json_window
 from finetune_trainer.data.reading.formats import read_records
 from finetune_trainer.data.reading.source_file import SourceFile
 
@@ -108,7 +109,7 @@ BAD_LINES = [
     ),
     (
         b'{"text": "a", "prompt": "a", "completion": "b"}',
-        "data.jsonl:2: has prompt and completion and also text: keep only one of them in the file",
+        "data.jsonl:2: has prompt and completion and also text: choose with columns: {prompt: prompt, completion:",
     ),
 ]
 
@@ -142,7 +143,10 @@ def test_invalid_line_is_reported_with_its_reason(
             {"prompt": "a", "completion": ""},
             "completion is empty: there is nothing to learn",
         ),
-        ({"prompt": ["a"], "completion": "b"}, "prompt must be a string, it is a list"),
+        (
+            {"prompt": ["a"], "completion": "b"},
+            "prompt is a list of messages and completion is a string: write completion as",
+        ),
         (
             {"input": "a", "output": "b"},
             "needs messages, prompt and completion, or text; it has input, output",
@@ -157,11 +161,14 @@ def test_invalid_line_is_reported_with_its_reason(
             {"messages": ["hello"]},
             "messages[0] must be an object with role and content, it is a string",
         ),
-        ({"messages": [{"from": "gpt", "value": "a"}]}, "messages[0].role is missing"),
+        (
+            {"messages": [{"speaker": "gpt", "text": "a"}]},
+            "messages[0].role is missing: a message has role and content, or from and value; it has speaker, text",
+        ),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content is missing"),
         (
             {"messages": [{"role": "assistant", "content": [1]}]},
-            "messages[0].content must be a string, it is a list",
+            "messages[0].content[0] must be a part such as {type: text, text: …}, it is a number",
         ),
         (
             {"messages": [{"role": "assistant", "content": ""}]},
@@ -203,7 +210,11 @@ BAD_FILES = [
         b"the file,a socket\nx,y\n",
         "data.csv:1: the first line must name the columns",
     ),
-    ("data.csv", b"text;more\nx;y\n", "found text;more"),
+    (
+        "data.csv",
+        b"texte;more\nx;y\n",
+        "it has more, texte: write columns: {text: texte}",
+    ),
     ("data.csv", b"text,more\na,b\nc\n", "data.csv:3: 1 cells, but the header names 2"),
     ("data.csv", b'text\n"a\nb"\n"c\n', "data.csv:4: not CSV: unexpected end of data"),
     (
@@ -212,7 +223,6 @@ BAD_FILES = [
         "data.csv:2: text: character 7 is byte 0xe9, not UTF-8: save the file as UTF-8",
     ),
     ("data.csv", b"messages\n[oops\n", "data.csv:2: messages is not JSON"),
-    ("data.json", b'{"text": "a"}', "data.json:1: the file begins with {, not with ["),
     (
         "data.json",
         b'[\n{"text": "a"},\n{"text": }\n]',
@@ -227,7 +237,7 @@ BAD_FILES = [
     (
         "data.json",
         b'[{"text": "a"}]\n[{"text": "b"}]',
-        "data.json:2: not JSON: found [ after the end of the array",
+        "a record is a JSON object {…}, this is a list: put all into one array; first data.json:1, data.json:2",
     ),
     (
         "data.json",
@@ -243,7 +253,7 @@ BAD_FILES = [
     (
         "data.xlsx",
         b"",
-        "unknown file extension .xlsx: set the data set's format to JSONLines, JSON, CSV or Parquet",
+        "data.xlsx: .xlsx is a spreadsheet: save its table as CSV",
     ),
     ("data", b"", "unknown file extension (none)"),
     ("data.jsonl.bz2", b"", "compressed files must be unpacked, except .gz and .zst"),
@@ -267,7 +277,7 @@ def test_invalid_file_is_reported_with_the_location(
     message, code = run_to_failure(prepare_config(model, name), environment)
     assert code == (
         ExitCode.CONFIG
-        if "extension" in expected or "unpacked" in expected
+        if re.search("extension|unpacked|spreadsheet", expected)
         else ExitCode.DATA
     )
     assert expected in message
@@ -279,10 +289,7 @@ def test_parquet_file_without_the_columns_is_rejected(
     write_parquet(manifest_dir / "data.parquet", [{"words": "a"}])
 
     message, _ = run_to_failure(prepare_config(model, "data.parquet"), environment)
-    assert (
-        "needs the columns messages, prompt and completion, or text; it has words"
-        in message
-    )
+    assert "needs messages, prompt and completion, or text; it has words" in message
 
 
 def test_invalid_parquet_row_is_reported_with_its_number(
@@ -312,7 +319,7 @@ def test_folder_is_rejected_as_a_data_set(
     )
 
 
-def test_failure_names_at_most_ten_invalid_records(
+def test_failure_names_each_reason_once_with_a_count(
     model: Path, environment: Environment, manifest_dir: Path
 ) -> None:
     write_jsonl(manifest_dir / "data.jsonl", [{"text": "good"}] + [{"x" * 300: 1}] * 50)
@@ -321,8 +328,20 @@ def test_failure_names_at_most_ten_invalid_records(
     assert message.splitlines()[0].startswith(
         "50 of 51 records are invalid, more than prepare.maxInvalidFraction (0)"
     )
+    assert message.splitlines()[1:] == [
+        "50 \N{MULTIPLICATION SIGN}: text is missing; first data.jsonl:2, data.jsonl:3, data.jsonl:4"
+    ]
+
+
+def test_failure_names_at_most_ten_reasons(
+    model: Path, environment: Environment, manifest_dir: Path
+) -> None:
+    texts = ["good", *(f"\ud800{'a' * number}"[::-1] for number in range(50))]
+    write_jsonl(manifest_dir / "data.jsonl", [{"text": text} for text in texts])
+
+    message, _ = run_to_failure(prepare_config(model), environment)
     assert [line.split(": ")[0] for line in message.splitlines()[1:]] == [
-        f"data.jsonl:{n}" for n in range(2, 12)
+        f"data.jsonl:{number}" for number in range(2, 12)
     ]
     assert len(message.encode()) < 2048
 
@@ -376,7 +395,7 @@ def test_line_longer_than_the_limit_is_rejected(
     manifest_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(formats, "LONGEST_RECORD", 1 << 20)
+    monkeypatch.setattr(json_window, "LONGEST_RECORD", 1 << 20)
     (manifest_dir / "data.jsonl").write_bytes(GOOD.encode() + b"x" * (1 << 21))
     (manifest_dir / "data.json").write_bytes(b'[{"text": "' + b"x" * (1 << 22))
 
@@ -407,13 +426,15 @@ def test_file_is_streamed_and_not_read_into_memory(tmp_path: Path, name: str) ->
 def test_json_records_do_not_depend_on_the_chunk_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [{"text": "é\n" * length, "n": 10**length} for length in range(12)]
+    rows = [
+        {"prompt": "é\n" * length, "completion": 10**length} for length in range(12)
+    ]
     source = SourceFile(tmp_path / "data.json")
     source.path.write_text(json.dumps(rows, indent=2, ensure_ascii=False))
     in_one_chunk = list(read_records(source, "JSON"))
 
     for size in range(1, 40):
-        monkeypatch.setattr(formats, "JSON_CHUNK", size)
+        monkeypatch.setattr(json_window, "JSON_CHUNK", size)
         assert list(read_records(source, "JSON")) == in_one_chunk
     assert [fields for _, fields in in_one_chunk] == rows
     assert [line for line, _ in in_one_chunk] == [
@@ -438,7 +459,7 @@ def test_source_is_read_once(
         data.write_text("".join(f"{line}\n" for line in lines))
     else:
         FORMATS[name](data, [row] * 100)
-    config = prepare_config(tokenizer_folder, f"data.{name}")
+    config = prepare_config(tokenizer_folder, f"data.{name}", unrendered="Warn")
     before = bytes_read()
     assert prepare(config, environment).records == 100
 

@@ -288,8 +288,8 @@ def test_template_for_tool_use_renders_records_with_tools() -> None:
 ASSISTANT = {"role": "assistant", "content": None}
 INVALID = [
     (
-        {**ASSISTANT, "function_call": {"name": "add"}},
-        "function_call is OpenAI's earlier form: use tool_calls",
+        {**ASSISTANT, "function_call": "add"},
+        "function_call must be a call such as {name: add, arguments: {…}}",
     ),
     ({**ASSISTANT, "tool_calls": "add"}, "tool_calls must be a list, it is a string"),
     (

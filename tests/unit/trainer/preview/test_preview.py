@@ -72,7 +72,9 @@ def test_invalid_records_are_a_problem_of_their_data_set(look):
     assert problem.field == "datasets[0].uri"
     assert "1 of 41 records are invalid" in problem.message
     assert "data.jsonl:41: completion is null" in problem.message
-    assert report.invalid_records == ("data.jsonl:41: completion is null",)
+    assert report.invalid_records == (
+        "data.jsonl:41: completion is null: write a text, or remove the record",
+    )
     # What can be used is counted and shown all the same.
     assert report.counts.invalid == 1
     assert len(report.examples) == 2

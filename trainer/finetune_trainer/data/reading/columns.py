@@ -1,114 +1,189 @@
-"""Find a record's fields in the columns of a data set."""
+"""Find a record's fields in the columns of a data set, and the texts in columns that nothing reads."""
 
-from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
-from finetune_trainer.contract import Columns, Objective
-from finetune_trainer.data.records.records import (
-    OPTIONAL_FIELDS,
-    SHAPES,
-    SHAPES_OF,
-    SUPPORTED_SHAPES,
-    Fields,
-    InvalidRecord,
-    complete_shapes,
-    fields_for,
-    shortened,
+from finetune_trainer.contract import Columns, Objective, Unrendered
+from finetune_trainer.data.reading.named_columns import NamedColumns, outermost
+from finetune_trainer.data.reading.unread import PartlyRead, refusal, unread_columns
+from finetune_trainer.data.records.forms import (
+    FORMS,
+    Form,
+    columns_for,
+    description,
+    form_of,
+    is_plain,
 )
+from finetune_trainer.data.records.records import Fields, InvalidRecord
+from finetune_trainer.data.records.suggestions import needed_columns, variable
 
-# Not None: a column with a null is something else than a missing column.
-_MISSING = object()
+# A data set of objects with arbitrary keys must not fill the memory.
+_MAX_PLANS = 1000
+# As YAML writes it in double quotes.
+_BLANK_LINE = "\\n\\n"
+
+
+class _Plan(NamedTuple):
+    """How records with the same columns are read."""
+
+    form: Form
+    unread: tuple[str, ...]
+    """Columns that the form does not read, in which a text would be lost."""
 
 
 class FieldColumns:
     """The columns in which a data set has the fields of its records.
 
-    A manifest that names columns names the columns of a single shape. Only the fields of this shape are read: each from
-    the column that the manifest names, or else from the column of its own name. Raises ValueError if the manifest names
-    a column for a field that the objective does not read.
+    A manifest that names columns names the columns of a single shape: see `NamedColumns`, which may raise ValueError.
+    Without them, the columns of each record show its form.
     """
 
     def __init__(
-        self, columns: Columns | None = None, objective: Objective = "SFT"
+        self,
+        columns: Columns | None = None,
+        objective: Objective = "SFT",
+        unrendered: Unrendered = "Refuse",
     ) -> None:
-        named: dict[str, str] = columns.model_dump(exclude_none=True) if columns else {}
+        self.notes: list[str] = []
+        """New sentences for the log; the reader takes them out."""
         self._objective = objective
-        unread = sorted(named.keys() - fields_for(objective))
-        if unread:
-            supported = SUPPORTED_SHAPES[objective]
-            raise ValueError(
-                f"names {unread[0]}, but train.objective {objective} reads {supported}: name its columns"
-            )
-        self._required: dict[str, str] = {}
-        self._optional: dict[str, str] = {}
-        self._named = set(named.values())
-        for shape in SHAPES_OF[objective]:
-            required = SHAPES[shape]
-            optional = OPTIONAL_FIELDS.get(shape, ())
-            if named.keys().isdisjoint((*required, *optional)):
-                continue
-            if "prompt" in optional and "prompt" in named:
-                # Without the prompt that the manifest names, another text would be taken for it.
-                required += ("prompt",)
-            for field in required:
-                self._required[field] = named.get(field, field)
-            for field in optional:
-                self._optional[field] = named.get(field, field)
+        self._allows_unread = unrendered == "Warn"
+        self._named = NamedColumns(columns, objective) if columns else None
+        self._may_be_plain = objective == "SFT" and columns is None
+        self._plans: dict[tuple[str, ...], _Plan | None] = {}
+        self._noted: set[str] = set()
+        # A dict keeps the order of the columns.
+        self._unread: dict[str, None] = {}
+        self._lost: dict[str, None] = {}
 
     def select(self, record: Fields) -> Fields:
-        """Return a record's fields by their own names; raise InvalidRecord if it lacks a column."""
-        if not self._required:
-            return record
-        fields = {
-            field: _value(record, column) for field, column in self._required.items()
-        }
-        for field, value in fields.items():
-            if value is _MISSING:
-                has = ", ".join(map(str, record)) or "none"
-                raise InvalidRecord(
-                    f"has no column {shortened(self._required[field])} for {field}; its columns are {shortened(has)}"
-                )
-        for field, column in self._optional.items():
-            value = _value(record, column)
-            if value is not _MISSING:
-                fields[field] = value
-        return fields
+        """Return a record's fields by their own names.
 
-    def problem(self, names: Iterable[str]) -> str:
-        """Return the reason why a table with these columns cannot be read, or an empty text."""
-        present = set(names)
-        if not self._required:
-            if complete_shapes(present, self._objective):
-                return ""
-            return f"needs the columns {SUPPORTED_SHAPES[self._objective]}"
-        needed = {*self._required.values(), *self._named}
-        for column in sorted(needed):
-            # A dotted name may lead into an object. Only the records show whether the object has that field.
-            if column not in present and _outermost(column) not in present:
-                return f"has no column {shortened(column)}, which the manifest names under columns"
+        Raise InvalidRecord if the record has several forms, lacks a column, or has a text that nothing reads.
+        """
+        if self._may_be_plain and is_plain(record):
+            return record
+        source = record
+        names = tuple(record)
+        if self._named:
+            source = self._named.fields(record)
+            names = (*source, *names)
+        if None in source.values():
+            # A null is no value: it may be another column of this record that shows its form.
+            nulls = {name for name, value in source.items() if value is None}
+            names = (*nulls, *(name for name in names if name not in nulls))
+        try:
+            plan = self._plans[names]
+        except KeyError:
+            plan = self._new_plan(source, record)
+            self._keep(names, plan)
+        if plan is None:
+            # The formatter knows the shape of the other records, and so a better reason.
+            return source
+        fields = plan.form.convert(source)
+        if not plan.unread:
+            return fields
+        lost = unread_columns(record, plan.unread, fields)
+        return self._partly_read(plan.form, record, fields, lost) if lost else fields
+
+    def _partly_read(
+        self, form: Form, record: Fields, fields: Fields, lost: list[str]
+    ) -> Fields:
+        """Return fields beside columns with a text that is not read; raise InvalidRecord if that is not allowed."""
+        if not self._allows_unread:
+            texts = [name for name in lost if isinstance(record[name], str)]
+            raise InvalidRecord(refusal(lost, self._template_with(form, fields, texts)))
+        self._lost.update(dict.fromkeys(lost))
+        return PartlyRead(fields)
+
+    def _template_with(self, form: Form, fields: Fields, texts: list[str]) -> str:
+        """Return the entry of `columns` with a template that reads further columns, or an empty text."""
+        if "messages" in fields or not texts:
+            return ""
+        for field in ("prompt", "text"):
+            if field not in form.reads:
+                continue
+            parts = [f"{{{{ {variable(column)} }}}}" for column in texts]
+            if self._named:
+                parts.insert(0, self._named.written(field))
+            elif field in fields:
+                parts.insert(0, f"{{{{ {field} }}}}")
+            return f'{field}: "{_BLANK_LINE.join(parts)}"'
         return ""
+
+    def _keep(self, names: tuple[str, ...], plan: _Plan | None) -> None:
+        if len(self._plans) == _MAX_PLANS:
+            self._plans.clear()
+        self._plans[names] = plan
+        if plan:
+            self._unread.update(dict.fromkeys(plan.unread))
+
+    def _new_plan(self, source: Fields, record: Fields) -> _Plan | None:
+        present = [name for name, value in source.items() if value is not None]
+        form = form_of(present, self._objective)
+        if form is None:
+            return None
+        text = description(form, source)
+        if text:
+            self.note(f"read as {text}")
+        if not self._named:
+            return _Plan(
+                form, tuple(name for name in present if name not in form.reads)
+            )
+        if self._named.reads is None:
+            return _Plan(form, ())
+        unread = [name for name in record if name not in self._named.reads]
+        left = self._not_chosen(unread)
+        if left:
+            self.note(
+                f"columns left out, as the manifest names others: {', '.join(left)}"
+            )
+        return _Plan(form, tuple(name for name in unread if name not in left))
+
+    def _not_chosen(self, unread: list[str]) -> list[str]:
+        """Return the columns of complete forms that the manifest did not choose."""
+        left: set[str] = set()
+        for form in FORMS[self._objective]:
+            if set(form.required) <= set(unread):
+                left |= form.reads
+        return [name for name in unread if name in left]
+
+    def note(self, text: str) -> None:
+        """Add a sentence for the log, once."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.notes.append(text)
+
+    def add_final_notes(self) -> None:
+        """Add sentences about the columns that were not read, when all records have been read."""
+        labels = [name for name in self._unread if name not in self._lost]
+        if self._lost:
+            names = ", ".join(self._lost)
+            self.note(
+                f"columns with a text that is not used, as prepare.unrendered allows: {names}"
+            )
+        if labels:
+            self.note(f"columns that are not read: {', '.join(map(str, labels))}")
+
+    def add_labels(self, names: Iterable[str]) -> None:
+        """Add columns of a table that are not read for the log."""
+        self._unread.update(dict.fromkeys(names))
+
+    def problem(self, names: Collection[str]) -> str:
+        """Return the reason why a table with these columns cannot be read, or an empty text."""
+        if self._named:
+            return self._named.problem(names)
+        try:
+            form = form_of(names, self._objective)
+        except InvalidRecord:
+            # Each record may have a value in the columns of a single form.
+            return ""
+        return "" if form else needed_columns(self._objective, names)
 
     def among(self, names: Iterable[str]) -> list[str]:
         """Return the columns of a table that are read, in the table's order."""
-        columns: AbstractSet[str] = {*self._required.values(), *self._optional.values()}
-        if not columns:
-            columns = fields_for(self._objective)
-        outermost = {_outermost(column) for column in columns}
-        wanted = columns | outermost
+        wanted = self._named.reads if self._named else columns_for(self._objective)
+        if wanted is None:
+            return list(names)
+        wanted = wanted | {outermost(column) for column in wanted}
         return [name for name in names if name in wanted]
-
-
-def _outermost(column: str) -> str:
-    return column.partition(".")[0]
-
-
-def _value(record: Fields, column: str) -> Any:
-    # A column whose own name has dots comes before a field of an object.
-    if column in record:
-        return record[column]
-    name, _, rest = column.partition(".")
-    inner = record.get(name)
-    if rest and isinstance(inner, dict):
-        return _value(inner, rest)
-    return _MISSING

@@ -1,7 +1,7 @@
 """The data sets of a pipeline, read in their order: each is a list of files."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from finetune_trainer.contract import (
     Environment,
     Objective,
     PrepareConfig,
+    Unrendered,
 )
 from finetune_trainer.contract.uris import without_secrets
 from finetune_trainer.data.reading.columns import FieldColumns
@@ -116,22 +117,38 @@ def _distinct_names(names: set[str]) -> dict[str, str]:
         segments += 1
 
 
-def _columns_of(dataset: OpenDataset, objective: Objective) -> FieldColumns:
+def _columns_of(
+    dataset: OpenDataset, objective: Objective, unrendered: Unrendered
+) -> FieldColumns:
     """Return the columns with a data set's fields; raise ConfigInvalid if it names columns that are not read."""
     try:
-        return FieldColumns(dataset.source.columns, objective)
+        return FieldColumns(dataset.source.columns, objective, unrendered)
     except ValueError as error:
         raise ConfigInvalid(f"{dataset.field}.columns {error}") from None
 
 
+def _ignore(_line: str) -> None:
+    """Do nothing with a line of a log."""
+
+
 class RecordReader:
-    """Reads the records of all data sets, and computes a digest of the bytes that it reads."""
+    """Reads the records of all data sets, and computes a digest of the bytes that it reads.
+
+    `log` receives a line for each form that a data set turns out to have, and for the columns that are not read.
+    """
 
     def __init__(
-        self, datasets: Sequence[OpenDataset], objective: Objective = "SFT"
+        self,
+        datasets: Sequence[OpenDataset],
+        objective: Objective = "SFT",
+        unrendered: Unrendered = "Refuse",
+        log: Callable[[str], None] = _ignore,
     ) -> None:
         self._datasets = datasets
-        self._columns = [_columns_of(dataset, objective) for dataset in datasets]
+        self._log = log
+        self._columns = [
+            _columns_of(dataset, objective, unrendered) for dataset in datasets
+        ]
         self._files = [
             (dataset, file) for dataset in datasets for file in dataset.files
         ]
@@ -162,12 +179,21 @@ class RecordReader:
                 source = SourceFile(file.path, file.name)
                 self._opened.append(source)
                 for line, fields in read_records(source, next(formats), columns):
+                    if columns.notes:
+                        self._log_notes(dataset, columns)
                     yield NumberedRecord(index, number, source.name, line, fields)
                     number += 1
+            columns.add_final_notes()
+            self._log_notes(dataset, columns)
             if not number:
                 raise DataInvalid(
                     f"{dataset.name} has no records; add records or correct {dataset.field}.uri"
                 )
+
+    def _log_notes(self, dataset: OpenDataset, columns: FieldColumns) -> None:
+        for note in columns.notes:
+            self._log(f"prepare: {dataset.name}: {note}")
+        columns.notes.clear()
 
     @property
     def bytes_read(self) -> int:

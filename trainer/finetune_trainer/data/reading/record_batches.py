@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from finetune_trainer.data.documents import Split
 from finetune_trainer.data.reading.datasets import NumberedRecord, OpenDataset
+from finetune_trainer.data.reading.unread import PartlyRead
 from finetune_trainer.data.records.records import Fields, InvalidRecord
 
 BATCH_RECORDS = 1000
@@ -59,6 +60,8 @@ class UsedRecord(NamedTuple):
     line: int
     split: Split
     uses: int
+    is_partly_read: bool = False
+    """Whether a column of the record has a text that nothing reads, which the manifest allows."""
 
 
 @dataclass
@@ -119,7 +122,10 @@ def _add(
     if split == "validation":
         # Weights are for training: validation records are never repeated.
         uses = 1
-    batch.records.append(UsedRecord(record.file, record.line, split, uses))
+    is_partly_read = isinstance(record.fields, PartlyRead)
+    batch.records.append(
+        UsedRecord(record.file, record.line, split, uses, is_partly_read)
+    )
     batch.fields.append(record.fields)
     batch.characters += _characters(record.fields, names)
 

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
-LABEL = re.compile(r"[\w.:/@+%-]{0,200}", re.ASCII)
+LABEL = re.compile(
+    r"[\w.:/@+%-]{0,200}|https?://[!-~]{0,2000}|\d{4}-\d\d-\d\d \d[\d:.+Z-]*", re.ASCII
+)
 """An identifier, a number, a date or a URL: words have spaces between them."""
 
 

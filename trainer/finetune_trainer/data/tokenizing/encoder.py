@@ -24,7 +24,6 @@ from finetune_trainer.data.records.chat_template import ChatTemplate, Span
 from finetune_trainer.data.records.conversations import Conversation, conversation_of
 from finetune_trainer.data.records.records import (
     SHAPES,
-    SUPPORTED_SHAPES,
     Fields,
     InvalidRecord,
     Shape,
@@ -33,6 +32,7 @@ from finetune_trainer.data.records.records import (
     text_of,
 )
 from finetune_trainer.data.records.rendering import render
+from finetune_trainer.data.records.suggestions import needed_columns, renamed
 from finetune_trainer.data.tokenizing.token_bytes import TokenBytes
 
 Positions = NDArray[np.int64]
@@ -96,9 +96,8 @@ class RecordFormatter:
         if not shapes:
             raise InvalidRecord(_missing_fields(fields, names, self.shape))
         if len(shapes) > 1:
-            raise InvalidRecord(
-                f"has {' and also '.join(shapes)}: keep only one of them in the file"
-            )
+            # The forms of records ask the user to choose before this.
+            raise InvalidRecord(f"has {' and also '.join(shapes)}: choose one of them")
         [shape] = shapes
         if self.shape not in {None, shape}:
             raise InvalidRecord(
@@ -157,13 +156,14 @@ def _missing_fields(fields: Fields, names: set[str], shape: Shape | None) -> str
 
 def missing_field(name: str, fields: Fields) -> str:
     """Return the reason why a record without a value in a required field is invalid."""
-    return f"{name} is null" if name in fields else f"{name} is missing"
+    if name in fields:
+        return f"{name} is null: write a text, or remove the record"
+    return f"{name} is missing{renamed(name, fields)}"
 
 
 def needed_shapes(objective: Objective, fields: Fields) -> str:
     """Return the reason why a record that has no shape of the objective is invalid."""
-    present = ", ".join(sorted(map(str, fields)))[:80] or "nothing"
-    return f"needs {SUPPORTED_SHAPES[objective]}; it has {present}"
+    return needed_columns(objective, [str(name) for name in fields])
 
 
 class Encoder:

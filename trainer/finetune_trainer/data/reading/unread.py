@@ -1,0 +1,72 @@
+"""Find the columns of a record whose text nothing reads.
+
+A text is not lost if a text that is read contains it, such as the column `prompt` beside the same conversation. Labels,
+such as an id, a date or a URL, hold nothing to learn.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from finetune_trainer.data.records.records import Fields, shortened
+from finetune_trainer.data.records.unrendered import RenderedText, is_label
+
+
+class PartlyRead(dict[str, Any]):
+    """The fields of a record with a text that nothing reads, which the manifest allows."""
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Yield every text in a value, also in lists and objects."""
+    # A list in place of recursion: a record may be nested as deeply as its parser allows.
+    values = [value]
+    while values:
+        inner = values.pop()
+        if isinstance(inner, str):
+            yield inner
+        elif isinstance(inner, dict):
+            values.extend(inner.values())
+        elif isinstance(inner, list):
+            values.extend(inner)
+
+
+def has_text(value: object) -> bool:
+    """Return whether a value holds a text that is no label."""
+    return any(not is_label(text) for text in texts_in(value))
+
+
+def unread_columns(record: Fields, columns: Iterable[str], fields: Fields) -> list[str]:
+    """Return the columns, among these, with a text that is no label and in no text of the fields."""
+    suspects = []
+    # Without a call for each value: this runs for every record.
+    for column in columns:
+        value: Any = record.get(column)
+        kind = type(value)
+        if kind is str:
+            if not is_label(value):
+                suspects.append(column)
+        elif (kind is dict or kind is list) and has_text(value):
+            suspects.append(column)
+    if not suspects:
+        return suspects
+    read = RenderedText("\n".join(texts_in(fields)))
+    return [column for column in suspects if not _is_held(record[column], read)]
+
+
+def _is_held(value: object, read: RenderedText) -> bool:
+    """Return whether every text of a value that is no label is in the texts that are read."""
+    return all(is_label(text) or read.holds(text) for text in texts_in(value))
+
+
+def refusal(columns: list[str], template: str) -> str:
+    """Return the reason why a record with such columns is invalid.
+
+    `template` is the entry of `columns` that would read the first of them, or empty if no field can have a template.
+    """
+    names = shortened(", ".join(columns))
+    subject = f"column {names}: its text is"
+    if len(columns) > 1:
+        subject = f"columns {names}: their text is"
+    fixes = "remove it, or set prepare.unrendered: Warn"
+    if template:
+        fixes = f"write columns: {{{template}}}, {fixes}"
+    return f"{subject} not used: {fixes}"

@@ -1,0 +1,179 @@
+"""Read messages of several forms as messages with role and content, which chat templates render.
+
+ShareGPT writes `from` and `value`, and has other names of roles. OpenAI's earlier form writes `function_call`. Content
+may be a list of parts. Messages of the usual form are returned as they are.
+"""
+
+import json
+from typing import Any
+
+from finetune_trainer.data.records.records import (
+    Fields,
+    InvalidRecord,
+    kind_of,
+    shortened,
+)
+
+ROLES = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "bard": "assistant",
+    "bing": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+}
+"""The role of a chat template for each name of a role."""
+USUAL_ROLES = frozenset(ROLES.values())
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+"""Types of the parts of a content that are text."""
+# vLLM joins the parts of a message in the same way, for a template that takes text.
+PART_SEPARATOR = "\n"
+
+
+def read_messages(value: object, path: str) -> Any:
+    """Return a list of messages with role and content; raise InvalidRecord if one has an unknown form.
+
+    A value that is no list, and a message that is no object, are returned as they are: their readers refuse them.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        # In CSV, and in some tables of the hub.
+        value = parsed_json(value, path)
+    if not isinstance(value, list) or are_usual(value):
+        return value
+    return [
+        _message(message, f"{path}[{index}]") if isinstance(message, dict) else message
+        for index, message in enumerate(value)
+    ]
+
+
+def parsed_json(text: str, path: str) -> object:
+    """Return the value of a JSON text; raise InvalidRecord if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRecord(f"{path} is not JSON: {error}") from None
+
+
+def are_usual(messages: list[Any]) -> bool:
+    """Return whether all messages have a role of a chat template and a text, so that nothing is to be converted."""
+    # Without a call for each message: this runs for every record.
+    for message in messages:
+        if type(message) is not dict or type(message.get("content")) is not str:
+            return False
+        if message.get("role") not in USUAL_ROLES or "function_call" in message:
+            return False
+    return True
+
+
+def _message(message: Fields, path: str) -> Fields:
+    """Return a message with role and content, and with all its other fields."""
+    is_sharegpt = message.get("role") is None and message.get("from") is not None
+    role_key = "from" if is_sharegpt else "role"
+    text_key = "content"
+    if message.get("content") is None and message.get("value") is not None:
+        text_key = "value"
+    _check_keys(message, path)
+    role = _role(message, role_key, path)
+    used = (role_key, text_key, "function_call", "role", "content")
+    others = {key: value for key, value in message.items() if key not in used}
+    if role == "function_call":
+        calls = _written_calls(message.get(text_key), f"{path}.{text_key}")
+        return {"role": "assistant", "content": "", **others, "tool_calls": calls}
+    read: Fields = {"role": role, **others}
+    if message.get(text_key) is not None:
+        read["content"] = _content(message[text_key], f"{path}.{text_key}")
+    if message.get("function_call") is not None:
+        call = _call(message["function_call"], f"{path}.function_call")
+        read["tool_calls"] = [call]
+    return read
+
+
+def _check_keys(message: Fields, path: str) -> None:
+    """Raise InvalidRecord if a message names neither its role nor its text by a known name."""
+    keys = message.keys()
+    if message.get("from") is not None and keys.isdisjoint({"value", "content"}):
+        raise InvalidRecord(f"{path}.value is missing")
+    if keys.isdisjoint({"role", "from"}) and keys:
+        shown = shortened(", ".join(map(str, message)))
+        raise InvalidRecord(
+            f"{path}.role is missing: a message has role and content, or from and value; it has {shown}"
+        )
+
+
+def _role(message: Fields, key: str, path: str) -> Any:
+    role = message.get(key)
+    if not isinstance(role, str):
+        return role
+    name = role.strip().lower()
+    if name in ROLES:
+        return ROLES[name]
+    if name == "function_call":
+        return name
+    if name == "function":
+        # OpenAI's earlier form has the function's answer here, ShareGPT's the call.
+        return "tool" if key == "role" else "function_call"
+    if key == "from":
+        raise InvalidRecord(
+            f"{path}.from is {shortened(role)}: write human, gpt, system, function_call or observation"
+        )
+    # Templates may have roles of their own.
+    return role
+
+
+def _content(value: object, path: str) -> object:
+    """Return the text of a content; raise InvalidRecord if it has a part that is no text."""
+    if not isinstance(value, list):
+        return value
+    texts = [_part(part, f"{path}[{index}]") for index, part in enumerate(value)]
+    return PART_SEPARATOR.join(texts)
+
+
+def _part(part: object, path: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        raise InvalidRecord(
+            f"{path} must be a part such as {{type: text, text: …}}, it is {kind_of(part)}"
+        )
+    kind = part.get("type")
+    text = part.get("text")
+    if kind in TEXT_PARTS and isinstance(text, str):
+        return text
+    if kind in TEXT_PARTS:
+        raise InvalidRecord(f"{path}.text must be a string, it is {kind_of(text)}")
+    shown = shortened(str(kind)) if kind else "without a type"
+    raise InvalidRecord(
+        f"{path} is a part {shown}: only text is trained on; remove the record, or the part from its content"
+    )
+
+
+def _written_calls(value: object, path: str) -> list[Fields]:
+    """Return the tool calls that ShareGPT writes as JSON text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise InvalidRecord(
+                f'{path} is no call in JSON, such as {{"name": "add", "arguments": {{…}}}}: '
+                "write it as JSON, or its role as gpt"
+            ) from None
+    calls = value if isinstance(value, list) else [value]
+    return [_call(call, path) for call in calls]
+
+
+def _call(value: object, path: str) -> Fields:
+    """Return OpenAI's tool call of a function's name and arguments."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise InvalidRecord(
+            f"{path} must be a call such as {{name: add, arguments: {{…}}}}, it is {shortened(json.dumps(value))}"
+        )
+    return {"type": "function", "function": value}
