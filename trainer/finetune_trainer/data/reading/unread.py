@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from finetune_trainer.data.records.records import Fields, shortened
-from finetune_trainer.data.records.unrendered import RenderedText, is_label
+from finetune_trainer.data.records.unrendered import LABEL, RenderedText, is_label
+
+_as_label = LABEL.fullmatch
 
 
 class PartlyRead(dict[str, Any]):
@@ -37,12 +39,12 @@ def has_text(value: object) -> bool:
 def unread_columns(record: Fields, columns: Iterable[str], fields: Fields) -> list[str]:
     """Return the columns, among these, with a text that is no label and in no text of the fields."""
     suspects = []
-    # Without a call for each value: this runs for every record.
+    # Without a call of Python for each value: this runs for every record.
     for column in columns:
         value: Any = record.get(column)
         kind = type(value)
         if kind is str:
-            if not is_label(value):
+            if _as_label(value) is None:
                 suspects.append(column)
         elif (kind is dict or kind is list) and has_text(value):
             suspects.append(column)

@@ -109,19 +109,18 @@ def _completion(record: Fields) -> Fields:
     prompt = record["prompt"]
     completion = record["completion"]
     _check_label(record, "label")
-    are_messages = (isinstance(prompt, list), isinstance(completion, list))
-    if are_messages == (False, False):
+    if not isinstance(prompt, list) and not isinstance(completion, list):
         if record.get("tools"):
             raise InvalidRecord(
                 "tools beside a prompt that is no list of messages: nothing renders them"
             )
         return {"prompt": prompt, "completion": completion}
-    if are_messages == (True, False):
+    if not isinstance(completion, list):
         raise InvalidRecord(
             f"prompt is a list of messages and completion is {kind_of(completion)}: "
             'write completion as [{"role": "assistant", "content": …}]'
         )
-    if are_messages == (False, True):
+    if not isinstance(prompt, list):
         raise InvalidRecord(
             f"completion is a list of messages and prompt is {kind_of(prompt)}: "
             'write prompt as [{"role": "user", "content": …}]'
@@ -136,14 +135,14 @@ def _completion(record: Fields) -> Fields:
     return fields
 
 
-def _check_label(record: Fields, *columns: str) -> None:
+def _check_label(record: Fields, column: str) -> None:
     """Raise InvalidRecord if a record of KTO is labelled as an answer to avoid."""
-    for column in columns:
-        # pandas writes False into CSV.
-        if record.get(column) is False or record.get(column) == "False":
-            raise InvalidRecord(
-                f"{column} is false, so the answer is to be avoided, and SFT would learn it: remove the record"
-            )
+    label = record.get(column)
+    # pandas writes False into CSV.
+    if label is False or label == "False":
+        raise InvalidRecord(
+            f"{column} is false, so the answer is to be avoided, and SFT would learn it: remove the record"
+        )
 
 
 def _is_assistants(message: object) -> bool:
@@ -170,7 +169,8 @@ def _instruction(record: Fields) -> str:
 
 def _alpaca(record: Fields) -> Fields:
     """Return the conversation of an Alpaca record: its history, its instruction and its output."""
-    _check_label(record, "label", KTO_TAG)
+    _check_label(record, "label")
+    _check_label(record, KTO_TAG)
     output = text_of(record, "output")
     check_not_blank(output, "output")
     turns = [*_history(record.get("history")), (_instruction(record), output)]
