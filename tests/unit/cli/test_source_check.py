@@ -12,7 +12,7 @@ from finetune_cli.__main__ import main
 from finetune_cli.checks.built_in_tasks import read_built_in_tasks
 from finetune_cli.checks.task_file import task_metrics
 
-pytestmark = pytest.mark.usefixtures("unread_data")
+pytestmark = pytest.mark.usefixtures("unread_data", "unloaded_tasks")
 
 TASK = {
     "task": "exam",
@@ -35,12 +35,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "base/config.json").write_text("{}")
     (tmp_path / "data.jsonl").write_text('{"text": "one"}\n\n{"text": "two"}\n')
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(TASK))
-
-    def loaded(files):
-        """Answer that evaluate can load the tasks; test_task_check.py asks the trainer."""
-        return {task.name: {"exit_code": None} for task in files}
-
-    monkeypatch.setattr("finetune_cli.checks.task_loading.load_in_trainer", loaded)
     return tmp_path
 
 

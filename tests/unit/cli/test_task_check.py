@@ -9,6 +9,8 @@ from support.operator.scenario import ALL_STAGES, merged
 from finetune_cli.__main__ import main
 from finetune_cli.checks.task_file import task_filters
 
+pytestmark = pytest.mark.usefixtures("unread_data")
+
 QUIZ = {
     "dataset_path": "json",
     "dataset_kwargs": {"data_files": {"test": "quiz.jsonl"}},
