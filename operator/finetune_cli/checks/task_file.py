@@ -55,9 +55,11 @@ def task_filters(path: Path, metric: str) -> list[str] | None:
         return ["none"]
     if not isinstance(filters, list):
         return None
-    names = [entry.get("name") for entry in filters if isinstance(entry, dict)]
-    if not all(isinstance(name, str) for name in names):
-        return None
+    names = []
+    for entry in filters:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            return None
+        names.append(entry["name"])
     return names
 
 

@@ -94,7 +94,7 @@ def test_pin_of_the_model_reaches_later_stages_and_identities():
         assert identities["commit-1", stage] != identities["commit-2", stage]
 
 
-def test_form_of_the_records_reaches_the_smoke_test_not_its_identity():
+def test_form_of_the_records_is_in_no_identity_of_deploy():
     identities = set()
     for conversations in (True, False):
         scenario = Scenario()
