@@ -26,13 +26,15 @@ _TaskLoader.add_multi_constructor("!", lambda *_: None)
 def task_metrics(path: Path) -> list[str] | None:
     """Return the metrics that a task measures, or None if its file alone does not name them.
 
-    This is so for metrics that are functions, for a group that aggregates none, and for a file that cannot be read.
+    This is so for metrics that are functions, and for a file that cannot be read. A group that aggregates no metrics
+    measures none.
     """
     task = _with_includes(path, MAX_INCLUDES)
     if task is None or has_own_results(task):
         return None
     if _is_group(task):
-        return _names(task.get("aggregate_metric_list"))
+        aggregates = task.get("aggregate_metric_list")
+        return _names(aggregates) if aggregates else []
     if task.get("metric_list") is None:
         # generate_until is lm-eval's own default.
         return DEFAULT_METRICS.get(str(task.get("output_type", "generate_until")))

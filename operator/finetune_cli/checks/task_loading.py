@@ -93,7 +93,8 @@ def _files(
             path = environment.locate(task.file)
         except InvalidLocation:
             continue
-        if path.is_file():
+        # An empty file is an error already.
+        if path.is_file() and path.stat().st_size:
             yield task, path.absolute()
 
 

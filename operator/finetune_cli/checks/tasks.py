@@ -97,7 +97,13 @@ def _unknown_metrics(
         metrics = task_metrics(file)
         # lm-eval names a metric with its filter, as in exact_match,strict-match; the file lists it without.
         metric = gate.metric.partition(",")[0]
-        if not metrics or metric in metrics:
+        if metrics == []:
+            yield (
+                gate.location,
+                f"the group {gate.task} has no scores of its own; add aggregate_metric_list to {file.name}",
+            )
+            continue
+        if metrics is None or metric in metrics:
             message = _wrong_filter(gate, file)
             if message:
                 yield gate.location, message

@@ -299,7 +299,7 @@ def test_names_of_installed_tasks_are_those_of_lm_eval():
         ("include: self.yaml\n", None),
         ("task: exam\nmetric_list: [{metric: !function metrics.own}]\n", None),
         ("task: exam\nprocess_results: !function metrics.own\n", None),
-        ("group: exams\ntask: [one, two]\n", None),
+        ("group: exams\ntask: [one, two]\n", []),
         (
             "group: exams\ntask: [one]\naggregate_metric_list: [{metric: acc}]\n",
             ["acc"],

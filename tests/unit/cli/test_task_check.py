@@ -135,6 +135,18 @@ def test_missing_lm_eval_is_a_note(check, write_task, monkeypatch):
     ]
 
 
+def test_gate_on_a_group_without_a_mean_is_an_error(check, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "finetune_cli.checks.task_loading.load_in_trainer",
+        lambda tasks: {task.name: {"exit_code": None} for task in tasks},
+    )
+    (tmp_path / "both.yaml").write_text("group: both\ntask: [a, b]\n")
+    gate = {"task": "both", "value": 0.5}
+    code, lines = check([{"name": "both", "file": "both.yaml"}], [gate])
+    assert code == 2
+    assert "add aggregate_metric_list to both.yaml" in lines[0]
+
+
 FILTERS = [{"name": "strict"}, {"name": "loose"}]
 EXACT = {"metric": "exact_match"}
 

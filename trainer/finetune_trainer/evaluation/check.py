@@ -51,7 +51,8 @@ def _known_metric(name: str, *is_script: bool) -> Any:
 def _load_local_dataset(path: Any = None, name: Any = None, **options: Any) -> Any:
     files = _strings(options.get("data_files"))
     remote = [file for file in files if "://" in file or "::" in file]
-    if path not in READERS or remote or not files:
+    # A folder could hold files for any reader.
+    if path not in READERS or remote or options.get("data_dir"):
         source = remote[0] if remote else path
         raise NotLookedAt(f"its data set {source} is read by evaluate only")
     if sum(Path(file).stat().st_size for file in files if Path(file).is_file()) > (

@@ -35,6 +35,8 @@ PARTS = (
     "process_docs",
 )
 """Functions of lm-eval, each with the name of the key in the task file that it renders."""
+KEYS = frozenset({"doc_to_text", "doc_to_choice", "doc_to_target"})
+"""Keys that a task may need."""
 SPLITS = ("test_split", "validation_split", "training_split", "fewshot_split")
 
 
@@ -111,6 +113,8 @@ def _is_of_the_network(error: BaseException) -> bool:
 
 def _problem(error: Exception, task: Any | None) -> str:
     """Return what is wrong with a task, with the fix if it is known."""
+    if isinstance(error, RecursionError):
+        return "a group or a template contains itself; remove the member that leads back to it"
     if isinstance(error, yaml.YAMLError):
         return _yaml_problem(error)
     if "Dataset scripts are no longer supported" in str(error):
@@ -167,6 +171,8 @@ def _problem_of_task(error: Exception, task: Any) -> str:
         if problem:
             return problem
     part = _failed_part(error) or "a question"
+    if part in KEYS and task.get_config(part) is None:
+        return f"{part} is missing; the data has the fields {', '.join(columns)}"
     names = ", ".join(columns)
     return f"{part} cannot be written: {_text(error)}; the data has the fields {names}"
 

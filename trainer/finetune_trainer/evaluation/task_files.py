@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lm_eval.api.registry import metric_registry
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
@@ -40,7 +41,26 @@ def load_task_file(file: Path, name: str) -> Loaded:
             f"the group {name} has no members; write `task:` as a list of tasks, "
             "or `tag:` in place of `group:` for a label of one task"
         )
+    for group in loaded["groups"].values():
+        _check_aggregates(group)
     return loaded
+
+
+def _check_aggregates(group: Any) -> None:
+    """Raise ConfigInvalid if a group aggregates a metric that none of its members measures."""
+    tasks = group.get_all_tasks()
+    measured = {metric for task in tasks for metric in task.aggregation()}
+    # A function may return values under any names.
+    if any(task.get_config("process_results") for task in tasks):
+        return
+    if not measured <= {*metric_registry.keys()}:
+        return
+    for entry in group.aggregate_metric_list or ():
+        if entry.metric not in measured:
+            raise ConfigInvalid(
+                f"the group {group.name} aggregates {entry.metric}, which none of its members measures; "
+                f"they measure {', '.join(sorted(measured))}"
+            )
 
 
 def _check_name(config: Config, name: str) -> None:

@@ -115,6 +115,11 @@ def test_group_wins_over_another_file_with_its_name(environment: Environment):
         (group("frist"), "names frist, which no file in .*did you mean first?"),
         (group({"task": "frist"}), "names frist, which no file in"),
         (group(), "the group both has no members"),
+        (group("both"), "contains itself; remove the member"),
+        (
+            group("first") | {"aggregate_metric_list": [{"metric": "f1"}]},
+            "aggregates f1, which none of its members measures; they measure acc",
+        ),
         ({"group": "both", "task": "first"}, "the group both has no members"),
         ({"task": ["first"]}, "it must hold one task .* or one group"),
         ({"aggregate_metric_list": MEAN}, "it must hold one task .* or one group"),

@@ -76,9 +76,7 @@ def test_served_model_is_the_only_listed_model(plain: Server):
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
-def test_conversation_without_a_template_is_a_bad_request(
-    plain: Server, path: str
-):
+def test_conversation_without_a_template_is_a_bad_request(plain: Server, path: str):
     status, answer = request(plain, path, conversation(plain, "user"))
     assert status == 400
     assert "has no chat template; send a text to /v1/completions" in str(answer)
