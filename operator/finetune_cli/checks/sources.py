@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from finetune_cli.checks.stores import StoreAnswer, is_remote, look_at
+from finetune_cli.checks.task_loading import loading_problems
 from finetune_cli.checks.tasks import task_errors
 from finetune_cli.diagnostics import Diagnostic, closest_match
 from finetune_cli.manifest.fields import (
@@ -63,11 +64,16 @@ def check_manifest(
         for problem in report.problems
     ]
     errors += task_errors(manifest, environment)
+    loading_errors: list[Diagnostic] = []
+    tasks_not_looked_at: list[str] = []
+    # Loading lm-eval takes seconds, which a run and a plan do not wait for.
+    if validating:
+        loading_errors, tasks_not_looked_at = loading_problems(manifest, environment)
     not_looked_at = [
         f"{without_secrets(problem.field.uri)}: {problem.message}"
         for problem in report.not_looked_at
     ]
-    return errors, not_looked_at
+    return [*errors, *loading_errors], [*not_looked_at, *tasks_not_looked_at]
 
 
 def check_sources(fields: Iterable[UriField], environment: Environment) -> SourceReport:

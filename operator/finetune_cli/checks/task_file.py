@@ -26,17 +26,66 @@ _TaskLoader.add_multi_constructor("!", lambda *_: None)
 def task_metrics(path: Path) -> list[str] | None:
     """Return the metrics that a task measures, or None if its file alone does not name them.
 
-    This is so for metrics that are functions, for a group that aggregates none, and for a file that cannot be read.
+    This is so for metrics that are functions, and for a file that cannot be read. A group that aggregates no metrics
+    measures none.
     """
     task = _with_includes(path, MAX_INCLUDES)
     if task is None or has_own_results(task):
         return None
-    if "group" in task or isinstance(task.get("task"), list):
-        return _names(task.get("aggregate_metric_list"))
+    if _is_group(task):
+        aggregates = task.get("aggregate_metric_list")
+        return _names(aggregates) if aggregates else []
     if task.get("metric_list") is None:
         # generate_until is lm-eval's own default.
         return DEFAULT_METRICS.get(str(task.get("output_type", "generate_until")))
     return _names(task["metric_list"])
+
+
+def task_filters(path: Path, metric: str) -> list[str] | None:
+    """Return the filters of a task's responses: a score is named METRIC,FILTER if there are several.
+
+    None if the file alone does not name them. This is so for a group that does not list them.
+    """
+    task = _with_includes(path, MAX_INCLUDES)
+    if task is None or "class" in task:
+        return None
+    if _is_group(task):
+        return _filters_of_group(task, metric)
+    filters = task.get("filter_list")
+    if filters is None:
+        # lm-eval's own default.
+        return ["none"]
+    if not isinstance(filters, list):
+        return None
+    names = []
+    for entry in filters:
+        if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+            return None
+        names.append(entry["name"])
+    return names
+
+
+def _filters_of_group(group: dict[str, Any], metric: str) -> list[str] | None:
+    names: list[str] = []
+    for entry in group.get("aggregate_metric_list") or ():
+        if not isinstance(entry, dict) or entry.get("metric") != metric:
+            continue
+        filters = entry.get("filter_list")
+        if filters is None:
+            return None
+        names += [filters] if isinstance(filters, str) else filters
+    return names or None
+
+
+def data_set_of(path: Path) -> str | None:
+    """Return the data set of a task; None for a group, and for a file that cannot be read."""
+    task = _with_includes(path, MAX_INCLUDES)
+    data_set = task and task.get("dataset_path")
+    return str(data_set) if data_set else None
+
+
+def _is_group(task: dict[str, Any]) -> bool:
+    return "group" in task or isinstance(task.get("task"), list)
 
 
 def _names(entries: Any) -> list[str] | None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from finetune_cli.checks.built_in_tasks import BuiltInTasks, read_built_in_tasks
-from finetune_cli.checks.task_file import task_metrics
+from finetune_cli.checks.task_file import task_filters, task_metrics
 from finetune_cli.diagnostics import Diagnostic, closest_match
 from finetune_cli.manifest.fields import (
+    GateMetric,
     Location,
     built_in_tasks,
     gate_metrics,
@@ -69,6 +70,22 @@ def _files_of_the_manifest(
     return files
 
 
+def _wrong_filter(gate: GateMetric, file: Path) -> str:
+    """Return why evaluate reports no score of this name, although it measures the metric; empty if it does."""
+    metric, comma, chosen = gate.metric.partition(",")
+    filters = task_filters(file, metric)
+    if not filters:
+        return ""
+    names = [f"{metric},{name}" for name in filters]
+    if comma and chosen not in filters:
+        message = f"{gate.metric} is not measured by the task {gate.task}"
+        return f"{message}: {file.name} has {' and '.join(names)}"
+    if not comma and len(filters) > 1:
+        message = f"the task {gate.task} measures {metric} once for each of its filters"
+        return f"{message}; write {' or '.join(names)}"
+    return ""
+
+
 def _unknown_metrics(
     spec: PipelineSpec, files: Mapping[str, Path]
 ) -> Iterator[tuple[Location, str]]:
@@ -80,7 +97,16 @@ def _unknown_metrics(
         metrics = task_metrics(file)
         # lm-eval names a metric with its filter, as in exact_match,strict-match; the file lists it without.
         metric = gate.metric.partition(",")[0]
-        if not metrics or metric in metrics:
+        if metrics == []:
+            yield (
+                gate.location,
+                f"the group {gate.task} has no scores of its own; add aggregate_metric_list to {file.name}",
+            )
+            continue
+        if metrics is None or metric in metrics:
+            message = _wrong_filter(gate, file)
+            if message:
+                yield gate.location, message
             continue
         message = f"{metric} is not measured by the task {gate.task}"
         message += f": {file.name} lists {', '.join(metrics)}"

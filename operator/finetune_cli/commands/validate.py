@@ -21,8 +21,9 @@ Check manifests and print all errors, one a line: FILE:LINE: FIELD: the error an
 pipelines, separated by ---. A value that is valid and may be a mistake, such as a token in clear text, is a note. With
 --check, the command also looks at the sources and targets of the manifest, including stores: whether they exist and can
 be read, and whether a task measures the metric of its gate. It reads all records on this machine as the stage prepare
-does, and the first 1,000 of a data set in a store. A store that does not answer is an error. Sources that were not
-looked at are listed. The errors go to standard output. Exit code: 0 all valid, 2 at least one invalid.
+does, and the first 1,000 of a data set in a store. It loads task files as evaluate does, but runs no code of them. A
+store that does not answer is an error. Sources that were not looked at are listed. The errors go to standard output.
+Exit code: 0 all valid, 2 at least one invalid.
 """
 NOT_READ = (
     "not read: prepare runs a program of your own, or the trainer is not installed here"

@@ -42,6 +42,16 @@ class UriField:
 
 
 @dataclass(frozen=True)
+class TaskField:
+    """A task of evaluate."""
+
+    location: Location
+    name: str
+    file: str | None
+    few_shot: int | None
+
+
+@dataclass(frozen=True)
 class GateMetric:
     """The metric that a gate compares."""
 
@@ -185,13 +195,20 @@ def task_files(spec: PipelineSpec) -> dict[str, str]:
     return {task.name: task.file for task in spec.evaluate.tasks if task.file}
 
 
-def built_in_tasks(spec: PipelineSpec) -> Iterator[tuple[Location, str]]:
-    """Yield location and name of lm-eval's own tasks; the tasks of a user's own program are unknown."""
+def lm_eval_tasks(spec: PipelineSpec) -> Iterator[TaskField]:
+    """Yield the tasks that evaluate of the trainer loads; the tasks of a user's own program are unknown."""
     if spec.evaluate is None or has_own_program(spec.evaluate):
         return
     for number, task in enumerate(spec.evaluate.tasks):
+        location = ("evaluate", "tasks", number)
+        yield TaskField(location, task.name, task.file, task.few_shot)
+
+
+def built_in_tasks(spec: PipelineSpec) -> Iterator[tuple[Location, str]]:
+    """Yield location and name of lm-eval's own tasks."""
+    for task in lm_eval_tasks(spec):
         if not task.file:
-            yield ("evaluate", "tasks", number, "name"), task.name
+            yield (*task.location, "name"), task.name
 
 
 def gate_metrics(spec: PipelineSpec) -> Iterator[GateMetric]:

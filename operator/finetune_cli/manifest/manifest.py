@@ -254,12 +254,24 @@ def _broken_rules(checker: SchemaChecker) -> Iterator[Diagnostic]:
         # The rule may hold, once the name of its field is corrected.
         if any(re.search(rf"[.]{name}\b", rule.cel) for name in renamed):
             continue
-        field_location = (*location, *rule.field.split("."))
-        if _is_about(location, rule):
-            field_location = location
-        nearest = document.follow(field_location)[-1]
-        path = format_path(document, field_location)
-        yield Diagnostic(checker.file, nearest.line, path, rule.message)
+        for field_location, message in _places(document, location, rule):
+            nearest = document.follow(field_location)[-1]
+            path = format_path(document, field_location)
+            yield Diagnostic(checker.file, nearest.line, path, message)
+
+
+def _places(
+    document: YamlNode, location: Location, rule: Rule
+) -> Iterator[tuple[Location, str]]:
+    """Yield the places at which a document breaks a rule, each with what is wrong."""
+    if rule.details is not None:
+        data = document.follow(location)[-1].plain()
+        for path, message in rule.details(data):
+            yield (*location, *path), message
+    elif _is_about(location, rule):
+        yield location, rule.message
+    else:
+        yield (*location, *rule.field.split(".")), rule.message
 
 
 def _is_about(location: Location, rule: Rule) -> bool:

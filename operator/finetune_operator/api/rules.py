@@ -1,6 +1,6 @@
 """Validation rules between fields: CEL for the API server, and the same rule in Python for all other callers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -10,6 +10,9 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from typing_extensions import override
 
 from finetune_trainer.contract import ContractModel
+
+Detail = tuple[tuple[str | int, ...], str]
+"""The path of a value below the object, and what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Rule:
     is_valid: Callable[[Mapping[str, Any]], bool] = lambda _data: True
     """The same rule in Python. The argument is the object as plain camelCase data with defaults filled in. Absent: the
     rule holds on a cluster only."""
+    details: Callable[[Mapping[str, Any]], Iterator[Detail]] | None = None
+    """Yields the places of the mistake for the command line, which prints them instead of the message."""
 
 
 class WithRules(ContractModel):

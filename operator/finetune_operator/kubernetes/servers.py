@@ -41,7 +41,7 @@ from finetune_operator.kubernetes.translate.diagnose import diagnose
 from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_trainer.contract import DeployResult, Failure, TerminationMessage
-from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
+from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES, ExitCode
 
 MAX_CRASHES = 3
 """Number of restarts before the first answer at which the attempt fails."""
@@ -348,8 +348,14 @@ def _observe_answer(
     started_at = pod.started_at
     if probe.failure:
         message = TerminationMessage(failure=Failure(message=probe.failure))
+        # The user must change the manifest: the same model gives the same answer.
+        exit_code = ExitCode.CONFIG if probe.is_permanent else None
         return ObservedJob(
-            name, JobState.FAILED, started_at=started_at, message=message
+            name,
+            JobState.FAILED,
+            started_at=started_at,
+            exit_code=exit_code,
+            message=message,
         )
     ready = time_of(pod.condition("Ready").get("lastTransitionTime"))
     result = DeployResult(

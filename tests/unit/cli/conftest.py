@@ -38,6 +38,14 @@ def unread_data(monkeypatch):
 
 
 @pytest.fixture
+def unloaded_tasks(monkeypatch):
+    """A check of sources that loads no tasks: test_task_check.py does."""
+    monkeypatch.setattr(
+        "finetune_cli.checks.sources.loading_problems", lambda *_: ([], [])
+    )
+
+
+@pytest.fixture
 def diagnose(tmp_path, monkeypatch):
     """A function that returns the diagnostics of a manifest's text, without the file's name."""
     monkeypatch.chdir(tmp_path)

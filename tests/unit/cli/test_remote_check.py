@@ -17,7 +17,7 @@ from finetune_cli.__main__ import main
 from finetune_trainer.exit_codes import ExitCode
 from finetune_trainer.stores.check import Item, look_at, look_at_all
 
-pytestmark = pytest.mark.usefixtures("unread_data")
+pytestmark = pytest.mark.usefixtures("unread_data", "unloaded_tasks")
 
 MODEL = {"config.json": b"{}", "model.safetensors": b"weights"}
 DATA = {"train-0.jsonl": b'{"text": "one"}\n', "test.jsonl": b'{"text": "two"}\n'}

@@ -12,7 +12,7 @@ from finetune_cli.__main__ import main
 from finetune_cli.checks.built_in_tasks import read_built_in_tasks
 from finetune_cli.checks.task_file import task_metrics
 
-pytestmark = pytest.mark.usefixtures("unread_data")
+pytestmark = pytest.mark.usefixtures("unread_data", "unloaded_tasks")
 
 TASK = {
     "task": "exam",
@@ -299,7 +299,7 @@ def test_names_of_installed_tasks_are_those_of_lm_eval():
         ("include: self.yaml\n", None),
         ("task: exam\nmetric_list: [{metric: !function metrics.own}]\n", None),
         ("task: exam\nprocess_results: !function metrics.own\n", None),
-        ("group: exams\ntask: [one, two]\n", None),
+        ("group: exams\ntask: [one, two]\n", []),
         (
             "group: exams\ntask: [one]\naggregate_metric_list: [{metric: acc}]\n",
             ["acc"],

@@ -94,6 +94,16 @@ def test_pin_of_the_model_reaches_later_stages_and_identities():
         assert identities["commit-1", stage] != identities["commit-2", stage]
 
 
+def test_form_of_the_records_is_in_no_identity_of_deploy():
+    identities = set()
+    for conversations in (True, False):
+        scenario = Scenario()
+        scenario.finish(prepare={"conversations": conversations})
+        assert scenario.config("deploy").conversations == conversations
+        identities.add(scenario.stage("deploy").identity)
+    assert len(identities) == 1
+
+
 def test_samples_change_how_a_training_runs_and_not_its_identity():
     plain = Scenario()
     sampling = Scenario()

@@ -15,13 +15,14 @@ from support.operator.pods import (
     unschedulable,
 )
 from support.operator.scenario import Scenario, a_pipeline
+from typing_extensions import override
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.cache.cache import DEPLOYMENTS, PODS, ResourceCache
 from finetune_operator.kubernetes.cache.change import NO_CHANGE
-from finetune_operator.kubernetes.pods.probe import NoProbe
+from finetune_operator.kubernetes.pods.probe import NoProbe, ProbeResult
 from finetune_operator.kubernetes.resources.server import (
     build_deployment,
     build_service,
@@ -31,6 +32,7 @@ from finetune_operator.kubernetes.resources.server import (
 )
 from finetune_operator.kubernetes.servers import Servers, replica_failure
 from finetune_operator.kubernetes.translate.api_errors import Blocked
+from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 TWO_GPUS = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
 PIPELINE = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline())
@@ -281,13 +283,34 @@ def servers_of(deployment: Object, *pods: Object, probes: object = None) -> Serv
     return Servers(FakeApi(), cache, probes or NoProbe())
 
 
-def observed(*pods: Object, ready: int = 0, replicas: int = 1):
+def observed(*pods: Object, ready: int = 0, replicas: int = 1, probes: object = None):
     """Return the attempt as observed from these pods."""
     deployment = deployment_of(replicas=replicas)
     deployment["status"] = {"readyReplicas": ready}
-    servers = servers_of(deployment, *pods)
+    servers = servers_of(deployment, *pods, probes=probes)
     name = deployment["metadata"]["name"]
     return asyncio.run(servers.observe_attempt(PIPELINE, name, NOW))
+
+
+class Probed(NoProbe):
+    """A probe that has ended for every pod."""
+
+    def __init__(self, result: ProbeResult) -> None:
+        self._result = result
+
+    @override
+    def result(self, pod: ObservedPod) -> ProbeResult:
+        return self._result
+
+
+@pytest.mark.parametrize(("is_permanent", "code"), [(True, 64), (False, None)])
+def test_answer_that_fails_ends_the_attempt(is_permanent, code):
+    probes = Probed(ProbeResult(failure="no text", is_permanent=is_permanent))
+    pod = a_pod(running())
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    job = observed(pod, ready=1, probes=probes)
+    assert (job.state, job.exit_code) == (JobState.FAILED, code)
+    assert job.message.failure.message == "no text"
 
 
 def init_status(state: Object, restarts: int = 0) -> Object:

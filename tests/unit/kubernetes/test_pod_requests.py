@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import json
 import time
 from dataclasses import replace
 from unittest.mock import patch
@@ -31,22 +32,22 @@ A_POD = ObservedPod(a_pod(running(), status={"podIP": "127.0.0.1"}))
 SERVING = Serving("transformers", "pvc://models/demo", None, 1, "Hello", 8)
 
 
-def probe_result(handler) -> ProbeResult | None:
+def probe_result(handler, serving: Serving = SERVING) -> ProbeResult | None:
     """Probe a server that has this handler; return the result."""
 
     async def scenario():
         async with serve_http(handler) as port, open_session() as session:
             with patch.multiple(probe_module, PORT=port, PAUSE_SECONDS=0.01):
-                return await wait_result(session)
+                return await wait_result(session, serving)
 
     return asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-async def wait_result(session) -> ProbeResult | None:
+async def wait_result(session, serving: Serving = SERVING) -> ProbeResult | None:
     """Return the result once the probe has enqueued the pipeline."""
     enqueued = asyncio.Queue()
     probe = ServerProbe(session, enqueued.put_nowait)
-    probe.start(A_POD, "demo", SERVING)
+    probe.start(A_POD, "demo", serving)
     assert probe.result(A_POD) is None
     assert await enqueued.get() == Key("team", "demo")
     return probe.result(A_POD)
@@ -63,6 +64,47 @@ def test_probe_result_is_the_text_of_the_first_choice():
     assert probe_result(
         responding('{"choices": [{"text": " scenario"}]}')
     ) == ProbeResult(" scenario")
+
+
+def answering(message: dict[str, object]):
+    """Return a handler that answers conversations of one message, and refuses other requests."""
+
+    async def respond(request):
+        body = await request.json()
+        if request.path != "/v1/chat/completions" or "prompt" in body:
+            return web.Response(status=404)
+        assert body["messages"] == [{"role": "user", "content": SERVING.prompt}]
+        return web.json_response({"choices": [{"message": message}]})
+
+    return respond
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": "Yes."}, "Yes."),
+        ({"content": None, "reasoning_content": "Let me see"}, "Let me see"),
+        ({"content": "", "tool_calls": [{"id": "1"}]}, '[{"id": "1"}]'),
+    ],
+)
+def test_conversations_are_asked_with_a_message(message, text):
+    serving = replace(SERVING, conversations=True)
+    assert probe_result(answering(message), serving) == ProbeResult(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expect", "failure"),
+    [
+        (" \n", None, "the model answered 'Hello' with no text"),
+        ("No.", "Yes", "the answer 'No.' does not contain 'Yes'"),
+        ("x" * 5000 + "Yes", "Yes", ""),
+    ],
+)
+def test_answer_that_proves_nothing_is_a_permanent_failure(text, expect, failure):
+    response = json.dumps({"choices": [{"text": text}]})
+    actual = probe_result(responding(response), replace(SERVING, expect=expect))
+    assert failure in actual.failure
+    assert actual.is_permanent == bool(failure)
 
 
 def test_response_in_chunks_is_joined():

@@ -185,8 +185,10 @@ class PushConfig(StageConfig):
 class DeployConfig(StageConfig):
     """Config of the stage that serves the model published by `push` and sends it a prompt."""
 
-    # The identity in `push` determines both, and they are known only when `push` has a result.
-    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"location", "digest"})
+    # The identity in `push` determines all, and they are known only when `push` has a result.
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset(
+        {"location", "digest", "conversations"}
+    )
 
     stage: Literal["deploy"] = "deploy"
     push: str
@@ -197,6 +199,8 @@ class DeployConfig(StageConfig):
     """Location of exactly this model in the target; None: `push` has no result yet."""
     digest: str | None = None
     """Digest of the model published by `push`; None: `push` has no result yet."""
+    conversations: bool = False
+    """Whether the training records are conversations, so that the prompt is sent as a message."""
     recipe: DeployRecipe
 
 

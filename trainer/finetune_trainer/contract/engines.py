@@ -1,6 +1,7 @@
 """Engines: the model servers that `deploy` can start, in a container or as a child process.
 
-To add an engine, add an entry to ENGINES. Every engine must serve GET /health and OpenAI's POST /v1/completions.
+To add an engine, add an entry to ENGINES. Every engine must serve GET /health, GET /v1/models, and OpenAI's
+POST /v1/completions and /v1/chat/completions.
 """
 
 import re
@@ -86,20 +87,10 @@ def _transformers_process(model: Path, host: str, port: int) -> LaunchSpec:
         sys.executable,
         "-P",
         "-m",
-        "transformers.cli.transformers",
-        "serve",
+        "finetune_trainer.serving.transformers_server",
         name,
     )
-    options = (
-        "--host",
-        host,
-        "--port",
-        str(port),
-        "--device",
-        "auto",
-        "--default-seed",
-        "0",
-    )
+    options = ("--host", host, "--port", str(port))
     working_dir = model if name == "." else model.parent
     return LaunchSpec((*program, *options), name, OFFLINE, working_dir)
 

@@ -360,10 +360,17 @@ class SmokeTest(ContractModel):
     """The request that a server must answer before it counts as deployed."""
 
     prompt: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = "Hello"
-    """Prompt sent once when the server is ready; the status contains the answer."""
+    """Prompt sent once when the server is ready; the status contains the answer. If the training records are
+    conversations, the prompt is the first message of a conversation. An answer without text fails the stage."""
 
     max_tokens: int = Field(default=32, ge=1, le=4096)
     """Maximum number of tokens in the answer."""
+
+    # No regular expression: the operator must not run patterns that take exponential time.
+    expect: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = (
+        None
+    )
+    """Text that the answer must contain, in the same upper and lower case. Absent: any text passes."""
 
 
 # An enum in the schema, so that the API server refuses an unknown engine.

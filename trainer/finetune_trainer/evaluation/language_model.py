@@ -21,6 +21,13 @@ from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.merge import load_merged, with_adapter
 from finetune_trainer.runtime.artifacts import canonical_json, digest_of
+from finetune_trainer.runtime.foreign_warnings import without_messages
+
+LOADED_BEFORE = (
+    "`pretrained` model kwarg is not of type",
+    "Passed an already-initialized model",
+)
+"""Warnings of lm-eval about a model that is passed to it and not loaded by it."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +94,12 @@ def load_lm(
     add_bos_token = None
     if apply_chat_template and needs_no_bos(tokenizer):
         add_bos_token = False
-    return HFLM(
-        pretrained=weights.to(device),
-        tokenizer=tokenizer,
-        batch_size=batch_size,
-        max_batch_size=MAX_ON_GPU,
-        backend="causal",
-        add_bos_token=add_bos_token,
-    )
+    with without_messages("lm_eval.models.huggingface", *LOADED_BEFORE):
+        return HFLM(
+            pretrained=weights.to(device),
+            tokenizer=tokenizer,
+            batch_size=batch_size,
+            max_batch_size=MAX_ON_GPU,
+            backend="causal",
+            add_bos_token=add_bos_token,
+        )

@@ -1,35 +1,48 @@
 """The scores in lm-eval's output, and the paired comparison of two models' outputs."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lm_eval.api.metrics import mean, mean_stderr
 
 from finetune_trainer.contract import Score
-from finetune_trainer.evaluation.tasks import Loaded
+from finetune_trainer.evaluation.task_files import Loaded
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 Output = dict[str, Any]
 """The return value of lm_eval.evaluate."""
+Members = Mapping[str, Sequence[str]]
+"""Each configured task or group, with the members whose scores are reported beside its own."""
 Numbers = Mapping[str, Any]
 """Numbers of one task by lm-eval's names: `acc,none` is metric and filter, `acc_stderr,none` its standard error."""
 
 
-def extract_scores(output: Output, tasks: Iterable[str]) -> dict[str, dict[str, Score]]:
-    """Return the scores of the configured tasks; raise ConfigInvalid if a task has none."""
+def extract_scores(output: Output, tasks: Members) -> dict[str, dict[str, Score]]:
+    """Return the scores of the configured tasks, and of the members of groups.
+
+    A group has a score only if its file aggregates the scores of its members. Raise ConfigInvalid if neither a task
+    nor any of its members has a score.
+    """
     results = output["results"]
-    scores = {task: _scores(results.get(task, {}), {}, {}) for task in tasks}
-    without_score = [task for task, metrics in scores.items() if not metrics]
-    if without_score:
-        raise ConfigInvalid(
-            f"evaluate.tasks[{without_score[0]}]: lm-eval reports no score; choose a task that has one"
-        )
+    scores: dict[str, dict[str, Score]] = {}
+    for task, members in tasks.items():
+        measured = {}
+        for name in (task, *members):
+            metrics = _scores(results.get(name, {}), {}, {})
+            if metrics:
+                measured[name] = metrics
+        if not measured:
+            raise ConfigInvalid(
+                f"evaluate.tasks[{task}]: lm-eval reports no score; choose a task that has one, "
+                "or add aggregate_metric_list to the file of a group"
+            )
+        scores |= measured
     return scores
 
 
 def compare_scores(
-    output: Output, base: Output, loaded: Loaded, tasks: Iterable[str]
+    output: Output, base: Output, loaded: Loaded, tasks: Members
 ) -> dict[str, dict[str, Score]]:
     """Return the scores of a model and of the base model on the same questions. Raise as `extract_scores`."""
     differences = paired_differences(output, base, loaded)

@@ -1,27 +1,26 @@
 """Loading of lm-eval tasks by their names in the manifest: built-in tasks, and tasks from files."""
 
-import contextlib
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import yaml
-from datasets.exceptions import DatasetGenerationError
+import lm_eval.utils
+from jinja2 import BaseLoader, StrictUndefined
+from jinja2.sandbox import SandboxedEnvironment
 from lm_eval.tasks import TaskManager
 from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Task
 from finetune_trainer.data.sampling import sample
-from finetune_trainer.runtime.errors import (
-    ConfigInvalid,
-    DataInvalid,
-    ServiceUnavailable,
-    SourceNotFound,
-)
+from finetune_trainer.evaluation.first_questions import check_first_questions
+from finetune_trainer.evaluation.task_errors import naming
+from finetune_trainer.evaluation.task_files import Loaded, load_task_file
+from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.runtime.sources import locate_existing
 
-Loaded = dict[str, dict[str, Any]]
-"""The argument of lm_eval.evaluate: tasks, groups and group_map, each by name."""
+# As many as evaluate.tasks may have: their scores fit into a termination message.
+MOST_REPORTED = 16
+"""Tasks and members of groups whose scores are in the result; results.json has all."""
 
 
 class Questions(list[int]):
@@ -41,15 +40,18 @@ def load_tasks(
 ) -> tuple[Loaded, dict[str, Questions]]:
     """Load the tasks and their data; return them, and the questions to ask for each task with a limit.
 
+    The first questions are rendered, so that a mistake in a task is known before a model is loaded.
+
     Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable, naming the field of the manifest.
     """
+    sandbox_templates()
     # Reading the index of lm-eval's built-in tasks takes seconds, so skip it if all tasks are from files.
     manager = TaskManager(include_defaults=any(task.file is None for task in tasks))
     result: Loaded = {"tasks": {}, "groups": {}, "group_map": {}}
     questions: dict[str, Questions] = {}
     for recipe in tasks:
         name = recipe.name
-        with _with_field(f"evaluate.tasks[{name}]"):
+        with naming(name, recipe.file):
             loaded = _load_task(manager, name, recipe.file, environment)
             for member, task in loaded["tasks"].items():
                 if member in result["tasks"]:
@@ -57,13 +59,44 @@ def load_tasks(
                         f"{member} is already part of another task; name it only once"
                     )
                     raise ConfigInvalid(problem)
-                _set_up(task, recipe)
+                count = _set_up(task, recipe)
+                chosen: Sequence[int] = range(count)
                 if recipe.limit is not None:
-                    chosen = sample(recipe.limit, len(task.eval_docs), seed, member)
-                    questions[member] = Questions(chosen)
+                    chosen = Questions(sample(recipe.limit, count, seed, member))
+                    questions[member] = chosen
+                check_first_questions(task, chosen, seed)
         for kind, members in loaded.items():
             result[kind].update(members)
     return result, questions
+
+
+def sandbox_templates() -> None:
+    """Make lm-eval render templates of tasks in a sandbox: a template is data, and must not run code."""
+    present = lm_eval.utils.env
+    if isinstance(present, SandboxedEnvironment):
+        return
+    sandbox = SandboxedEnvironment(
+        loader=BaseLoader(), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    sandbox.filters |= present.filters
+    lm_eval.utils.env = sandbox
+
+
+def members_of(names: Sequence[str], loaded: Loaded) -> dict[str, list[str]]:
+    """Return for each task or group the names of the groups and tasks in it; none if they are too many to report."""
+    members: dict[str, list[str]] = {}
+    room = MOST_REPORTED - len(names)
+    for name in names:
+        members[name] = []
+        group = loaded["groups"].get(name)
+        if group is None:
+            continue
+        inside = [member.name for member in group.get_all_groups()]
+        inside += [task.task_name for task in group.get_all_tasks()]
+        if len(inside) <= room:
+            members[name] = inside
+            room -= len(inside)
+    return members
 
 
 def prepare_tasks(loaded: Loaded, seed: int, end_texts: list[str]) -> None:
@@ -87,22 +120,14 @@ def _load_task(
 ) -> Loaded:
     if uri is None:
         return _built_in(manager, name)
-    return _from_file(manager, name, uri, environment)
+    return _from_file(name, uri, environment)
 
 
-def _from_file(manager: Any, name: str, uri: str, environment: Environment) -> Loaded:
+def _from_file(name: str, uri: str, environment: Environment) -> Loaded:
     file = locate_existing(uri, environment).resolve()
     if not file.is_file():
         raise ConfigInvalid(f"{uri} is not a file; name the task's YAML file")
-    # Paths in the task file are relative to its folder.
-    with contextlib.chdir(file.parent):
-        loaded: Loaded = manager.load([str(file)])
-    if name not in loaded["tasks"] and name not in loaded.get("groups", {}):
-        names = ", ".join([*loaded.get("groups", {}), *loaded["tasks"]])
-        raise ConfigInvalid(
-            f"{uri} defines `task: {names}`; set the name in evaluate.tasks to it"
-        )
-    return loaded
+    return load_task_file(file, name)
 
 
 def _built_in(manager: Any, name: str) -> Loaded:
@@ -120,7 +145,8 @@ def _built_in(manager: Any, name: str) -> Loaded:
     return loaded
 
 
-def _set_up(task: Any, recipe: Task) -> None:
+def _set_up(task: Any, recipe: Task) -> int:
+    """Set what the recipe sets, and return the number of questions; raise if the task cannot be evaluated here."""
     if recipe.few_shot is not None:
         task.set_config(key="num_fewshot", value=recipe.few_shot)
     elif task.get_config("num_fewshot") is None:
@@ -133,39 +159,7 @@ def _set_up(task: Any, recipe: Task) -> None:
         raise ConfigInvalid(
             "this task contains images, but the model reads text only; choose another task"
         )
-    if not len(task.eval_docs):
+    count = len(task.eval_docs)
+    if not count:
         raise DataInvalid("its data has no questions")
-
-
-@contextlib.contextmanager
-def _with_field(field: str) -> Iterator[None]:
-    """Add the manifest's field to every error in the block, and turn errors of libraries into stage errors."""
-    try:
-        yield
-    except (ConfigInvalid, DataInvalid, SourceNotFound) as error:
-        raise type(error)(f"{field}: {error}") from error
-    # `datasets` raises it for an empty file.
-    except StopIteration as error:
-        raise DataInvalid(f"{field}: its data is empty") from error
-    except DatasetGenerationError as error:
-        raise DataInvalid(
-            f"{field}: its data cannot be read: {error.__cause__ or error}"
-        ) from error
-    except FileNotFoundError as error:
-        raise SourceNotFound(f"{field}: its data does not exist: {error}") from error
-    except OSError as error:
-        raise ServiceUnavailable(
-            f"{field}: its data cannot be downloaded: {error}; a task with `file:` and local data needs no network"
-        ) from error
-    except (
-        yaml.YAMLError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ImportError,
-        AssertionError,
-    ) as error:
-        raise ConfigInvalid(
-            f"{field}: lm-eval cannot load the task: {type(error).__name__}: {error}"
-        ) from error
+    return count

@@ -22,11 +22,14 @@ from finetune_trainer.models.merged_weights import (
 from finetune_trainer.models.published_weights import PublishedWeights
 from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.runtime.foreign_warnings import without_deprecations
 
 SHARD = "2GB"
 """Maximum size of a file of the merged model. Memory holds a single file and a single layer."""
 
 
+# PEFT asks transformers for it.
+@without_deprecations("is_gradient_checkpointing")
 def with_adapter(model_folder: Path, adapter: Path, dtype: torch.dtype) -> Any:
     """Load the base model with the adapter attached; the adapter's own weights stay fp32."""
     base = load_base(model_folder, dtype)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune_trainer.contract.engines import Engine, LaunchSpec, model_name
+from finetune_trainer.contract.smoke_test import Question
 from finetune_trainer.runtime.child_process import ending_with_this_process
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
@@ -33,6 +34,16 @@ STOP_TIMEOUT_SECONDS = 5.0
 """Time between SIGTERM and SIGKILL."""
 POLL_SECONDS = 0.1
 HEALTH_TIMEOUT_SECONDS = 2.0
+LIST_TIMEOUT_SECONDS = 30.0
+REQUEST_ERRORS = (
+    OSError,
+    http.client.HTTPException,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+)
+"""Errors of a request, and of a response in another form."""
 LOG_TAIL_LINES = 15
 """Lines of the server's log in an error message."""
 
@@ -172,14 +183,25 @@ def _is_healthy(port: int) -> bool:
     return status == http.HTTPStatus.OK
 
 
-def complete(server: Server, prompt: str, max_tokens: int, stop: StopSignal) -> str:
-    """Return the greedy completion of a prompt; raise Interrupted, or ServiceUnavailable if the request fails."""
-    body = {
-        "model": server.model,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0,
-    }
+def check_listed(server: Server) -> None:
+    """Raise ServiceUnavailable unless the server's list of models has the model: clients read the list first."""
+    try:
+        status, text = _request(
+            server.port, "GET", "/v1/models", None, LIST_TIMEOUT_SECONDS
+        )
+        models = [model["id"] for model in json.loads(text)["data"]]
+    except REQUEST_ERRORS as error:
+        raise ServiceUnavailable(
+            f"the server did not answer GET /v1/models: {error!r}"
+        ) from error
+    if status != http.HTTPStatus.OK or server.model not in models:
+        raise ServiceUnavailable(
+            f"GET /v1/models answered with status {status} and without {server.model}: {text[:500]}"
+        )
+
+
+def ask(server: Server, question: Question, stop: StopSignal) -> str:
+    """Return the answer to a question; raise Interrupted, or ServiceUnavailable if the request fails."""
     # In the background, so that this thread can check for the stop signal.
     pool = ThreadPoolExecutor(1)
     try:
@@ -187,8 +209,8 @@ def complete(server: Server, prompt: str, max_tokens: int, stop: StopSignal) -> 
             _request,
             server.port,
             "POST",
-            "/v1/completions",
-            body,
+            question.path,
+            question.body(server.model),
             ANSWER_TIMEOUT_SECONDS,
         )
         while not wait([request], POLL_SECONDS).done:
@@ -199,14 +221,8 @@ def complete(server: Server, prompt: str, max_tokens: int, stop: StopSignal) -> 
             raise ServiceUnavailable(
                 f"the server answered the prompt with status {status}: {text[:500]}"
             )
-        return str(json.loads(text)["choices"][0]["text"])
-    except (
-        OSError,
-        http.client.HTTPException,
-        ValueError,
-        LookupError,
-        TypeError,
-    ) as error:
+        return question.answer(json.loads(text))
+    except REQUEST_ERRORS as error:
         raise ServiceUnavailable(
             f"the server did not answer the prompt: {error!r}"
         ) from error

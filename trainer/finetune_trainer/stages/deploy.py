@@ -6,14 +6,16 @@ from pathlib import Path
 
 from finetune_trainer.contract import DeployConfig, DeployResult, Environment
 from finetune_trainer.contract.engines import ENGINES, model_name
+from finetune_trainer.contract.smoke_test import Question
 from finetune_trainer.runtime.artifacts import (
     CorruptArtifact,
     atomic_folder,
     seal,
     verify,
 )
+from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.stage_folder import Context
-from finetune_trainer.serving.server import Server, complete, serving
+from finetune_trainer.serving.server import Server, ask, check_listed, serving
 from finetune_trainer.serving.verify import verify_model
 from finetune_trainer.stores.model_files import fetch_published
 
@@ -30,6 +32,7 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
     """
     recipe = config.recipe
     test = recipe.smoke_test
+    question = Question(test.prompt, test.max_tokens, config.conversations, test.expect)
     stop = context.stop
     context.progress.update(step=0, total=2, note="verifying the pushed model")
     model = fetch_published(config.location or config.model.uri, context.environment)
@@ -37,7 +40,12 @@ def run(config: DeployConfig, context: Context) -> DeployResult:
     context.progress.update(note=f"starting {recipe.engine}")
     with stop.deferred(), _serving(config, model, context) as server:
         context.progress.update(step=1, note="sending the prompt")
-        answer = complete(server, test.prompt, test.max_tokens, stop)
+        check_listed(server)
+        answer = ask(server, question, stop)
+    problem = question.problem(answer)
+    if problem:
+        # The same model gives the same answer, so another attempt would fail, too.
+        raise ConfigInvalid(problem)
     with atomic_folder(context.folder / "output", fence=context.fence) as folder:
         output = {"model": model_digest, "prompt": test.prompt, "answer": answer}
         (folder / "answer.json").write_text(json.dumps(output, indent=1))

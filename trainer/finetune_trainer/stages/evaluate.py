@@ -38,7 +38,11 @@ from finetune_trainer.evaluation.scores import (
     extract_scores,
     numbers_of,
 )
-from finetune_trainer.evaluation.tasks import load_tasks, prepare_tasks
+from finetune_trainer.evaluation.tasks import (
+    load_tasks,
+    members_of,
+    prepare_tasks,
+)
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import dtype_of, open_trained_adapter
 from finetune_trainer.runtime.artifacts import atomic_folder, matches_digest, seal
@@ -57,11 +61,9 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     """Run the stage. Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable."""
     check_gpu(context.environment)
     trackers = open_trackers(config, context)
-    context.progress.update(note="loading the model and the tasks")
-    source = open_base_model(config.model, context.environment, config.model_pin)
-    adapter = open_trained_adapter(context.environment, config.train, source)
-    dtype = dtype_of(config.dtype, source.folder)
+    context.progress.update(note="loading the tasks and the model")
     conversations = trained_on_conversations(config, context.environment)
+    # Before the model, which may be large: a mistake in a task ends the stage at once.
     evaluation = Evaluation(
         config.recipe,
         context.environment,
@@ -69,6 +71,9 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
         conversations=conversations,
         cache_folder=context.folder,
     )
+    source = open_base_model(config.model, context.environment, config.model_pin)
+    adapter = open_trained_adapter(context.environment, config.train, source)
+    dtype = dtype_of(config.dtype, source.folder)
     models = 2 if config.recipe.compare_with_base else 1
     progress = RequestProgress(context.progress, models)
     model = EvaluatedModel(
@@ -140,13 +145,14 @@ class Evaluation:
         Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable.
         """
         self._recipe = recipe
-        self._names = [task.name for task in recipe.tasks]
         self._seed = seed
         self._cache_folder = cache_folder
         self._prompts = PromptFormat.of(recipe, conversations=conversations)
         # The published model, too, stops at the end of a turn if it was trained on turns.
         self._has_turns = conversations or self._prompts.apply_chat_template
         self._tasks, self._questions = load_tasks(recipe.tasks, environment, seed)
+        names = [task.name for task in recipe.tasks]
+        self._members = members_of(names, self._tasks)
 
     def answer(
         self,
@@ -205,8 +211,8 @@ class Evaluation:
     ) -> dict[str, dict[str, Score]]:
         """Return the scores by task and metric, compared with the base model's output if there is one."""
         if base is None:
-            return extract_scores(output, self._names)
-        return compare_scores(output, base, self._tasks, self._names)
+            return extract_scores(output, self._members)
+        return compare_scores(output, base, self._tasks, self._members)
 
 
 def free_memory() -> None:

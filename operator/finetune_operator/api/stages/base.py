@@ -22,6 +22,7 @@ from finetune_trainer.contract import (
     Tracking,
     Validation,
 )
+from finetune_trainer.contract.smoke_test import Question
 
 R = TypeVar("R", bound=ContractModel)
 
@@ -61,6 +62,16 @@ class Serving:
     prompt: str
     """Sent once before the server receives traffic."""
     max_tokens: int
+    # The fields below have defaults: the annotation of an older Deployment lacks them.
+    conversations: bool = False
+    """Whether the prompt is sent as a message of a conversation."""
+    expect: str | None = None
+    """Text that the answer must contain."""
+
+    @property
+    def question(self) -> Question:
+        """The question to the server, with the condition on its answer."""
+        return Question(self.prompt, self.max_tokens, self.conversations, self.expect)
 
 
 HAS_COMMAND = "has(self.pod) && has(self.pod.command) && size(self.pod.command) > 0"

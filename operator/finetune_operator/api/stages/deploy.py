@@ -16,6 +16,7 @@ from finetune_trainer.contract import (
     DeployConfig,
     DeployRecipe,
     ModelSource,
+    PrepareResult,
     PushResult,
     StageConfig,
 )
@@ -48,6 +49,7 @@ class Deploy(GatedSpec, DeployRecipe):
         target = next(target for target in push.targets if target.format == "Merged")
         result = context.statuses[Push.name].result
         pushed = result.first("Merged") if isinstance(result, PushResult) else None
+        prepared = context.statuses["prepare"].result
         return DeployConfig(
             identity="",
             seed=context.seed,
@@ -55,6 +57,8 @@ class Deploy(GatedSpec, DeployRecipe):
             model=ModelSource(uri=target.uri),
             location=pushed.uri if pushed else None,
             digest=pushed.digest if pushed else None,
+            conversations=isinstance(prepared, PrepareResult)
+            and prepared.conversations,
             recipe=recipe_from(self, DeployRecipe),
         )
 
@@ -70,4 +74,6 @@ class Deploy(GatedSpec, DeployRecipe):
             replicas=self.replicas,
             prompt=recipe.smoke_test.prompt,
             max_tokens=recipe.smoke_test.max_tokens,
+            conversations=config.conversations,
+            expect=recipe.smoke_test.expect,
         )

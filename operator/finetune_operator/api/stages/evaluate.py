@@ -1,12 +1,14 @@
 """The evaluate stage: evaluate the trained model, and compare its scores with the gates."""
 
-from typing import ClassVar
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field
 from typing_extensions import override
 
 from finetune_operator.api.gates import DISTINCT_GATES, Gate, compare
-from finetune_operator.api.rules import Rule
+from finetune_operator.api.rules import Detail, Rule
 from finetune_operator.api.stages.base import (
     ARGS_NEED_COMMAND,
     ONE_GPU,
@@ -23,6 +25,19 @@ from finetune_trainer.contract import (
     EvaluateRecipe,
     EvaluateResult,
 )
+
+
+def _gates_without_task(data: Mapping[str, Any]) -> Iterator[Detail]:
+    names = [task["name"] for task in data["tasks"]]
+    for number, gate in enumerate(data.get("gates", ())):
+        task = gate["task"]
+        if task in names:
+            continue
+        hint = f"the tasks are {', '.join(names)}"
+        nearest = difflib.get_close_matches(task, names, 1)
+        if nearest:
+            hint = f"did you mean {nearest[0]}?"
+        yield ("gates", number, "task"), f"evaluate.tasks has no task {task}; {hint}"
 
 
 class Evaluate(StageSpec, EvaluateRecipe):
@@ -44,6 +59,7 @@ class Evaluate(StageSpec, EvaluateRecipe):
                 {gate["task"] for gate in data.get("gates", ())}
                 <= {task["name"] for task in data["tasks"]}
             ),
+            details=_gates_without_task,
         ),
         Rule(
             field="fewshotAsMultiturn",

@@ -19,6 +19,7 @@ from finetune_operator.kubernetes.pods.http import (
 )
 from finetune_operator.kubernetes.resources.server import PORT
 from finetune_operator.kubernetes.translate.pod import ObservedPod
+from finetune_trainer.contract.smoke_test import Question
 
 # A server is probed once, so more than a few at once are rare.
 REQUESTS_PER_NAMESPACE = 4
@@ -46,6 +47,8 @@ class ProbeResult:
 
     text: str = ""
     failure: str = ""
+    is_permanent: bool = False
+    """Whether another attempt with the same model would fail in the same way."""
 
 
 class ServerProbe:
@@ -86,20 +89,16 @@ class ServerProbe:
     async def _probe(
         self, pod: ObservedPod, model: str, serving: Serving
     ) -> ProbeResult:
-        body = {
-            "model": model,
-            "prompt": serving.prompt,
-            "max_tokens": serving.max_tokens,
-            # Greedy decoding: the same model gives the same answer.
-            "temperature": 0,
-        }
-        url = f"http://{url_host(pod)}:{PORT}/v1/completions"
+        question = serving.question
+        body = question.body(model)
+        url = f"http://{url_host(pod)}:{PORT}{question.path}"
         patience = patience_seconds(serving)
         cause = ""
         for _ in range(TRIES):
             try:
                 async with asyncio.timeout(patience):
-                    return _parse(*await request(self.session, url, body))
+                    status, content = await request(self.session, url, body)
+                    return _parse(question, status, content)
             # Before TimeoutError: aiohttp's connection timeout is both.
             except aiohttp.ClientError as error:
                 cause = str(error) or type(error).__name__
@@ -135,14 +134,17 @@ def patience_seconds(serving: Serving) -> float:
     return FIRST_TOKEN_SECONDS + TOKEN_SECONDS * serving.max_tokens
 
 
-def _parse(status: int, content: bytes) -> ProbeResult:
+def _parse(question: Question, status: int, content: bytes) -> ProbeResult:
     try:
         body: Any = json.loads(content)
         if status == HTTPStatus.OK:
-            text = str(body["choices"][0]["text"])[:MAX_ANSWER_LENGTH]
             # JSON may hold lone surrogates, which no UTF-8 text can.
-            return ProbeResult(text.encode(errors="replace").decode())
-    except (ValueError, LookupError, TypeError, RecursionError):
+            text = question.answer(body).encode(errors="replace").decode()
+            problem = question.problem(text)
+            if problem:
+                return ProbeResult(failure=problem, is_permanent=True)
+            return ProbeResult(text[:MAX_ANSWER_LENGTH])
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     text = content[:500].decode(errors="replace")
     return ProbeResult(

@@ -258,12 +258,12 @@ def test_texts_in_several_windows_form_the_same_batches(
         ),
         (
             (Task(name="lost", file="tasks/lost.yaml"),),
-            "evaluate.tasks[lost]: its data does not exist",
+            "evaluate.tasks[lost]: tasks/lost.yaml: its data does not exist",
             ExitCode.NOT_FOUND,
         ),
         (
             (Task(name="torn", file="tasks/torn.yaml"),),
-            "evaluate.tasks[torn]: its data cannot be read",
+            "evaluate.tasks[torn]: tasks/torn.yaml: its data cannot be read",
             ExitCode.DATA,
         ),
         (

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -203,6 +204,7 @@ def test_server_ends_with_its_stage(
     [
         ("exits", "the weights cannot be loaded"),
         ("rejects", "unknown model"),
+        ("lists another model", "GET /v1/models answered"),
         ("never ready", "not ready within"),
     ],
 )
@@ -266,6 +268,71 @@ def test_long_answer_is_truncated(
     assert isinstance(message.result, DeployResult)
     assert len(message.result.answer) == 1024
     assert message.result.answer.startswith(" after The parser")
+
+
+def answered(
+    config: DeployConfig,
+    environment: Environment,
+    monkeypatch: pytest.MonkeyPatch,
+    behavior: str,
+    *,
+    conversations: bool = False,
+    **test: Any,
+) -> tuple[TerminationMessage, ExitCode]:
+    """Run the stage with a fake server that behaves as named."""
+    monkeypatch.setitem(ENGINES, "Transformers", fake_engine(behavior))
+    smoke_test = SmokeTest(prompt="Is it?", max_tokens=1, **test)
+    recipe = DeployRecipe(smoke_test=smoke_test)
+    changes = {"recipe": recipe, "conversations": conversations}
+    return run_in_process(config.model_copy(update=changes), environment)
+
+
+@pytest.mark.parametrize(
+    ("conversations", "behavior", "answer"),
+    [
+        (False, "answers", " after Is it?"),
+        (True, "answers", "said after Is it?"),
+        (True, "thinks", "it is"),
+    ],
+)
+def test_prompt_is_a_message_if_records_are_conversations(
+    environment: Environment,
+    config: DeployConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    behavior: str,
+    answer: str,
+    *,
+    conversations: bool,
+) -> None:
+    message, _ = answered(
+        config, environment, monkeypatch, behavior, conversations=conversations
+    )
+    assert isinstance(message.result, DeployResult)
+    assert message.result.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("behavior", "expect", "problem"),
+    [
+        ("is empty", None, "the model answered 'Is it?' with no text"),
+        ("answers", "AFTER", "' after Is it?' does not contain 'AFTER'"),
+        ("answers", "after Is", ""),
+    ],
+)
+def test_answer_that_proves_nothing_fails_the_stage_for_good(
+    environment: Environment,
+    config: DeployConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    behavior: str,
+    expect: str | None,
+    *,
+    problem: str,
+) -> None:
+    message, code = answered(config, environment, monkeypatch, behavior, expect=expect)
+    if problem:
+        assert message.failure
+        assert problem in message.failure.message
+    assert code == (ExitCode.CONFIG if problem else ExitCode.DONE)
 
 
 @pytest.mark.parametrize("character", ["a", "字", "🙂", "\x00"])

@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from finetune_trainer.contract import Lora, ModelSource
 from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
 from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.runtime.foreign_warnings import without_deprecations
 from finetune_trainer.training.methods.trainable import Trainable, WeightsFormat
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -38,6 +39,8 @@ def trainable_adapter(
     )
 
 
+# PEFT asks transformers for it.
+@without_deprecations("is_gradient_checkpointing")
 def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> PeftModel:
     """Return PEFT's model: the frozen base model with a new adapter in fp32."""
     config = LoraConfig(

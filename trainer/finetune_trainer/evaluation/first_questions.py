@@ -1,0 +1,65 @@
+"""Rendering of a task's first questions, before any model is loaded: a mistake in a task costs no GPU."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from finetune_trainer.evaluation.task_errors import unknown_metric, wrong_target
+from finetune_trainer.runtime.errors import ConfigInvalid
+
+# Each takes about a millisecond. A field that only some records lack is often missing in the first records already.
+RENDERED = 32
+"""Questions of each task that are rendered."""
+
+
+def check_first_questions(task: Any, questions: Sequence[int], seed: int) -> None:
+    """Render the first questions as lm-eval does, without a chat template.
+
+    Raise ConfigInvalid for a mistake that lm-eval accepts. Errors of lm-eval are raised as they are.
+    """
+    problem = unknown_metric(task) or _missing_examples(task)
+    if problem:
+        raise ConfigInvalid(problem)
+    task.set_fewshot_seed(seed=seed)
+    # Each access to it may process all documents again.
+    documents = task.eval_docs
+    for index in questions[:RENDERED]:
+        question = documents[index]
+        _render(task, question, index)
+        problem = wrong_target(task, question)
+        if problem:
+            raise ConfigInvalid(f"question {index + 1}: {problem}")
+
+
+def _render(task: Any, question: Any, index: int) -> None:
+    context = task.fewshot_context(
+        question,
+        num_fewshot=task.get_config("num_fewshot") or 0,
+        gen_prefix=task.doc_to_prefix(question),
+    )
+    metadata = (task.task_name, index, task.get_config("repeats"))
+    task.construct_requests(
+        doc=question,
+        ctx=context,
+        metadata=metadata,
+        apply_chat_template=False,
+        chat_template=None,
+    )
+
+
+def _missing_examples(task: Any) -> str:
+    """Return the problem of a task that has fewer few-shot examples than it needs; empty if it has enough."""
+    needed = task.get_config("num_fewshot") or 0
+    sampler = getattr(task, "sampler", None)
+    if not needed or sampler is None:
+        return ""
+    available = len(sampler.df)
+    split = task.fewshot_cfg.split
+    # A question is no example for itself.
+    if split is not None and split == task.get_config("test_split"):
+        available -= 1
+    if needed <= available:
+        return ""
+    return (
+        f"each question needs {needed} few-shot examples, but the data has {max(0, available)}; "
+        "lower fewShot, or add examples to the split that fewshot_split names"
+    )
