@@ -59,7 +59,7 @@ def choose_chat_templates(
     The arguments of the recipe are their defaults. Raise ConfigInvalid if a template does not parse, needs what its
     sandbox refuses, or reads none of the variables that an argument names; raise SourceNotFound if its file is missing.
     """
-    by_name = _templates_of(tokenizer, model)
+    by_name = _templates_of(tokenizer)
     origin: ChatTemplateOrigin = "BaseModel" if by_name else "Default"
     source = f"{model}: the chat template"
     if recipe.chat_template is not None:
@@ -70,6 +70,11 @@ def choose_chat_templates(
         by_name[DEFAULT] = _text_of(recipe.chat_template, environment)
     if not by_name:
         by_name[DEFAULT] = template_of(tokenizer)
+    if DEFAULT not in by_name:
+        names = ", ".join(sorted(by_name))
+        raise ConfigInvalid(
+            f"{model} has the chat templates {names}, and none is called default: set prepare.chatTemplate"
+        )
     _check(by_name, source, recipe.chat_template_arguments, tokenizer)
     return ChatTemplates(
         {
@@ -106,19 +111,14 @@ def read_chat_templates(environment: Environment, prepare: str) -> dict[str, str
     return by_name
 
 
-def _templates_of(tokenizer: Any, model: str) -> dict[str, str]:
-    """Return the tokenizer's own templates by name; raise ConfigInvalid if there are some, and no default."""
+def _templates_of(tokenizer: Any) -> dict[str, str]:
+    """Return the tokenizer's own templates by name."""
     own = tokenizer.chat_template
     if not own:
         return {}
-    if not isinstance(own, Mapping):
-        return {DEFAULT: str(own)}
-    if DEFAULT not in own:
-        names = ", ".join(sorted(own))
-        raise ConfigInvalid(
-            f"{model} has the chat templates {names}, and none is called default: set prepare.chatTemplate"
-        )
-    return dict(own)
+    if isinstance(own, Mapping):
+        return dict(own)
+    return {DEFAULT: str(own)}
 
 
 def _text_of(value: str, environment: Environment) -> str:
