@@ -9,6 +9,8 @@ import yaml
 
 from finetune_cli.__main__ import main
 
+pytestmark = pytest.mark.usefixtures("unread_data")
+
 Check = Callable[..., tuple[int, str]]
 THINKING = "{{ messages[0].content }}{{ enable_thinking }}"
 

@@ -10,7 +10,11 @@ from finetune_trainer.contract import Environment, PrepareRecipe
 from finetune_trainer.contract.chat_template import ChatTemplateOrigin, is_jinja
 from finetune_trainer.data.records.chat_template import template_of
 from finetune_trainer.data.template_trial import check_rendering
-from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    DataInvalid,
+    SourceNotFound,
+)
 from finetune_trainer.runtime.sources import locate_existing
 from finetune_trainer.template_syntax import (
     TemplateInvalid,
@@ -127,6 +131,8 @@ def _text_of(value: str, environment: Environment) -> str:
         return value
     try:
         return read_template(locate_existing(value, environment))
+    except (ConfigInvalid, SourceNotFound) as error:
+        raise type(error)(f"prepare.chatTemplate: {error}") from None
     except TemplateInvalid as error:
         raise ConfigInvalid(f"prepare.chatTemplate: {value} {error}") from None
 

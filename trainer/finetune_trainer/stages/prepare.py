@@ -89,7 +89,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     digest = publish(folder, writer, context)
     print(f"prepare: {summary.text(meter.tokens_per_second)}", flush=True)
     warn_about_turns(packer.counts, tokenizer)
-    warn_about_default(origin, base)
+    warn_about_default(origin, base.uri)
     counts = packer.counts
     context.progress.update(step=counts.records, total=counts.records, note="")
     return PrepareResult(
@@ -136,11 +136,11 @@ def warn_about_turns(counts: Counts, tokenizer: Any) -> None:
         )
 
 
-def warn_about_default(origin: ChatTemplateOrigin | None, base: BaseModel) -> None:
-    """Log that no template of the user is used."""
+def warn_about_default(origin: ChatTemplateOrigin | None, model: str) -> None:
+    """Log that conversations have the default template. `model` is the URI of the base model."""
     if origin == "Default":
         log_line(
-            f"prepare: the base model {base.uri} has no chat template: `role: content`, with a blank line between "
+            f"prepare: the base model {model} has no chat template: `role: content`, with a blank line between "
             "turns, is used and published; set prepare.chatTemplate for another"
         )
 
