@@ -43,18 +43,18 @@ def _errors(
 
     text = recipe.chat_template or ""
     uri = recipe.chat_template_uri
-    shown = ""
+    shown = "the template"
     try:
         if uri is not None:
             file = environment.locate(uri)
             if not file.exists() or file.stat().st_size == 0:
                 # Reported already, with the other sources.
                 return
+            shown = file.name
             text = read_template(file)
-            shown = f"{file.name}: "
         variables = variables_of(text)
     except TemplateInvalid as error:
-        yield LOCATION, f"{shown or uri or 'the template'}: {error}"
+        yield LOCATION, f"{shown}: {error}"
         return
     except (InvalidLocation, OSError):
         return

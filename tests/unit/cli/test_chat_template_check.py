@@ -101,6 +101,12 @@ def test_unusable_template_is_refused_by_the_check(
     assert output.count("\n") == 1
 
 
+def test_line_of_a_file_is_named_with_it(check: Check, folder: Path) -> None:
+    (folder / "chat.jinja").write_text("a\n{{ x")
+    _, output = check("--check", chatTemplate="chat.jinja")
+    assert "chatTemplate: chat.jinja: line 2: unexpected end of template" in output
+
+
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [

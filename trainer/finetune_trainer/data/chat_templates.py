@@ -65,7 +65,7 @@ def choose_chat_templates(
     """
     by_name = _templates_of(tokenizer)
     origin: ChatTemplateOrigin = "BaseModel" if by_name else "Default"
-    source = f"{model}: the chat template"
+    source = f"{model}: its chat template cannot be used, so set prepare.chatTemplate"
     if recipe.chat_template is not None:
         source = "prepare.chatTemplate"
         origin = "Manifest"

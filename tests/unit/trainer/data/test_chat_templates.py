@@ -257,7 +257,10 @@ def test_broken_template_of_the_base_model_is_a_config_error(
     make_tokenizer(tmp_path / "broken", chat_template="a\n{{ b")
     failure, code = run_to_failure(prepare_config(tmp_path / "broken"), environment)
     assert code == ExitCode.CONFIG
-    assert "broken: the chat template: line 2: unexpected end of template" in failure
+    assert (
+        "broken: its chat template cannot be used, so set prepare.chatTemplate: line 2: unexpected"
+        in failure
+    )
 
 
 @pytest.mark.usefixtures("data")
