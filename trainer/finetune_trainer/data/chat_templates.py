@@ -41,7 +41,7 @@ class ChatTemplates:
 
     def set_in(self, tokenizer: Any) -> None:
         """Make them the templates of a tokenizer of transformers."""
-        set_chat_templates(tokenizer, self.by_name)
+        use_chat_templates(tokenizer, self.by_name)
 
     def write(self, folder: Path, *, conversations: bool) -> ChatTemplateOrigin | None:
         """Write the file for later stages. Return the origin, or None if there is no template and none was needed."""
@@ -69,9 +69,10 @@ def choose_chat_templates(
     if recipe.chat_template is not None:
         source = "prepare.chatTemplate"
         origin = "Manifest"
-        # The base model's template for tools would hide the template of the manifest from records with tools.
-        by_name.pop(TOOL_USE, None)
         by_name[DEFAULT] = _text_of(recipe.chat_template, environment)
+        # The base model's template for tools would hide the template of the manifest from records with tools.
+        if TOOL_USE in by_name:
+            by_name[TOOL_USE] = by_name[DEFAULT]
     if not by_name:
         by_name[DEFAULT] = template_of(tokenizer)
     if DEFAULT not in by_name:
@@ -89,7 +90,7 @@ def choose_chat_templates(
     )
 
 
-def set_chat_templates(tokenizer: Any, by_name: Mapping[str, str]) -> None:
+def use_chat_templates(tokenizer: Any, by_name: Mapping[str, str]) -> None:
     """Make these the templates of a tokenizer of transformers; without any, leave it as it is."""
     if not by_name:
         return
@@ -149,7 +150,7 @@ def _check(
         template = by_name.get(name)
         if template is None:
             continue
-        shown = source if name == DEFAULT else f"{source} {name}"
+        shown = source if name == DEFAULT else f"{source} ({name})"
         try:
             names |= variables_of(template)
             check_rendering(

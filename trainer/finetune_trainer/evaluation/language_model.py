@@ -11,7 +11,7 @@ import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
 
-from finetune_trainer.data.chat_templates import set_chat_templates
+from finetune_trainer.data.chat_templates import use_chat_templates
 from finetune_trainer.evaluation.batch_size import MAX_ON_GPU
 from finetune_trainer.evaluation.prompts import (
     needs_no_bos,
@@ -48,7 +48,7 @@ class EvaluatedModel:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             self.base.folder, local_files_only=True
         )
-        set_chat_templates(tokenizer, self.chat_templates)
+        use_chat_templates(tokenizer, self.chat_templates)
         if apply_chat_template:
             set_chat_template(tokenizer)
         return tokenizer

@@ -15,7 +15,7 @@ from transformers import (
 from typing_extensions import override
 
 from finetune_trainer.contract import Samples
-from finetune_trainer.data.chat_templates import set_chat_templates
+from finetune_trainer.data.chat_templates import use_chat_templates
 from finetune_trainer.data.records.chat_template import dated_template_of, end_tokens
 from finetune_trainer.publishing.generation_config import all_end_tokens
 from finetune_trainer.training.model.document_attention import attention_with_mask
@@ -37,7 +37,7 @@ class SampleGenerator:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(
             base, local_files_only=True
         )
-        set_chat_templates(self._tokenizer, chat_templates or {})
+        use_chat_templates(self._tokenizer, chat_templates or {})
         self._conversations = conversations
         if conversations:
             self._tokenizer.chat_template = dated_template_of(self._tokenizer)

@@ -20,7 +20,7 @@ from support.trainer.stages import run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data import template_trial
-from finetune_trainer.data.chat_templates import read_chat_templates, set_chat_templates
+from finetune_trainer.data.chat_templates import read_chat_templates, use_chat_templates
 
 BASE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -73,7 +73,7 @@ def tokenizer_of(model: Path, environment: Environment) -> Any:
     from transformers import AutoTokenizer  # noqa: PLC0415  the import is slow
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    set_chat_templates(tokenizer, read_chat_templates(environment, IDENTITY))
+    use_chat_templates(tokenizer, read_chat_templates(environment, IDENTITY))
     return tokenizer
 
 
@@ -138,7 +138,11 @@ def test_template_of_the_manifest_renders_tools_too(
     given = "{{ tools[0].function.name if tools }}!" + BASE
     prepare(prepare_config(named, chat_template=given), environment)
     assert text_of(named, environment).startswith("look!<user>")
-    assert sorted(read_chat_templates(environment, IDENTITY)) == ["default", "rag"]
+    assert read_chat_templates(environment, IDENTITY) == {
+        "default": given,
+        "tool_use": given,
+        "rag": "{{ 1 }}",
+    }
 
 
 @pytest.mark.usefixtures("data")
