@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from finetune_cli.checks.chat_template import template_errors
 from finetune_cli.checks.stores import StoreAnswer, is_remote, look_at
 from finetune_cli.checks.task_loading import loading_problems
 from finetune_cli.checks.tasks import task_errors
@@ -63,6 +64,7 @@ def check_manifest(
         manifest.diagnostic(problem.field.location, problem.message)
         for problem in report.problems
     ]
+    errors += template_errors(manifest, environment)
     errors += task_errors(manifest, environment)
     loading_errors: list[Diagnostic] = []
     tasks_not_looked_at: list[str] = []

@@ -33,7 +33,7 @@ class UriField:
 
     location: Location
     uri: str
-    kind: Literal["model", "adapter", "data", "task", "target"]
+    kind: Literal["model", "adapter", "data", "template", "task", "target"]
     stage: str
     """The first stage that uses it."""
     revision: str | None = None
@@ -145,6 +145,10 @@ def sources(spec: PipelineSpec) -> Iterator[UriField]:
         yield UriField(location, start.uri, "adapter", "prepare", start.revision)
     if "prepare" in readers:
         yield from _datasets(spec)
+        template = spec.prepare.chat_template_uri
+        if template:
+            template_location = ("prepare", "chatTemplate")
+            yield UriField(template_location, template, "template", "prepare")
     if "evaluate" in readers and spec.evaluate:
         for number, task in enumerate(spec.evaluate.tasks):
             if task.file:

@@ -11,6 +11,10 @@ from finetune_cli.manifest.yaml_reader import YamlNode
 from finetune_operator.api.amounts import AMOUNT, SIGNED_AMOUNT
 from finetune_operator.api.stages.pod import BYTES
 from finetune_trainer.contract import uris
+from finetune_trainer.contract.chat_template import (
+    TEMPLATE_DESCRIPTION,
+    TEMPLATE_PATTERN,
+)
 
 DNS_LABEL = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
 DNS_SUBDOMAIN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
@@ -21,6 +25,7 @@ PATTERNS = {
     DNS_SUBDOMAIN: "must consist of lower-case letters, digits, - and ., with a letter or digit at both ends",
     r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$": "must consist of lower-case letters, digits, - and ., as Kubernetes names do",
     **uris.DESCRIPTIONS,
+    TEMPLATE_PATTERN: TEMPLATE_DESCRIPTION,
     r"^\S+$": "must be one word, without spaces",
     r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "must consist of letters, digits, _, . and -, with a letter or digit first",
     r"^[A-Za-z0-9_-]+$": "must consist of letters, digits, _ and -",

@@ -74,7 +74,7 @@ def is_one_name(field: UriField) -> bool:
 
 
 def _is_file(field: UriField) -> bool:
-    if field.kind == "task":
+    if field.kind in {"template", "task"}:
         return True
     return field.kind == "data" and DATA_FILE.search(field.uri) is not None
 

@@ -134,6 +134,13 @@ CLUSTER_RULES = (
         "a hub adapter is hf://ORG/NAME, a volume pvc://CLAIM/PATH",
     ),
     _readable_by_pods(
+        "prepare.chatTemplate",
+        "pvc",
+        "!has(self.prepare) || !has(self.prepare.chatTemplate) || self.prepare.chatTemplate.matches('[{][{%]')"
+        " || [self.prepare.chatTemplate].all(uri, $)",
+        "put the file on a volume, pvc://CLAIM/PATH, or its text into the manifest",
+    ),
+    _readable_by_pods(
         "evaluate.tasks",
         "pvc",
         "!has(self.evaluate) || self.evaluate.tasks.filter(one, has(one.file)).map(one, one.file).all(uri, $)",

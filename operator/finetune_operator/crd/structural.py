@@ -9,12 +9,13 @@ from typing import Any
 
 Schema = dict[str, Any]
 
+PRESERVE = "x-kubernetes-preserve-unknown-fields"
 PASSTHROUGH = frozenset(
     {
         "type", "format", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "multipleOf",
         "minItems", "maxItems", "minProperties", "maxProperties", "required",
         "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type",
-        "x-kubernetes-preserve-unknown-fields",
+        PRESERVE,
     }
 )  # fmt: skip
 
@@ -90,7 +91,8 @@ class _Converter:
         for keyword, value in schema.items():
             if keyword not in HANDLED_ELSEWHERE:
                 converted |= self._keyword(keyword, value, path)
-        if "type" not in converted:
+        # The API server then stores any value. Bounds without a type still hold for values of their type.
+        if "type" not in converted and PRESERVE not in converted:
             raise UnsupportedSchema(
                 path,
                 "has no type; write a union as optional members and a rule between them",
@@ -139,7 +141,7 @@ class _Converter:
                 # Illegal beside properties. The API server prunes unknown fields, or rejects them in strict validation.
                 return {}
             case True:
-                return {"x-kubernetes-preserve-unknown-fields": True}
+                return {PRESERVE: True}
             case _:
                 return {"additionalProperties": self.convert(value, f"{path}.*")}
 

@@ -56,7 +56,15 @@ def make_tokenizer(
     return AutoTokenizer.from_pretrained(folder)
 
 
-RECIPE = ("context_length", "too_long", "packing", "max_invalid_fraction", "unrendered")
+RECIPE = (
+    "context_length",
+    "too_long",
+    "packing",
+    "max_invalid_fraction",
+    "unrendered",
+    "chat_template",
+    "chat_template_arguments",
+)
 
 
 def prepare_config(

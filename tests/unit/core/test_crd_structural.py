@@ -36,7 +36,17 @@ INT_OR_STRING = {
     "x-kubernetes-int-or-string": True,
     "anyOf": [{"type": "integer"}, {"type": "string"}],
 }
-"""The only part of a structural schema that may have no type and may have anyOf."""
+"""A part of a structural schema that may have no type and may have anyOf."""
+SCALAR = {
+    "x-kubernetes-preserve-unknown-fields": True,
+    "minItems": 1,
+    "maxItems": 0,
+    "minProperties": 1,
+    "maxProperties": 0,
+    "minimum": -(10**15),
+    "maximum": 10**15,
+}
+"""The other part without a type: any value but an object or a list, which its bounds refuse."""
 
 
 def parts(schema, path="$"):
@@ -45,6 +55,11 @@ def parts(schema, path="$"):
         schema = {
             key: value for key, value in schema.items() if key not in INT_OR_STRING
         } | {"type": "string"}
+    elif "type" not in schema:
+        assert schema.items() >= SCALAR.items(), path
+        schema = {key: value for key, value in schema.items() if key not in SCALAR} | {
+            "type": "string"
+        }
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from parts(inner, f"{path}.{name}")

@@ -119,6 +119,18 @@ def test_claims_of_all_data_sets_are_mounted_for_prepare():
 
 
 @pytest.mark.parametrize(
+    ("template", "claims"),
+    [("pvc://team/chat.jinja", ("team",)), ("pvc://team/{{ messages }}\n", ())],
+)
+def test_claim_of_the_chat_template_is_mounted_for_prepare(template, claims):
+    datasets = [{"uri": "hf://org/data/x.json"}]
+    spec = a_pipeline(prepare={"chatTemplate": template}, datasets=datasets)
+    jobs = templates(Scenario(spec))
+    assert jobs["prepare"].claims == claims
+    assert jobs["train"].claims == ()
+
+
+@pytest.mark.parametrize(
     "prompt",
     ["pvc://[", "pvc://[::1", "pvc://", "pvc://a b", "pvc://Demo/x", "pvc://demo\n"],
 )

@@ -351,3 +351,15 @@ def test_logs_name_the_attempt(workspace: CliWorkspace) -> None:
     assert logs.stdout == "hello\n"
     assert "attempt 1" in logs.stderr
     assert "exit code 64" in workspace.finetune("get").stdout
+
+
+def test_edited_template_file_is_another_prepare(workspace: CliWorkspace) -> None:
+    template = workspace.folder / "template.jinja"
+    template.write_text("{{ messages }}")
+    workspace.manifest["spec"]["prepare"]["chatTemplate"] = "template.jinja"
+    for starts in (1, 1, 2):
+        if starts == 2:
+            template.write_text("{{ messages }}!")
+        done = workspace.finetune("run", "--until", "prepare")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert len(workspace.starts("prepare")) == starts

@@ -1,6 +1,7 @@
 """The interface between the operator and a stage's process; its only dependency is pydantic.
 
-The operator imports nothing else of the trainer but the small modules `exit_codes`, `files` and `parent_death`.
+The operator imports nothing else of the trainer but the small modules `exit_codes`, `files`, `parent_death` and
+`template_syntax`.
 Custom containers implement the same interface; docs/reference/stage-contract.md describes it.
 """
 

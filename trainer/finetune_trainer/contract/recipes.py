@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
+from finetune_trainer.contract.chat_template import ChatTemplateRecipe
 from finetune_trainer.contract.engines import ENGINES
 from finetune_trainer.contract.models import ContractModel, ListMap, one_of
 from finetune_trainer.contract.uris import ModelUri, TargetUri, TaskUri
@@ -41,7 +42,7 @@ class ModelSource(ContractModel):
     """Commit or tag of the hub repository. For other sources any text; change it when the content has changed."""
 
 
-class PrepareRecipe(ContractModel):
+class PrepareRecipe(ChatTemplateRecipe):
     """How records become fixed-length rows of tokens."""
 
     context_length: int = Field(default=1024, ge=16, le=131072)

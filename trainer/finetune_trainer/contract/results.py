@@ -14,6 +14,7 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
+from finetune_trainer.contract.chat_template import ChatTemplateOrigin
 from finetune_trainer.contract.loss_curve import MaybeLossCurve
 from finetune_trainer.contract.models import ExtensibleModel, none_if_invalid
 
@@ -160,6 +161,9 @@ class PrepareResult(StageResult):
     manifest; the validation set comes last."""
     conversations: bool = False
     """Whether any records are conversations, so that the published tokenizer needs the chat template."""
+    chat_template: ChatTemplateOrigin | None = None
+    """Where the chat template is from: BaseModel, Manifest, or Default if the base model has none. Absent: there is no
+    template, and no record needed it."""
     model_digest: str | None = None
     """sha256:… over the base model's weights, configuration and tokenizer; training uses no other base model."""
     model_pin: str | None = None

@@ -78,7 +78,7 @@ DESCRIPTIONS = {
 """Pattern of a field -> the message about a value that does not match it."""
 
 
-def _check_inside_claim(uri: str) -> str:
+def check_inside_claim(uri: str) -> str:
     """Raise ValueError for a pvc:// URI whose path leaves the claim."""
     # Not in the pattern: regular expressions of a CRD have no look-ahead.
     if uri.startswith("pvc://") and ".." in uri.split("/"):
@@ -91,18 +91,18 @@ def _bounded(pattern: str, length: int = 1024) -> StringConstraints:
 
 
 ModelUri = Annotated[
-    str, _bounded(pattern_of(*MODEL)), AfterValidator(_check_inside_claim)
+    str, _bounded(pattern_of(*MODEL)), AfterValidator(check_inside_claim)
 ]
 DataUri = Annotated[
-    str, _bounded(pattern_of(*DATA)), AfterValidator(_check_inside_claim)
+    str, _bounded(pattern_of(*DATA)), AfterValidator(check_inside_claim)
 ]
 TaskUri = Annotated[
-    str, _bounded(pattern_of(*TASK_FILE)), AfterValidator(_check_inside_claim)
+    str, _bounded(pattern_of(*TASK_FILE)), AfterValidator(check_inside_claim)
 ]
 FolderUri = Annotated[
-    str, _bounded(pattern_of(*LOCAL)), AfterValidator(_check_inside_claim)
+    str, _bounded(pattern_of(*LOCAL)), AfterValidator(check_inside_claim)
 ]
 # Results have the URIs of all targets twice, and a termination message has 4,096 bytes.
 TargetUri = Annotated[
-    str, _bounded(pattern_of(*TARGET), 256), AfterValidator(_check_inside_claim)
+    str, _bounded(pattern_of(*TARGET), 256), AfterValidator(check_inside_claim)
 ]

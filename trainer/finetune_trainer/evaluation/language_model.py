@@ -1,8 +1,8 @@
 """The model to evaluate as an lm-eval model, and the name of its cache of responses."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import transformers
 from lm_eval.models.huggingface import HFLM
 
+from finetune_trainer.data.chat_templates import use_chat_templates
 from finetune_trainer.evaluation.batch_size import MAX_ON_GPU
 from finetune_trainer.evaluation.prompts import (
     needs_no_bos,
@@ -38,6 +39,8 @@ class EvaluatedModel:
     adapter: Path | None
     dtype: torch.dtype
     is_merged: bool = False
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+    """The templates of training by name; without any, the tokenizer's own."""
 
     def load(self) -> Any:
         """Load the model to the CPU."""
@@ -48,10 +51,11 @@ class EvaluatedModel:
         return with_adapter(self.base.folder, self.adapter, self.dtype)
 
     def load_tokenizer(self, *, apply_chat_template: bool) -> Any:
-        """Load the tokenizer; with `apply_chat_template`, it has the template of training."""
+        """Load the tokenizer with the templates of training; with `apply_chat_template`, also with its fixed date."""
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             self.base.folder, local_files_only=True
         )
+        use_chat_templates(tokenizer, self.chat_templates)
         if apply_chat_template:
             set_chat_template(tokenizer)
         return tokenizer

@@ -21,7 +21,11 @@ from finetune_trainer.preview.examples import examples_of
 from finetune_trainer.preview.sources import Sources
 from finetune_trainer.runtime.errors import StageError
 from finetune_trainer.runtime.progress import log_line
-from finetune_trainer.stages.prepare import padding_token, warn_about_turns
+from finetune_trainer.stages.prepare import (
+    padding_token,
+    warn_about_default,
+    warn_about_turns,
+)
 
 SAMPLE = 1000
 """Records that are read of a data set in a store."""
@@ -77,6 +81,8 @@ def _read(request: PreviewRequest, sources: Sources, counts: Counts) -> PreviewR
         _pack(packer, records, reader)
         if counts.records:
             warn_about_turns(counts, tokenizer)
+        if counts.conversations and sources.templates:
+            warn_about_default(sources.templates.origin, config.model.uri)
     try:
         Summary(config, reader.name, writer, counts).raise_if_unusable()
     except StageError as error:

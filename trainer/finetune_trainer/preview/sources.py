@@ -7,6 +7,7 @@ from typing import Any
 from finetune_trainer.contract import DatasetSource, Environment, PrepareConfig
 from finetune_trainer.contract.environment import InvalidLocation, NotMounted
 from finetune_trainer.contract.preview import PreviewProblem
+from finetune_trainer.data.chat_templates import ChatTemplates, choose_chat_templates
 from finetune_trainer.data.reading.datasets import OpenDataset
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.runtime.errors import (
@@ -34,6 +35,7 @@ class Sources:
     datasets: list[OpenDataset] = field(default_factory=list)
     tokenizer: Any = None
     """The tokenizer of transformers; None if it cannot be loaded."""
+    templates: ChatTemplates | None = None
     is_sample: bool = False
     """Whether a data set is in a store, so that only its first records are read."""
     problems: list[PreviewProblem] = field(default_factory=list)
@@ -61,9 +63,32 @@ class Sources:
             )
             # Without a digest, which takes reading all weights: a preview binds nothing to the model.
             base = BaseModel(config.model.uri, model.folder, "")
-            self.tokenizer = load_tokenizer(base)
+            tokenizer = load_tokenizer(base)
         except StageError as error:
             self.add("model.uri", config.model.uri, error)
+            return
+        self._use_template(config, tokenizer, environment)
+
+    def _use_template(
+        self, config: PrepareConfig, tokenizer: Any, environment: Environment
+    ) -> None:
+        """Take the tokenizer with its chat templates, unless they are unusable or on a claim of the cluster."""
+        file = config.recipe.chat_template_uri
+        if file and not self._is_mounted(file, environment):
+            return
+        try:
+            self.templates = choose_chat_templates(
+                config.recipe, tokenizer, config.model.uri, environment
+            )
+        except StageError as error:
+            place, _, _ = str(error).partition(": ")
+            if place.startswith("prepare."):
+                self.add(place, place, error)
+            else:
+                self.add("model.uri", config.model.uri, error)
+            return
+        self.templates.set_in(tokenizer)
+        self.tokenizer = tokenizer
 
     def _is_mounted(self, uri: str, environment: Environment) -> bool:
         """Return False, with a line about it, for a claim of the cluster: its content may be right."""

@@ -22,6 +22,7 @@ from finetune_trainer.contract import (
     PrepareResult,
     Score,
 )
+from finetune_trainer.data.chat_templates import read_chat_templates
 from finetune_trainer.data.records.chat_template import end_tokens
 from finetune_trainer.data.records.records import InvalidRecord
 from finetune_trainer.evaluation.batch_size import largest_batch_size
@@ -76,12 +77,17 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     dtype = dtype_of(config.dtype, source.folder)
     models = 2 if config.recipe.compare_with_base else 1
     progress = RequestProgress(context.progress, models)
+    templates = read_chat_templates(context.environment, config.prepare)
     model = EvaluatedModel(
-        source, adapter, dtype, is_merged=config.recipe.weights == "Merged"
+        source,
+        adapter,
+        dtype,
+        is_merged=config.recipe.weights == "Merged",
+        chat_templates=templates,
     )
     outputs = {"": evaluation.answer(model, progress.next_model("evaluating"))}
     if config.recipe.compare_with_base:
-        base = EvaluatedModel(source, None, dtype)
+        base = EvaluatedModel(source, None, dtype, chat_templates=templates)
         outputs["base-"] = evaluation.answer(
             base, progress.next_model("evaluating the base model")
         )

@@ -24,6 +24,8 @@ from finetune_trainer.contract import (
     PrepareResult,
     StageResult,
 )
+from finetune_trainer.contract.chat_template import ChatTemplateOrigin
+from finetune_trainer.data.chat_templates import ChatTemplates, choose_chat_templates
 from finetune_trainer.data.documents import Counts
 from finetune_trainer.data.packing.parts import PartFolder, PartState
 from finetune_trainer.data.packing.writer import PackedWriter
@@ -64,11 +66,15 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     context.progress.update(note="reading the base model", total=reader.known_count())
     base = open_base_model(config.model, context.environment)
     tokenizer = load_tokenizer(base)
+    templates = choose_chat_templates(
+        config.recipe, tokenizer, base.uri, context.environment
+    )
+    templates.set_in(tokenizer)
     start = open_start_adapter(config.start_from, context.environment)
     folder = PartFolder(
         context.folder / PARTIAL,
         config.recipe.context_length,
-        digest_of_inputs(config, base),
+        digest_of_inputs(config, base, templates),
     )
     records, parts = resume(reader, folder, context)
     writer = new_writer(config, tokenizer, folder, parts)
@@ -81,9 +87,11 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     except DataInvalid:
         folder.delete()
         raise
+    origin = templates.write(folder.rows, conversations=packer.counts.conversations)
     digest = publish(folder, writer, context)
     print(f"prepare: {summary.text(meter.tokens_per_second)}", flush=True)
     warn_about_turns(packer.counts, tokenizer)
+    warn_about_default(origin, base.uri)
     counts = packer.counts
     context.progress.update(step=counts.records, total=counts.records, note="")
     return PrepareResult(
@@ -103,6 +111,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         data_digest=f"sha256:{reader.digest()}",
         data_pins=tuple(dataset.pin for dataset in datasets),
         conversations=counts.conversations,
+        chat_template=origin,
         model_digest=base.digest,
         model_pin=base.pin,
         start_digest=start.digest if start else None,
@@ -126,6 +135,15 @@ def warn_about_turns(counts: Counts, tokenizer: Any) -> None:
         log_line(
             "prepare: the chat template ends a turn with text that is no special token, so that servers will not "
             "stop there: use a template that ends turns with a special token"
+        )
+
+
+def warn_about_default(origin: ChatTemplateOrigin | None, model: str) -> None:
+    """Log that conversations have the default template. `model` is the URI of the base model."""
+    if origin == "Default":
+        log_line(
+            f"prepare: the base model {model} has no chat template: `role: content`, with a blank line between "
+            "turns, is used and published; set prepare.chatTemplate for another"
         )
 
 
@@ -261,7 +279,9 @@ class Meter:
         )
 
 
-def digest_of_inputs(config: PrepareConfig, base: BaseModel) -> str:
+def digest_of_inputs(
+    config: PrepareConfig, base: BaseModel, templates: ChatTemplates
+) -> str:
     """Return a digest of all that determines the rows besides the records: config, tokenizer, libraries and code."""
     libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
     folder = Path(data.__file__).parent
@@ -272,6 +292,8 @@ def digest_of_inputs(config: PrepareConfig, base: BaseModel) -> str:
     inputs = {
         "config": config.model_dump(mode="json", exclude={"start_from"}),
         "model": base.digest,
+        # The manifest may name a file, which may have changed since an earlier attempt.
+        "templates": dict(templates.by_name),
         "libraries": libraries,
         "code": code,
     }

@@ -21,6 +21,7 @@ from finetune_trainer.contract import (
     PushResult,
     PushTarget,
 )
+from finetune_trainer.data.chat_templates import read_chat_templates, use_chat_templates
 from finetune_trainer.data.records.chat_template import end_tokens, template_of
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import DTYPES, open_trained_adapter
@@ -227,10 +228,12 @@ def save_tokenizer(
 ) -> None:
     """Write the tokenizer with the chat template of the training; for a merged model, also the end tokens."""
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
+    templates = read_chat_templates(environment, config.prepare)
+    use_chat_templates(tokenizer, templates)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     conversations = isinstance(prepared, PrepareResult) and prepared.conversations
-    if conversations:
-        # If the base model has no template, the training used a default template, and so must the server.
+    if conversations and not tokenizer.chat_template:
+        # A program of the user prepared the rows, and the base model has no template: a server needs one.
         tokenizer.chat_template = template_of(tokenizer)
     tokenizer.save_pretrained(folder)
     if is_merged:

@@ -13,6 +13,7 @@ from finetune_trainer.contract import (
     TrainConfig,
     TrainResult,
 )
+from finetune_trainer.data.chat_templates import read_chat_templates
 from finetune_trainer.data.packing.row_format import ROW_FILES
 from finetune_trainer.data.packing.rows import PackedRows, corrupt_rows
 from finetune_trainer.models.base_model import BaseModel, open_base_model
@@ -228,7 +229,12 @@ def sample_generator(
         return None
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     conversations = isinstance(prepared, PrepareResult) and prepared.conversations
-    return SampleGenerator(config.samples, source.folder, conversations=conversations)
+    return SampleGenerator(
+        config.samples,
+        source.folder,
+        conversations=conversations,
+        chat_templates=read_chat_templates(environment, config.prepare),
+    )
 
 
 def open_rows(

@@ -1,6 +1,6 @@
 """Texts that the model generates at validations, for people. Training gets the same bytes with them and without."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from transformers import (
 from typing_extensions import override
 
 from finetune_trainer.contract import Samples
+from finetune_trainer.data.chat_templates import use_chat_templates
 from finetune_trainer.data.records.chat_template import dated_template_of, end_tokens
 from finetune_trainer.publishing.generation_config import all_end_tokens
 from finetune_trainer.training.model.document_attention import attention_with_mask
@@ -24,10 +25,19 @@ from finetune_trainer.training.model.model import TrainedModel
 class SampleGenerator:
     """Generates a text for each prompt, greedily and in their order."""
 
-    def __init__(self, settings: Samples, base: Path, *, conversations: bool) -> None:
+    def __init__(
+        self,
+        settings: Samples,
+        base: Path,
+        *,
+        conversations: bool,
+        chat_templates: Mapping[str, str] | None = None,
+    ) -> None:
+        """Take the templates of training by name; without any, the base model's are used."""
         self._tokenizer: Any = AutoTokenizer.from_pretrained(
             base, local_files_only=True
         )
+        use_chat_templates(self._tokenizer, chat_templates or {})
         self._conversations = conversations
         if conversations:
             self._tokenizer.chat_template = dated_template_of(self._tokenizer)

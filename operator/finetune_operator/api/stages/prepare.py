@@ -45,3 +45,10 @@ class Prepare(StageSpec, PrepareRecipe):
             start_from=train.start_from if isinstance(train, Train) else None,
             recipe=recipe_from(self, PrepareRecipe),
         )
+
+    @override
+    def source_uris(self) -> tuple[str, ...]:
+        uri = self.chat_template_uri
+        if uri is None:
+            return ()
+        return (uri,)

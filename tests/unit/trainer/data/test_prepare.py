@@ -248,7 +248,7 @@ def test_leftovers_of_killed_attempts_are_removed(
         "output",
         "result.json",
     ]
-    names = ["manifest.json", "rows.json", "train-00000.rows"]
+    names = ["chat_templates.json", "manifest.json", "rows.json", "train-00000.rows"]
     assert sorted(path.name for path in (folder / "output").iterdir()) == names
 
 

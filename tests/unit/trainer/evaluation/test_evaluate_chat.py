@@ -323,3 +323,17 @@ def test_prompt_has_the_special_tokens_of_training(
     assert tokens == tokenizer(prompt_text, add_special_tokens=False).input_ids
     assert tokens == lm.tok_batch_encode([prompt])[0][0].tolist()
     assert (tokens[0] == tokenizer.bos_token_id) is starts_with_bos
+
+
+def test_question_is_rendered_with_the_template_of_prepare(
+    environment: Environment, config: EvaluateConfig
+) -> None:
+    from finetune_trainer.data.chat_templates import ChatTemplates  # noqa: PLC0415  imports transformers
+
+    write_prepare_result(environment, conversations=True)
+    output = environment.stage_dir("prepare", "p1") / "output"
+    output.mkdir()
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+    ChatTemplates({"default": template}, "Manifest").write(output, conversations=True)
+    prompt = first_prompt(config, environment)
+    assert prompt.count("[user]") == prompt.count("[assistant]") + 1 == 3

@@ -127,3 +127,51 @@ def test_process_answers_on_stdout_and_writes_nothing(tiny_model, tmp_path):
     report = PreviewReport.model_validate_json(process.stdout)
     assert report.counts.records == 40
     assert sorted(tmp_path.rglob("*")) == before
+
+
+EXCHANGE = {
+    "messages": [
+        {"role": "user", "content": "A reader"},
+        {"role": "assistant", "content": "opens"},
+    ]
+}
+
+
+def test_records_have_the_template_of_the_manifest(look):
+    template = "{{ sign }}{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    recipe = {"chatTemplate": template, "chatTemplateArguments": {"sign": "!"}}
+    report = look([EXCHANGE], recipe={"contextLength": 64, **recipe})
+    [example] = report.examples
+    text = "".join(segment.text for segment in example.segments)
+    assert text == "!<A reader><opens>"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "field", "message"),
+    [
+        (
+            {"chatTemplate": "\n{{ x"},
+            "prepare.chatTemplate",
+            "line 2: unexpected end of template",
+        ),
+        (
+            {"chatTemplateArguments": {"thinking": True}},
+            "prepare.chatTemplateArguments.thinking",
+            "the chat template does not read it; it reads no argument",
+        ),
+        ({"chatTemplate": "none.jinja"}, "prepare.chatTemplate", "none.jinja"),
+    ],
+)
+def test_unusable_template_is_a_problem_of_its_field(look, recipe, field, message):
+    report = look([EXCHANGE], recipe={"contextLength": 64, **recipe})
+    [problem] = report.problems
+    assert problem.field == field
+    assert problem.message.startswith(message)
+    assert report.examples == ()
+
+
+def test_template_on_a_claim_of_the_cluster_is_not_looked_at(look):
+    recipe = {"contextLength": 64, "chatTemplate": "pvc://team/chat.jinja"}
+    report = look([EXCHANGE], recipe=recipe)
+    assert report.problems == ()
+    assert "the claim team is not mounted" in report.not_looked_at[0]

@@ -336,3 +336,22 @@ def write_results_and_configs(environment: Environment, model: Path) -> None:
     write_result(
         evaluate, EvaluateResult(identity="e1", digest="sha256:2", scores=scores)
     )
+
+
+def test_templates_of_prepare_are_published(
+    environment: Environment, config: PushConfig, latest: Path
+) -> None:
+    """The template for tools, which trained the records with tools, was missing in the published model."""
+    from transformers import AutoTokenizer  # noqa: PLC0415  the import is slow
+
+    from finetune_trainer.data.chat_templates import ChatTemplates  # noqa: PLC0415
+
+    output = environment.stage_dir("prepare", "d1") / "output"
+    output.mkdir(parents=True)
+    templates = {"default": "{{ messages[0].content }}", "tool_use": "{{ tools }}"}
+    ChatTemplates(templates, "Manifest").write(output, conversations=True)
+    push(config, environment)
+    tokenizer = AutoTokenizer.from_pretrained(latest)
+    assert tokenizer.chat_template == templates
+    question = [{"role": "user", "content": "2+3?"}]
+    assert tokenizer.apply_chat_template(question, tokenize=False) == "2+3?"

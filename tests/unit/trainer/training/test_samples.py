@@ -224,6 +224,19 @@ def test_prompts_are_conversations_where_the_records_are(
     assert rows_of(workspace) == [(step, "Hi") for step in VALIDATED]
 
 
+def test_prompts_have_the_template_of_prepare(tiny_model):
+    from finetune_trainer.training.samples import SampleGenerator  # noqa: PLC0415  imports torch
+
+    generator = SampleGenerator(
+        Samples(prompts=("Hi",), max_new_tokens=2),
+        tiny_model,
+        conversations=True,
+        chat_templates={"default": "[{{ messages[0].content }}]"},
+    )
+    [tokens] = generator._prompts.values()
+    assert generator._tokenizer.decode(tokens) == "[Hi]"
+
+
 def test_samples_after_the_resumed_step_are_replaced(tmp_path, capsys):
     """On another machine the repeated step may have another text."""
     path = tmp_path / SAMPLES
