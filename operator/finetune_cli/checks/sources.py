@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from finetune_cli.checks.extras import missing_extras
+from finetune_cli.checks.models import model_findings
 from finetune_cli.checks.stores import StoreAnswer, is_remote, look_at
 from finetune_cli.checks.tasks import task_errors
 from finetune_cli.diagnostics import Diagnostic, closest_match
@@ -46,6 +48,8 @@ class SourceReport:
     problems: list[UriProblem] = field(default_factory=list)
     not_looked_at: list[UriProblem] = field(default_factory=list)
     """Sources and targets that could not be checked, each with the reason."""
+    has_unmounted_claim: bool = False
+    """Whether a claim of the cluster has no folder on this machine."""
 
 
 def check_manifest(
@@ -67,6 +71,23 @@ def check_manifest(
         f"{without_secrets(problem.field.uri)}: {problem.message}"
         for problem in report.not_looked_at
     ]
+    missing = list(missing_extras(manifest.spec))
+    if report.has_unmounted_claim:
+        # The manifest is for a cluster.
+        not_looked_at += [
+            f"spec.{'.'.join(map(str, location))}: {message}"
+            for location, message in missing
+        ]
+    else:
+        errors += [manifest.diagnostic(*problem) for problem in missing]
+    known = {
+        problem.field.kind for problem in (*report.problems, *report.not_looked_at)
+    }
+    # A run does not wait for it: prepare looks at the same.
+    if validating and "model" not in known:
+        model_errors, notes = model_findings(manifest, environment)
+        errors += model_errors
+        not_looked_at += notes
     return errors, not_looked_at
 
 
@@ -93,6 +114,7 @@ def _locate(
     except NotMounted as error:
         # A claim of the cluster: its content may be right.
         message = str(error).partition(": ")[2]
+        report.has_unmounted_claim = True
         report.not_looked_at.append(UriProblem(source, message))
     except InvalidLocation as error:
         report.problems.append(UriProblem(source, str(error)))

@@ -23,8 +23,10 @@ def make_tokenizer(
     writes_bos: bool = False,
     trims_offsets: bool = False,
 ) -> Any:
-    """Write a byte-level BPE tokenizer and the model config that prepare needs; return the loaded tokenizer."""
-    from tokenizers import ByteLevelBPETokenizer, processors  # noqa: PLC0415  the import is slow
+    """Write a byte-level BPE tokenizer and what prepare needs of a model; return the loaded tokenizer."""
+    import torch  # noqa: PLC0415  the import is slow
+    from safetensors.torch import save_file  # noqa: PLC0415
+    from tokenizers import ByteLevelBPETokenizer, processors  # noqa: PLC0415
     from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast  # noqa: PLC0415
 
     bpe = ByteLevelBPETokenizer()
@@ -52,7 +54,8 @@ def make_tokenizer(
     )
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(folder)
-    LlamaConfig(vocab_size=320).save_pretrained(folder)
+    LlamaConfig(vocab_size=320, max_position_embeddings=131072).save_pretrained(folder)
+    save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
     return AutoTokenizer.from_pretrained(folder)
 
 
