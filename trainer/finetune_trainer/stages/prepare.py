@@ -83,7 +83,8 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     summary = Summary(config, reader.name, writer, packer.counts)
     try:
         summary.raise_if_unusable()
-        check_validation(config.training, writer, summary.no_validation_rows())
+        if not writer.rows("validation"):
+            check_validation(config.training, summary.no_validation_rows())
     except DataInvalid:
         folder.delete()
         raise

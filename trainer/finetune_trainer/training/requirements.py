@@ -90,14 +90,17 @@ class Embeddings:
         raise ConfigInvalid(f"{self._uri}: {text}; the records use {used}: {RESIZE}")
 
 
-def check_validation(
-    training: TrainRecipe | None, writer: PackedWriter, reason: str
-) -> None:
-    """Raise DataInvalid if the recipe needs validation rows and there are none."""
-    if training is None or writer.rows("validation"):
+def check_validation(training: TrainRecipe | None, reason: str) -> None:
+    """Raise DataInvalid if the recipe needs validation rows, of which there are none for this reason."""
+    if training is None:
         return
-    if training.eval_steps or training.early_stopping:
-        field = "train.earlyStopping" if training.early_stopping else "train.evalSteps"
+    field = None
+    if training.early_stopping:
+        field = "train.earlyStopping"
+    elif training.eval_steps:
+        field = "train.evalSteps"
+    if field:
         raise DataInvalid(
-            f"{field} needs validation rows: {reason}; raise validation.fraction, set validation.uri, or remove {field}"
+            f"{field} needs validation rows: {reason}; "
+            f"raise validation.fraction, set validation.uri, or remove {field}"
         )
