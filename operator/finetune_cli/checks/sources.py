@@ -100,7 +100,7 @@ def check_sources(fields: Iterable[UriField], environment: Environment) -> Sourc
         path = _locate(source, environment, report)
         if path is not None:
             report.problems += [
-                UriProblem(source, message) for message in _problems(source, path)
+                UriProblem(source, message) for message in path_problems(source, path)
             ]
     return report
 
@@ -172,7 +172,7 @@ def _refused_codes(
     return refused
 
 
-def _problems(source: UriField, path: Path) -> Iterator[str]:
+def path_problems(source: UriField, path: Path) -> Iterator[str]:
     """Yield the problem of a path of this machine, as the stage that reads it would report it."""
     is_folder = path.is_dir()
     needed = os.R_OK
@@ -187,13 +187,19 @@ def _problems(source: UriField, path: Path) -> Iterator[str]:
     elif not os.access(path, needed):
         yield f"{path} cannot be read by this user; change its permissions"
     elif source.kind == "model" and not (path / "config.json").is_file():
-        yield f"{path} is not a model in Hugging Face format: it has no config.json"
+        yield _no_model_problem(path)
     elif source.kind == "adapter" and not (path / "adapter_config.json").is_file():
         yield f"{path} is no adapter in PEFT's format: it has no adapter_config.json"
     elif source.kind == "task" and not path.is_file():
         yield f"{path} is not a file; name the task's YAML file"
     elif path.is_file() and path.stat().st_size == 0:
         yield f"{path} is empty"
+
+
+def _no_model_problem(path: Path) -> str:
+    if (path / "adapter_config.json").is_file():
+        return f"{path} is an adapter: name its base model here, and the adapter in train.startFrom"
+    return f"{path} is not a model in Hugging Face format: it has no config.json"
 
 
 def _suggestion(source: UriField, path: Path) -> str:

@@ -14,7 +14,11 @@ from finetune_trainer.contract import Environment
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.positions import positions_of
 from finetune_trainer.runtime.artifacts import CorruptArtifact, verify
-from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    SourceNotFound,
+    short_reason,
+)
 
 DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
@@ -30,10 +34,16 @@ def dtype_of(name: str, model_folder: Path) -> torch.dtype:
 
 def load_config(folder: Path, uri: str = "") -> Any:
     """Load a model's configuration; `uri` names it in errors. Raises ConfigInvalid if it is invalid."""
-    with _load_errors(folder, uri):
+    try:
         return AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
+    except Exception as error:
+        # A wrong value ends as an error of any kind, such as the TypeError of a text in place of a number.
+        raise ConfigInvalid(
+            f"model {uri or folder}: config.json cannot be loaded ({short_reason(error)}): "
+            "use config.json and weights of the same model"
+        ) from error
 
 
 def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -> Any:

@@ -9,10 +9,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from finetune_trainer.models.loading import check_loading_info, load_config
 from finetune_trainer.models.stored_weights import StoredWeights
-from finetune_trainer.runtime.errors import ConfigInvalid
-
-REASON_CHARACTERS = 200
-"""Longest part of another library's message that an error repeats."""
+from finetune_trainer.runtime.errors import ConfigInvalid, short_reason
 
 
 def load_structure(folder: Path, uri: str) -> Any:
@@ -45,12 +42,3 @@ def check_stored_weights(folder: Path, uri: str, structure: Any) -> None:
     except Exception:  # noqa: BLE001  transformers may need a value to convert weights, so nothing is known
         return
     check_loading_info(loading_info, uri or str(folder))
-
-
-def short_reason(error: Exception) -> str:
-    """Return the kind of an error of another library, and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    kind = type(error).__name__
-    if not lines:
-        return kind
-    return f"{kind}: {lines[0]}"[:REASON_CHARACTERS]

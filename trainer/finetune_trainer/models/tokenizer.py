@@ -7,8 +7,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from finetune_trainer.models.requirements import ModelFiles, read_json
-from finetune_trainer.models.structure import short_reason
-from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.runtime.errors import ConfigInvalid, short_reason
 
 FAST = "tokenizer.json"
 SLOW = (
