@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from finetune_cli.checks.extras import missing_extras
-from finetune_cli.checks.models import model_findings
 from finetune_cli.checks.stores import StoreAnswer, is_remote, look_at
 from finetune_cli.checks.tasks import task_errors
 from finetune_cli.diagnostics import Diagnostic, closest_match
@@ -80,14 +79,6 @@ def check_manifest(
         ]
     else:
         errors += [manifest.diagnostic(*problem) for problem in missing]
-    known = {
-        problem.field.kind for problem in (*report.problems, *report.not_looked_at)
-    }
-    # A run does not wait for it: prepare looks at the same.
-    if validating and "model" not in known:
-        model_errors, notes = model_findings(manifest, environment)
-        errors += model_errors
-        not_looked_at += notes
     return errors, not_looked_at
 
 

@@ -62,7 +62,6 @@ def test_given_sources_are_written_relative_to_the_manifest(tmp_path, monkeypatc
     (tmp_path / "base/config.json").write_text("{}")
     (tmp_path / "data.jsonl").write_text("{}\n")
     (tmp_path / "runs").mkdir()
-    monkeypatch.setattr("finetune_cli.checks.models.ask", lambda *_: [])
     assert (
         main(
             [

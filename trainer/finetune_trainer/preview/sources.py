@@ -9,16 +9,20 @@ from finetune_trainer.contract.environment import InvalidLocation, NotMounted
 from finetune_trainer.contract.preview import PreviewProblem
 from finetune_trainer.data.reading.datasets import OpenDataset
 from finetune_trainer.models.base_model import BaseModel
+from finetune_trainer.models.requirements import ModelFiles
+from finetune_trainer.models.tokenizer import load_tokenizer
 from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
     ServiceUnavailable,
     SourceNotFound,
     StageError,
 )
-from finetune_trainer.stages.prepare import load_tokenizer
 from finetune_trainer.stores.data_files import DataFile, fetch_dataset
 from finetune_trainer.stores.model_files import fetch_model
 from finetune_trainer.stores.port import Listing, RemoteFile, StoreSource
 from finetune_trainer.stores.schemes import open_source
+from finetune_trainer.training.model_check import model_findings
+from finetune_trainer.training.requirements import Embeddings
 
 # A user waits for the answer, and a preview that downloads gigabytes is a stage.
 MOST_BYTES = 64 << 20
@@ -34,10 +38,13 @@ class Sources:
     datasets: list[OpenDataset] = field(default_factory=list)
     tokenizer: Any = None
     """The tokenizer of transformers; None if it cannot be loaded."""
+    embeddings: Embeddings | None = None
+    """The embeddings of the model; None without a tokenizer."""
     is_sample: bool = False
     """Whether a data set is in a store, so that only its first records are read."""
     problems: list[PreviewProblem] = field(default_factory=list)
     not_looked_at: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def open_all(self, config: PrepareConfig, environment: Environment) -> None:
         """Open the model's tokenizer and each data set; a source that cannot be read is a problem or a note."""
@@ -61,9 +68,29 @@ class Sources:
             )
             # Without a digest, which takes reading all weights: a preview binds nothing to the model.
             base = BaseModel(config.model.uri, model.folder, "")
-            self.tokenizer = load_tokenizer(base)
+            self._look_at_model(config, base)
+            self.tokenizer = load_tokenizer(base.uri, base.folder)
+            self.embeddings = Embeddings(base, self.tokenizer)
         except StageError as error:
             self.add("model.uri", config.model.uri, error)
+
+    def _look_at_model(self, config: PrepareConfig, base: BaseModel) -> None:
+        """Add the problems of settings that depend on the model; raise ConfigInvalid if it cannot be trained."""
+        source = open_source(base.uri, "model", revision=config.model.revision)
+        files = ModelFiles.in_folder(base.uri, base.folder)
+        if source is not None:
+            names = {file.name for file in source.list_files(None).files}
+            files = ModelFiles(base.uri, base.folder, names)
+        for finding in model_findings(files, config, has_weights=source is None):
+            if finding.is_note:
+                self.notes.append(f"{finding.field}: {finding.message}")
+            else:
+                problem = PreviewProblem(
+                    field=finding.field,
+                    message=finding.message,
+                    exit_code=ConfigInvalid.exit_code,
+                )
+                self.problems.append(problem)
 
     def _is_mounted(self, uri: str, environment: Environment) -> bool:
         """Return False, with a line about it, for a claim of the cluster: its content may be right."""
