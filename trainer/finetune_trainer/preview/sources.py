@@ -79,8 +79,10 @@ class Sources:
         source = open_source(base.uri, "model", revision=config.model.revision)
         files = ModelFiles.in_folder(base.uri, base.folder)
         if source is not None:
-            names = {file.name for file in source.list_files(None).files}
-            files = ModelFiles(base.uri, base.folder, names)
+            names = [file.name for file in source.list_files(None).files]
+            # Folders of a repository often hold the weights in other formats.
+            top = {name for name in names if "/" not in name}
+            files = ModelFiles(base.uri, base.folder, top)
         for finding in model_findings(files, config, has_weights=source is None):
             if finding.is_note:
                 self.notes.append(f"{finding.field}: {finding.message}")

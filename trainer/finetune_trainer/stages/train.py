@@ -272,7 +272,10 @@ def open_rows(
             f"{folder} has no training rows: add valid records to the data set"
         )
     if not len(validation_rows):
-        check_validation(config.recipe, "prepare has held out none")
+        if config.recipe.early_stopping:
+            check_validation(config.recipe, "prepare has held out none")
+        if config.recipe.eval_steps:
+            log_line("train: evalSteps has no effect: there are no validation rows")
     return rows, validation_rows, artifacts.digest_of(folder)
 
 

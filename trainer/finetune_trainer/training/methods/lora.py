@@ -122,7 +122,7 @@ def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
             if fnmatch.fnmatchcase(m, name) or fnmatch.fnmatchcase(m, f"*.{name}")
         ]
         if not matching:
-            hint = _did_you_mean(name, modules)
+            hint = _did_you_mean(name, _adaptable_names(base))
             if name == ALL_LINEAR:
                 hint = f"; {ALL_LINEAR} cannot be combined with other names"
             raise ConfigInvalid(
@@ -150,6 +150,14 @@ def _check_adaptable(base: torch.nn.Module, name: str, matching: list[str]) -> N
                 f"train.lora.targetModules: {name} matches {match}, a {type(layer).__name__}, which LoRA cannot adapt; "
                 + linear_layer_names(base)
             )
+
+
+def _adaptable_names(base: torch.nn.Module) -> list[str]:
+    return [
+        name
+        for name, layer in base.named_modules()
+        if isinstance(layer, ADAPTABLE_LAYERS)
+    ]
 
 
 def _did_you_mean(name: str, modules: Iterable[str]) -> str:
