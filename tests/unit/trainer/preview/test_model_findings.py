@@ -111,7 +111,6 @@ def test_experts_that_qlora_leaves_in_16_bits_are_noted(look, tmp_path):
 HUB_MODELS = [
     ({"quantization_config": {"quant_method": "awq"}}, {}, "already quantized (awq)"),
     ({}, {"model.safetensors": "pytorch_model.bin"}, "pickled weights only (pytorch_model.bin)"),
-    ({}, {"model.safetensors": "model.gguf"}, "GGUF format only (model.gguf)"),
     ({"model_type": "mistral3"}, {}, "a vision-language model (mistral3)"),
 ]  # fmt: skip
 
