@@ -77,28 +77,28 @@ def _loading_problem(files: ModelFiles, error: Exception) -> str:
     )
 
 
-def tokens_beyond(tokenizer: Any, embeddings: int) -> list[str]:
-    """Return the tokens whose ids have no embedding, in the order of their ids.
+def tokens_beyond(tokenizer: Any, embeddings: int) -> dict[str, int]:
+    """Return the tokens whose ids have no embedding, with their ids and in their order.
 
     Models often have more embeddings than tokens. Fewer are a problem only if such a token occurs.
     """
-    if len(tokenizer) <= embeddings:
-        return []
+    # Not by the number of tokens: the ids of some tokenizers have gaps.
     beyond = [
         (number, token)
         for token, number in tokenizer.get_vocab().items()
         if number >= embeddings
     ]
-    return [token for _, token in sorted(beyond)]
+    return {token: number for number, token in sorted(beyond)}
 
 
-def too_few_embeddings(tokenizer: Any, embeddings: int) -> str:
-    """Return the sentence about a tokenizer with more tokens than the model has embeddings."""
-    tokens = tokens_beyond(tokenizer, embeddings)
+def too_few_embeddings(beyond: dict[str, int], embeddings: int) -> str:
+    """Return the sentence about a tokenizer with these tokens beyond the embeddings of its model."""
+    tokens = list(beyond)
     named = ", ".join(tokens[:MAX_NAMED])
     if len(tokens) > MAX_NAMED:
         named += f" and {len(tokens) - MAX_NAMED} more"
-    return f"the tokenizer has {len(tokenizer)} tokens and the model {embeddings} embeddings, none for {named}"
+    count = max(beyond.values()) + 1
+    return f"the tokenizer has {count} tokens and the model {embeddings} embeddings, none for {named}"
 
 
 RESIZE = (

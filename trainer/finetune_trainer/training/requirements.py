@@ -61,15 +61,17 @@ class Embeddings:
         self._tokenizer = tokenizer
         config = load_config(base.folder, base.uri)
         self.count = embeddings_of(config.to_dict())
-        self._beyond = []
-        if self.count is not None:
-            self._beyond = tokens_beyond(tokenizer, self.count)
+        self._problem = ""
+        if self.count is None:
+            return
+        beyond = tokens_beyond(tokenizer, self.count)
+        if beyond:
+            self._problem = too_few_embeddings(beyond, self.count)
 
     def log_unused(self) -> None:
         """Log that tokens without an embedding must not occur."""
-        if self._beyond and self.count is not None:
-            text = too_few_embeddings(self._tokenizer, self.count)
-            log_line(f"prepare: {text}: a record with such a token is refused")
+        if self._problem:
+            log_line(f"prepare: {self._problem}: a record with such a token is refused")
 
     def padding_token(self) -> int:
         """Return the id of the token that pads rows."""
@@ -85,9 +87,10 @@ class Embeddings:
         token = writer.largest_token
         if self.count is None or token < self.count:
             return
-        text = too_few_embeddings(self._tokenizer, self.count)
         used = self._tokenizer.convert_ids_to_tokens(token)
-        raise ConfigInvalid(f"{self._uri}: {text}; the records use {used}: {RESIZE}")
+        raise ConfigInvalid(
+            f"{self._uri}: {self._problem}; the records use {used}: {RESIZE}"
+        )
 
 
 def check_validation(training: TrainRecipe | None, reason: str) -> None:
