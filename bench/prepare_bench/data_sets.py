@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow.parquet import ParquetWriter
 from tokenizers import ByteLevelBPETokenizer
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 STARTS = [
     "b",
@@ -130,7 +130,7 @@ def write(path: Path, rows: Iterable[dict[str, str]]) -> None:
 
 
 def make_tokenizer(folder: Path, texts: Iterable[str]) -> None:
-    """Train a byte-level BPE tokenizer and save it as a model folder without weights."""
+    """Train a byte-level BPE tokenizer and save it with a model of a few weights."""
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(
         texts,
@@ -144,4 +144,12 @@ def make_tokenizer(folder: Path, texts: Iterable[str]) -> None:
         bos_token="<bos>",  # noqa: S106
         eos_token="<eos>",  # noqa: S106
     ).save_pretrained(folder)
-    LlamaConfig(vocab_size=4096).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=131072,
+    )
+    # Prepare refuses a model without weights.
+    LlamaForCausalLM(config).save_pretrained(folder)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from finetune_cli.checks.chat_template import template_errors
+from finetune_cli.checks.extras import missing_extras
 from finetune_cli.checks.stores import StoreAnswer, is_remote, look_at
 from finetune_cli.checks.task_loading import loading_problems
 from finetune_cli.checks.tasks import task_errors
@@ -48,6 +49,8 @@ class SourceReport:
     problems: list[UriProblem] = field(default_factory=list)
     not_looked_at: list[UriProblem] = field(default_factory=list)
     """Sources and targets that could not be checked, each with the reason."""
+    has_unmounted_claim: bool = False
+    """Whether a claim of the cluster has no folder on this machine."""
 
 
 def check_manifest(
@@ -75,6 +78,15 @@ def check_manifest(
         f"{without_secrets(problem.field.uri)}: {problem.message}"
         for problem in report.not_looked_at
     ]
+    missing = list(missing_extras(manifest.spec))
+    if report.has_unmounted_claim:
+        # The manifest is for a cluster.
+        not_looked_at += [
+            f"spec.{'.'.join(map(str, location))}: {message}"
+            for location, message in missing
+        ]
+    else:
+        errors += [manifest.diagnostic(*problem) for problem in missing]
     return [*errors, *loading_errors], [*not_looked_at, *tasks_not_looked_at]
 
 
@@ -87,7 +99,7 @@ def check_sources(fields: Iterable[UriField], environment: Environment) -> Sourc
         path = _locate(source, environment, report)
         if path is not None:
             report.problems += [
-                UriProblem(source, message) for message in _problems(source, path)
+                UriProblem(source, message) for message in path_problems(source, path)
             ]
     return report
 
@@ -101,6 +113,7 @@ def _locate(
     except NotMounted as error:
         # A claim of the cluster: its content may be right.
         message = str(error).partition(": ")[2]
+        report.has_unmounted_claim = True
         report.not_looked_at.append(UriProblem(source, message))
     except InvalidLocation as error:
         report.problems.append(UriProblem(source, str(error)))
@@ -158,7 +171,7 @@ def _refused_codes(
     return refused
 
 
-def _problems(source: UriField, path: Path) -> Iterator[str]:
+def path_problems(source: UriField, path: Path) -> Iterator[str]:
     """Yield the problem of a path of this machine, as the stage that reads it would report it."""
     is_folder = path.is_dir()
     needed = os.R_OK
@@ -173,13 +186,19 @@ def _problems(source: UriField, path: Path) -> Iterator[str]:
     elif not os.access(path, needed):
         yield f"{path} cannot be read by this user; change its permissions"
     elif source.kind == "model" and not (path / "config.json").is_file():
-        yield f"{path} is not a model in Hugging Face format: it has no config.json"
+        yield _no_model_problem(path)
     elif source.kind == "adapter" and not (path / "adapter_config.json").is_file():
         yield f"{path} is no adapter in PEFT's format: it has no adapter_config.json"
     elif source.kind == "task" and not path.is_file():
         yield f"{path} is not a file; name the task's YAML file"
     elif path.is_file() and path.stat().st_size == 0:
         yield f"{path} is empty"
+
+
+def _no_model_problem(path: Path) -> str:
+    if (path / "adapter_config.json").is_file():
+        return f"{path} is an adapter: name its base model here, and the adapter in train.startFrom"
+    return f"{path} is not a model in Hugging Face format: it has no config.json"
 
 
 def _suggestion(source: UriField, path: Path) -> str:

@@ -1,24 +1,18 @@
 """Looks at sources and targets in stores, in processes of the trainer: each has the environment of a stage."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from finetune_cli.checks.store_access import environment_of
+from finetune_cli.checks.trainer_process import ask
 from finetune_cli.manifest.fields import UriField
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract.uris import ON_THIS_MACHINE, scheme_of, without_secrets
 from finetune_trainer.exit_codes import ExitCode
 
-# Not isolated (-I): the process must find the same packages as this process.
-COMMAND = (sys.executable, "-P", "-m", "finetune_trainer.stores.check")
-# The process ends by itself before that, unless the machine is overloaded.
-LONGEST_SECONDS = 60.0
-"""Longest time for a check of stores."""
+PROGRAM = "finetune_trainer.stores.check"
 Variables = tuple[tuple[str, str], ...]
 """Names and values of environment variables, in a form that is a key."""
 KINDS = {"model": "model", "adapter": "adapter", "data": "dataset", "target": "target"}
@@ -58,21 +52,9 @@ def look_at(fields: Iterable[UriField], spec: PipelineSpec) -> Iterator[StoreAns
 def _ask(fields: list[UriField], variables: Variables) -> list[StoreAnswer]:
     """Return an answer for each field about which the process reports."""
     environment, withheld = environment_of(dict(variables))
-    try:
-        process = subprocess.run(
-            COMMAND,
-            input=json.dumps([_item(field) for field in fields]),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            timeout=LONGEST_SECONDS,
-            env=environment,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        # No answer is no error: the stage itself reports what is wrong.
-        return []
-    problems = [json.loads(line)["problem"] for line in process.stdout.splitlines()]
+    # No answer is no error: the stage itself reports what is wrong.
+    lines = ask(PROGRAM, [_item(field) for field in fields], environment) or []
+    problems = [line["problem"] for line in lines]
     # Not strict: there are fewer lines than fields if the process was interrupted.
     answers = [
         _answer(field, problem)

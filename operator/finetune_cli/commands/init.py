@@ -1,6 +1,7 @@
 """`finetune init`: write a manifest to start from."""
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,9 @@ from typing import Literal
 
 import yaml
 
+from finetune_cli.checks.proposal import propose
+from finetune_cli.checks.sample import Sample, read_sample
+from finetune_cli.checks.sources import path_problems
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import INVALID
@@ -23,9 +27,11 @@ from finetune_cli.manifest.messages import DNS_SUBDOMAIN, PATTERNS
 from finetune_cli.manifest.value_check import resembles_repository
 from finetune_operator.api.datasets import REPOSITORY
 from finetune_operator.api.spec import PipelineSpec
+from finetune_trainer.contract.environment import is_pattern
 
 DESCRIPTION = """\
-Write a valid manifest with comments. On a terminal, the command asks for the base model and the training data if
+Write a valid manifest with comments. A model and records on this machine are read: they decide the name, the context
+length, the batch and the columns. On a terminal, the command asks for the base model and the training data if
 --model or --data is not given; elsewhere the manifest then has the placeholders base-model and data.jsonl. ORG/NAME
 that is no path on this machine means the repository of the Hugging Face hub. With --cluster, a pod must be able to read
 every source.
@@ -34,6 +40,11 @@ DEFAULT_NAME = "my-pipeline"
 DEFAULT_MODEL = "base-model"
 DEFAULT_DATA = "data.jsonl"
 DEFAULT_TARGET = "published"
+DEFAULT_PROMPT = "Hello"
+MAX_PROMPT = 200
+"""Longest prompt of a record that the manifest repeats."""
+MAX_NAME = 40
+"""Longest name of a pipeline that is made from the name of its data."""
 QUESTIONS = {
     "model": "Base model, a folder or hf://ORG/NAME",
     "data": "Training records, a file or hf://ORG/NAME/PATH",
@@ -70,8 +81,7 @@ def register(commands: Commands) -> None:
     )
     parser.add_argument(
         "--name",
-        default=DEFAULT_NAME,
-        help=f"name of the pipeline (default: {DEFAULT_NAME})",
+        help=f"name of the pipeline (default: the name of the data, or {DEFAULT_NAME})",
     )
     parser.add_argument(
         "--cluster",
@@ -111,10 +121,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def manifest_text(arguments: argparse.Namespace) -> str:
     """Return the manifest for the arguments and the answers; raises UsageError for values that cannot be in it."""
-    if not re.fullmatch(DNS_SUBDOMAIN, arguments.name):
+    if arguments.name and not re.fullmatch(DNS_SUBDOMAIN, arguments.name):
         raise UsageError(f"--name {arguments.name!r}: {PATTERNS[DNS_SUBDOMAIN]}")
     model = _source(arguments, "model", DEFAULT_MODEL)
     data = _source(arguments, "data", DEFAULT_DATA)
+    if arguments.name is None:
+        arguments.name = _name_of(data)
+    sample = _sample(arguments.file, data)
+    proposal = propose(_on_this_machine(arguments.file, model), sample)
     target = _target(arguments, model, data)
     condition = ", once every path below is an hf:// or pvc:// URI"
     if arguments.cluster:
@@ -127,6 +141,12 @@ def manifest_text(arguments: argparse.Namespace) -> str:
         # Padded, so that the comments behind it stay in one column.
         target=f"{_scalar(target):<24}",
         on_cluster=condition,
+        columns=_columns_line(sample),
+        context=f"{proposal.context_length:<15}",
+        micro=proposal.micro_batch_size,
+        accumulated=proposal.gradient_accumulation_steps,
+        batch=proposal.micro_batch_size * proposal.gradient_accumulation_steps,
+        prompt=_prompt(sample),
     )
     # The same check as of any manifest: the schema knows best which values are wrong.
     diagnostics = read_text(arguments.file, text).diagnostics
@@ -136,6 +156,50 @@ def manifest_text(arguments: argparse.Namespace) -> str:
         ]
         raise UsageError("; ".join(errors))
     return text
+
+
+def _name_of(data: str) -> str:
+    """Return the name of a pipeline for a data set: the name of its file or repository, as Kubernetes allows it."""
+    if data == DEFAULT_DATA:
+        return DEFAULT_NAME
+    last = data.rstrip("/").rpartition("/")[2].partition(".")[0]
+    words = re.findall(r"[a-z0-9]+", last.lower())
+    return "-".join(words)[:MAX_NAME].rstrip("-") or DEFAULT_NAME
+
+
+def _on_this_machine(manifest: Path, uri: str) -> Path | None:
+    """Return the path of a URI as the manifest has it; None if it is not on this machine."""
+    path = manifest.parent / uri.removeprefix("file://")
+    if "://" in uri.removeprefix("file://") or not path.exists():
+        return None
+    return path
+
+
+def _sample(manifest: Path, data: str) -> Sample | None:
+    """Return the first records; None if they are not in a file on this machine."""
+    path = _on_this_machine(manifest, data)
+    if path is None and "://" not in data and is_pattern(data):
+        paths = sorted(manifest.parent.glob(data))
+        path = paths[0] if paths else None
+    if path is None or not path.is_file():
+        return None
+    return read_sample(path)
+
+
+def _columns_line(sample: Sample | None) -> str:
+    if sample is None or not sample.columns:
+        return ""
+    columns = [f"{field}: {_scalar(name)}" for field, name in sample.columns.items()]
+    return f"    columns: {{{', '.join(columns)}}}\n"
+
+
+def _prompt(sample: Sample | None) -> str:
+    """Return the prompt of the smoke test as YAML: a prompt of the data, if it is short."""
+    prompt = sample.prompt if sample else None
+    if prompt is None or len(prompt) > MAX_PROMPT:
+        prompt = DEFAULT_PROMPT
+    # JSON is YAML, whatever characters a prompt has.
+    return json.dumps(prompt, ensure_ascii=False)
 
 
 def _target(arguments: argparse.Namespace, model: str, data: str) -> str:
@@ -209,7 +273,16 @@ def _uri(arguments: argparse.Namespace, kind: Kind, given: str) -> str:
         raise UsageError(
             f"--{kind} {given}: a pod cannot read this machine; use hf://ORG/NAME or pvc://CLAIM/PATH"
         )
+    if is_path and kind != "target":
+        _check_exists(kind, given)
     return uri
+
+
+def _check_exists(kind: Literal["model", "data"], given: str) -> None:
+    """Raise UsageError if a path cannot be used as a source."""
+    path = Path(given.removeprefix("file://")).expanduser()
+    for problem in path_problems(UriField((), given, kind, ""), path):
+        raise UsageError(f"--{kind} {given}: {problem}")
 
 
 def _as_uri(kind: Kind, given: str, manifest: Path) -> str:

@@ -12,6 +12,7 @@ from finetune_cli.checks.sources import check_manifest
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import Diagnostic, sort_diagnostics
 from finetune_cli.exit_codes import INVALID
+from finetune_cli.forecast.few_steps import few_steps_line
 from finetune_cli.local.run import LocalRun
 from finetune_cli.manifest.manifest import ReadResult, read_all
 from finetune_cli.output.preview_lines import usable_records
@@ -113,6 +114,10 @@ def _preview(local_run: LocalRun, lines: list[str]) -> list[Diagnostic]:
     if not report.problems:
         lines += [f"data: {text}" for text in usable_records(report)]
         lines += [f"data: {text}" for text in report.notes]
+    if report.counts and not report.is_sample:
+        warning = few_steps_line(local_run.manifest.spec, report.counts.train_rows)
+        if warning:
+            lines.append(warning)
     manifest = local_run.manifest
     return [
         manifest.diagnostic(manifest.location_of(problem.field), problem.message)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from finetune_cli.forecast.few_steps import few_steps_line
 from finetune_cli.manifest.fields import Workload, sources, workload
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract import Environment
@@ -63,7 +64,11 @@ def count_lines(
     processes = list(_processes_lines(work, environment))
     if prepared:
         steps = work.steps(prepared.train_rows)
-        return [_data_line(prepared, work), _steps_line(work, steps), *processes]
+        lines = [_data_line(prepared, work), _steps_line(work, steps), *processes]
+        warning = few_steps_line(spec, prepared.train_rows)
+        if warning:
+            lines.append(warning)
+        return lines
     data = [f"data: {text}" for text in _records(spec, environment)]
     if work.epochs is None:
         # maxSteps alone decides, so the number of steps is known without the rows.

@@ -23,9 +23,14 @@ def make_tokenizer(
     writes_bos: bool = False,
     trims_offsets: bool = False,
 ) -> Any:
-    """Write a byte-level BPE tokenizer and the model config that prepare needs; return the loaded tokenizer."""
+    """Write a byte-level BPE tokenizer and what prepare needs of a model; return the loaded tokenizer."""
     from tokenizers import ByteLevelBPETokenizer, processors  # noqa: PLC0415  the import is slow
-    from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast  # noqa: PLC0415
+    from transformers import (  # noqa: PLC0415
+        AutoTokenizer,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
+    )
 
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(
@@ -52,7 +57,15 @@ def make_tokenizer(
     )
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(folder)
-    LlamaConfig(vocab_size=320).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=320,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=131072,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
 
 

@@ -8,15 +8,15 @@ from finetune_cli.__main__ import COMMANDS, main
 from finetune_cli.manifest.manifest import read
 
 
-def test_template_is_valid_and_has_every_stage(tmp_path, capsys):
+def test_template_is_valid_and_has_no_gate_on_other_data(tmp_path, capsys):
     file = tmp_path / "pipeline.yaml"
     assert main(["init", str(file)]) == 0
     assert f"finetune validate --check {file}" in capsys.readouterr().out
     spec = read(file).spec
-    assert all(
-        spec.stage(name) for name in ("prepare", "train", "evaluate", "push", "deploy")
-    )
-    assert spec.evaluate.gates
+    assert all(spec.stage(name) for name in ("prepare", "train", "push", "deploy"))
+    assert spec.evaluate is None
+    assert "arc_easy" not in file.read_text()
+    assert "#   tasks: [{name: my-task, file: my-task.yaml}]" in file.read_text()
 
 
 def test_template_comments_show_the_true_defaults(tmp_path):
@@ -84,6 +84,7 @@ def test_given_sources_are_written_relative_to_the_manifest(tmp_path, monkeypatc
 
 def test_repository_of_the_hub_gets_its_scheme(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.jsonl").write_text("{}\n")
     assert (
         main(
             [
@@ -130,7 +131,7 @@ def test_cluster_manifest_has_only_uris_that_pods_can_read(
     assert uris == (
         "hf://org/base",
         "pvc://team/data.jsonl",
-        "pvc://team/published/my-pipeline",
+        "pvc://team/published/data",
     )
     assert "once every path" not in (tmp_path / "pipeline.yaml").read_text()
 
@@ -210,8 +211,8 @@ def test_input_that_ends_at_a_question_is_an_error(tmp_path, monkeypatch, capsys
         ("%x", "./%x"),
         ("y", "y"),
         ("12", "12"),
-        ("new/data.jsonl", "./new/data.jsonl"),
-        ("./new/data", "./new/data"),
+        ("new/data.jsonl", "new/data.jsonl"),
+        ("./new/data", "new/data"),
         ("records#1.jsonl", "records#1.jsonl"),
     ],
 )
@@ -219,6 +220,8 @@ def test_any_path_is_written_so_that_the_manifest_holds_it(
     tmp_path, monkeypatch, given, uri
 ):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "new").mkdir()
+    (tmp_path / given).write_text("{}\n")
     assert main(["init", "--data", given, "--name", "12"]) == 0
     manifest = read(tmp_path / "pipeline.yaml")
     assert (manifest.name, manifest.spec.datasets[0].uri) == ("12", uri)

@@ -241,7 +241,8 @@ def test_remote_stays_unknown_without_the_trainers_packages(
     hub, check, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "finetune_cli.checks.stores.COMMAND", ("python", "-c", "import no_such_package")
+        "finetune_cli.checks.trainer_process.COMMAND",
+        ("python", "-c", "import no_such_package"),
     )
     code, out = check()
     assert code == 0

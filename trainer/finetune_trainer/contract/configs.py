@@ -70,6 +70,9 @@ def _strings(value: Any) -> Iterator[str]:
 class PrepareConfig(StageConfig):
     """Config of the stage that tokenizes and packs the data sets."""
 
+    # It only lets prepare refuse a training that cannot work, before the training waits for a GPU.
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"training"})
+
     stage: Literal["prepare"] = "prepare"
     model: ModelSource
     datasets: tuple[DatasetSource, ...] = Field(min_length=1)
@@ -79,6 +82,8 @@ class PrepareConfig(StageConfig):
     start_from: AdapterSource | None = None
     """The adapter that training starts from. As for the model, prepare determines its content once."""
     recipe: PrepareRecipe
+    training: TrainRecipe | None = None
+    """The recipe of the training, whose settings prepare checks; None if a program of the user trains."""
 
 
 class TrainConfig(StageConfig):

@@ -205,13 +205,14 @@ class Summary:
             return f"the weights leave out all {counts.unused} records; raise the weights in datasets"
         return "all records are invalid:\n" + reasons_text(self._counts.reasons)
 
-    def _no_validation_rows_message(self) -> str:
+    def no_validation_rows(self) -> str:
+        """Return the reason why there are no validation rows."""
         validation = self._config.validation
         if validation.uri:
-            return "no validation rows: no record of validation.uri can be used"
+            return "no record of validation.uri can be used"
         if not validation.fraction:
-            return "no validation rows: validation.fraction is 0"
-        return f"no validation rows: too few records for validation.fraction {validation.fraction:g}"
+            return "validation.fraction is 0"
+        return f"too few records for validation.fraction {validation.fraction:g}"
 
     def text(self, tokens_per_second: float) -> str:
         """Return a line with the counts of rows and records."""
@@ -233,11 +234,9 @@ class Summary:
 
     def _validation_rows(self) -> str:
         rows = self._writer.rows("validation")
-        return (
-            self._counted(rows, "validation")
-            if rows
-            else self._no_validation_rows_message()
-        )
+        if not rows:
+            return f"no validation rows: {self.no_validation_rows()}"
+        return self._counted(rows, "validation")
 
     def _counted(self, rows: int, split: str) -> str:
         if self._writer.pairs:

@@ -14,6 +14,11 @@ from typing import Any
 
 from finetune_trainer.contract import Environment, ModelSource
 from finetune_trainer.files import write_durably
+from finetune_trainer.models.requirements import (
+    ModelFiles,
+    check_headers,
+    check_model,
+)
 from finetune_trainer.models.stored_weights import weight_files
 from finetune_trainer.runtime.artifacts import digest_file, digest_of_value
 from finetune_trainer.runtime.errors import ConfigInvalid
@@ -68,9 +73,14 @@ def open_base_model(
 ) -> BaseModel:
     """Return the base model; download it to the workspace first if that was not done yet.
 
-    `pin` comes from an earlier stage; None resolves the revision. Raise like `fetch_model`.
+    `pin` comes from an earlier stage; None resolves the revision. Raise like `fetch_model`, and ConfigInvalid if the
+    model cannot be trained.
     """
     fetched = fetch_model(source.uri, environment, revision=source.revision, pin=pin)
+    # Before the digest, which reads all weights.
+    files = ModelFiles.in_folder(source.uri, fetched.folder)
+    check_model(files)
+    check_headers(files)
     # A workspace may hold several models, and several revisions of each.
     key = hashlib.sha256(f"{source.uri}@{source.revision}".encode()).hexdigest()[:16]
     digest = model_digest(

@@ -12,8 +12,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.models.base_model import BaseModel
+from finetune_trainer.models.positions import positions_of
 from finetune_trainer.runtime.artifacts import CorruptArtifact, verify
-from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    SourceNotFound,
+    short_reason,
+)
 
 DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
 UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
@@ -29,10 +34,16 @@ def dtype_of(name: str, model_folder: Path) -> torch.dtype:
 
 def load_config(folder: Path, uri: str = "") -> Any:
     """Load a model's configuration; `uri` names it in errors. Raises ConfigInvalid if it is invalid."""
-    with _load_errors(folder, uri):
+    try:
         return AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
+    except Exception as error:
+        # A wrong value ends as an error of any kind, such as the TypeError of a text in place of a number.
+        raise ConfigInvalid(
+            f"model {uri or folder}: config.json cannot be loaded ({short_reason(error)}): "
+            "use config.json and weights of the same model"
+        ) from error
 
 
 def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -> Any:
@@ -55,17 +66,21 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -
             output_loading_info=True,
             **options,
         )
-    # transformers would only warn, and initialize these weights with random values.
-    if loading_info["missing_keys"] or loading_info["mismatched_keys"]:
-        wrong = sorted(loading_info["missing_keys"]) + sorted(
-            str(key) for key in loading_info["mismatched_keys"]
-        )
-        raise ConfigInvalid(
-            f"model {uri or folder}: its weights do not match its config.json "
-            f"(missing or of another shape: {wrong[0]}): use weights and config.json of the same model"
-        )
+    check_loading_info(loading_info, uri or str(folder))
     # Training sets its own mode. Everything else needs the model without dropout.
     return model.eval()
+
+
+def check_loading_info(loading_info: dict[str, Any], uri: str) -> None:
+    """Raise ConfigInvalid if weights are missing: transformers only warns, and makes them random."""
+    missing = sorted(loading_info["missing_keys"])
+    mismatched = sorted(str(key) for key in loading_info["mismatched_keys"])
+    if missing or mismatched:
+        raise ConfigInvalid(
+            f"model {uri}: its weights do not match its config.json "
+            f"(missing or of another shape: {[*missing, *mismatched][0]}): "
+            "use weights and config.json of the same model"
+        )
 
 
 @contextmanager
@@ -80,8 +95,7 @@ def _load_errors(folder: Path, uri: str) -> Iterator[None]:
 
 def check_context_length(base: BaseModel, context_length: int) -> None:
     """Raise ConfigInvalid if the model supports fewer positions than the packed rows have tokens."""
-    config = load_config(base.folder, base.uri).get_text_config()
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = positions_of(load_config(base.folder, base.uri).to_dict())
     if positions is not None and positions < context_length:
         raise ConfigInvalid(
             f"model {base.uri} supports {positions} positions, the packed rows have {context_length}: "

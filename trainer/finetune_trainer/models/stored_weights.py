@@ -23,6 +23,11 @@ DTYPE_NAMES = {
 }
 """Names of dtypes in a safetensors header. Other dtypes belong to quantized weights."""
 
+HEADER_START = 8
+"""Bytes before the header of a safetensors file: its length."""
+POINTER = b"version https://git-lfs"
+"""The first bytes of a file that Git LFS has not downloaded."""
+
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files that transformers loads from a model's folder, without duplicates, sorted."""
@@ -68,7 +73,7 @@ class StoredWeights:
             ) from None
         except (OSError, SafetensorError) as error:
             raise ConfigInvalid(
-                f"{path} cannot be read: {error}; use intact safetensors files"
+                f"{path} cannot be read: {damage_of(path) or error}; use intact safetensors files"
             ) from error
 
     def read(self, name: str) -> torch.Tensor:
@@ -77,3 +82,28 @@ class StoredWeights:
         with safe_open(self._files[name], framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name).clone()
         return tensor
+
+
+def damage_of(path: Path) -> str | None:
+    """Return how a safetensors file is damaged; None if its beginning and its size are as they should be."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(HEADER_START)
+        header = file.read(min(size, int.from_bytes(start, "little")))
+    if (start + header).startswith(POINTER):
+        return "it is a pointer of Git LFS, so run git lfs pull in the model's folder"
+    if size < HEADER_START:
+        return f"it has {size} bytes"
+    try:
+        tensors = json.loads(header)
+        ends = [
+            tensor["data_offsets"][1]
+            for tensor in tensors.values()
+            if "data_offsets" in tensor
+        ]
+        needed = HEADER_START + len(header) + max(ends, default=0)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return "its header is damaged, or it was not copied to its end"
+    if size < needed:
+        return f"it has {size:,} of {needed:,} bytes, so it was not copied to its end"
+    return None

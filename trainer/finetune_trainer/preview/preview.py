@@ -19,13 +19,10 @@ from finetune_trainer.data.reading.record_batches import Position
 from finetune_trainer.data.record_packer import RecordPacker, Summary
 from finetune_trainer.preview.examples import examples_of
 from finetune_trainer.preview.sources import Sources
-from finetune_trainer.runtime.errors import StageError
+from finetune_trainer.runtime.errors import ConfigInvalid, StageError
 from finetune_trainer.runtime.progress import log_line
-from finetune_trainer.stages.prepare import (
-    padding_token,
-    warn_about_default,
-    warn_about_turns,
-)
+from finetune_trainer.stages.prepare import warn_about_default, warn_about_turns
+from finetune_trainer.training.requirements import Embeddings, check_validation
 
 SAMPLE = 1000
 """Records that are read of a data set in a store."""
@@ -39,14 +36,18 @@ def preview(request: PreviewRequest, environment: Environment) -> PreviewReport:
     counts = Counts()
     report = PreviewReport(is_sample=sources.is_sample)
     try:
-        if sources.tokenizer is not None and sources.datasets:
-            report = _read(request, sources, counts)
+        if sources.embeddings is not None and sources.datasets:
+            report = _read(request, sources, sources.embeddings, counts)
+    except ConfigInvalid as error:
+        # A token that occurs has no embedding.
+        sources.add("model.uri", config.model.uri, error)
     except StageError as error:
         sources.add(_field_of_data(config), str(config.datasets[0].uri), error)
     return report.model_copy(
         update={
             "problems": tuple(sources.problems),
             "not_looked_at": tuple(sources.not_looked_at),
+            "notes": tuple(sources.notes),
             "invalid_records": tuple(reason.text() for reason in counts.reasons),
         }
     )
@@ -58,7 +59,9 @@ def _field_of_data(config: PrepareConfig) -> str:
     return "datasets"
 
 
-def _read(request: PreviewRequest, sources: Sources, counts: Counts) -> PreviewReport:
+def _read(
+    request: PreviewRequest, sources: Sources, embeddings: Embeddings, counts: Counts
+) -> PreviewReport:
     """Return the report about all records, or about the first SAMPLE; raise StageError as prepare would."""
     config = request.config
     tokenizer = sources.tokenizer
@@ -70,7 +73,7 @@ def _read(request: PreviewRequest, sources: Sources, counts: Counts) -> PreviewR
         writer = PackedWriter(
             Path(folder),
             config.recipe.context_length,
-            padding_token(tokenizer),
+            embeddings.padding_token(),
             packing=config.recipe.packing,
             pairs=config.objective == "DPO",
         )
@@ -78,13 +81,16 @@ def _read(request: PreviewRequest, sources: Sources, counts: Counts) -> PreviewR
         records: Iterator[NumberedRecord] = reader.read()
         if sources.is_sample:
             records = islice(records, SAMPLE)
-        _pack(packer, records, reader)
+        _pack(packer, records, reader, embeddings)
         if counts.records:
             warn_about_turns(counts, tokenizer)
         if counts.conversations and sources.templates:
             warn_about_default(sources.templates.origin, config.model.uri)
     try:
-        Summary(config, reader.name, writer, counts).raise_if_unusable()
+        summary = Summary(config, reader.name, writer, counts)
+        summary.raise_if_unusable()
+        if not writer.rows("validation") and not sources.is_sample:
+            check_validation(config.training, summary.no_validation_rows())
     except StageError as error:
         sources.add(_field_of_data(config), str(config.datasets[0].uri), error)
     return PreviewReport(
@@ -93,7 +99,10 @@ def _read(request: PreviewRequest, sources: Sources, counts: Counts) -> PreviewR
 
 
 def _pack(
-    packer: RecordPacker, records: Iterator[NumberedRecord], reader: RecordReader
+    packer: RecordPacker,
+    records: Iterator[NumberedRecord],
+    reader: RecordReader,
+    embeddings: Embeddings,
 ) -> None:
     """Pack all records; a part's rows are deleted by the caller, so that its end needs no record of it."""
 
@@ -105,7 +114,7 @@ def _pack(
 
     with packer.writer, closing(packer.pack(records, position, end_part)) as batches:
         for _ in batches:
-            pass
+            embeddings.check(packer.writer)
 
 
 def _counts(counts: Counts, writer: PackedWriter) -> PreviewCounts:

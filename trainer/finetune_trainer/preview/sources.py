@@ -10,16 +10,20 @@ from finetune_trainer.contract.preview import PreviewProblem
 from finetune_trainer.data.chat_templates import ChatTemplates, choose_chat_templates
 from finetune_trainer.data.reading.datasets import OpenDataset
 from finetune_trainer.models.base_model import BaseModel
+from finetune_trainer.models.requirements import ModelFiles
+from finetune_trainer.models.tokenizer import load_tokenizer
 from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
     ServiceUnavailable,
     SourceNotFound,
     StageError,
 )
-from finetune_trainer.stages.prepare import load_tokenizer
 from finetune_trainer.stores.data_files import DataFile, fetch_dataset
 from finetune_trainer.stores.model_files import fetch_model
 from finetune_trainer.stores.port import Listing, RemoteFile, StoreSource
 from finetune_trainer.stores.schemes import open_source
+from finetune_trainer.training.model_check import model_findings
+from finetune_trainer.training.requirements import Embeddings
 
 # A user waits for the answer, and a preview that downloads gigabytes is a stage.
 MOST_BYTES = 64 << 20
@@ -34,12 +38,15 @@ class Sources:
 
     datasets: list[OpenDataset] = field(default_factory=list)
     tokenizer: Any = None
-    """The tokenizer of transformers; None if it cannot be loaded."""
+    """The tokenizer of transformers with the chat templates of training; None if it cannot be loaded."""
     templates: ChatTemplates | None = None
+    embeddings: Embeddings | None = None
+    """The embeddings of the model; None without a tokenizer."""
     is_sample: bool = False
     """Whether a data set is in a store, so that only its first records are read."""
     problems: list[PreviewProblem] = field(default_factory=list)
     not_looked_at: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def open_all(self, config: PrepareConfig, environment: Environment) -> None:
         """Open the model's tokenizer and each data set; a source that cannot be read is a problem or a note."""
@@ -63,19 +70,23 @@ class Sources:
             )
             # Without a digest, which takes reading all weights: a preview binds nothing to the model.
             base = BaseModel(config.model.uri, model.folder, "")
-            tokenizer = load_tokenizer(base)
+            self._look_at_model(config, base)
+            tokenizer = load_tokenizer(base.uri, base.folder)
+            embeddings = Embeddings(base, tokenizer)
         except StageError as error:
             self.add("model.uri", config.model.uri, error)
             return
-        self._use_template(config, tokenizer, environment)
+        if self._use_template(config, tokenizer, environment):
+            self.tokenizer = tokenizer
+            self.embeddings = embeddings
 
     def _use_template(
         self, config: PrepareConfig, tokenizer: Any, environment: Environment
-    ) -> None:
-        """Take the tokenizer with its chat templates, unless they are unusable or on a claim of the cluster."""
+    ) -> bool:
+        """Set the chat templates of training; return False if they are unusable or on a claim of the cluster."""
         file = config.recipe.chat_template_uri
         if file and not self._is_mounted(file, environment):
-            return
+            return False
         try:
             self.templates = choose_chat_templates(
                 config.recipe, tokenizer, config.model.uri, environment
@@ -86,9 +97,29 @@ class Sources:
                 self.add(place, place, error)
             else:
                 self.add("model.uri", config.model.uri, error)
-            return
+            return False
         self.templates.set_in(tokenizer)
-        self.tokenizer = tokenizer
+        return True
+
+    def _look_at_model(self, config: PrepareConfig, base: BaseModel) -> None:
+        """Add the problems of settings that depend on the model; raise ConfigInvalid if it cannot be trained."""
+        source = open_source(base.uri, "model", revision=config.model.revision)
+        files = ModelFiles.in_folder(base.uri, base.folder)
+        if source is not None:
+            names = [file.name for file in source.list_files(None).files]
+            # Folders of a repository often hold the weights in other formats.
+            top = {name for name in names if "/" not in name}
+            files = ModelFiles(base.uri, base.folder, top)
+        for finding in model_findings(files, config, has_weights=source is None):
+            if finding.is_note:
+                self.notes.append(f"{finding.field}: {finding.message}")
+            else:
+                problem = PreviewProblem(
+                    field=finding.field,
+                    message=finding.message,
+                    exit_code=ConfigInvalid.exit_code,
+                )
+                self.problems.append(problem)
 
     def _is_mounted(self, uri: str, environment: Environment) -> bool:
         """Return False, with a line about it, for a claim of the cluster: its content may be right."""

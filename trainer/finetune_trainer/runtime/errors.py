@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from finetune_trainer.exit_codes import ExitCode
 
+REASON_CHARACTERS = 200
+"""Longest part of another library's message that an error repeats."""
+
 
 class StageError(Exception):
     """A stage cannot continue; the exit code determines whether the operator retries it."""
@@ -63,3 +66,12 @@ class Interrupted(StageError):
         super().__init__("asked to stop")
         self.step = step
         self.saved_step = saved_step
+
+
+def short_reason(error: Exception) -> str:
+    """Return the kind of an error of another library and its message on one line, cut to REASON_CHARACTERS."""
+    text = " ".join(str(error).split())
+    kind = type(error).__name__
+    if not text:
+        return kind
+    return f"{kind}: {text}"[:REASON_CHARACTERS]

@@ -15,8 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from finetune_trainer import data
 from finetune_trainer.contract import (
     Environment,
@@ -40,15 +38,21 @@ from finetune_trainer.data.records.chat_template import ChatTemplate, turn_end
 from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.start_adapter import open_start_adapter
+from finetune_trainer.models.tokenizer import load_tokenizer
 from finetune_trainer.runtime.artifacts import (
     canonical_json,
     digest_file,
     matches_digest,
     seal,
 )
-from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
+from finetune_trainer.runtime.errors import DataInvalid
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.training.requirements import (
+    Embeddings,
+    check_model_for,
+    check_validation,
+)
 
 OUTPUT = "output"
 PARTIAL = "partial"
@@ -65,11 +69,14 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     )
     context.progress.update(note="reading the base model", total=reader.known_count())
     base = open_base_model(config.model, context.environment)
-    tokenizer = load_tokenizer(base)
+    check_model_for(base, config.recipe.context_length, config.training)
+    tokenizer = load_tokenizer(base.uri, base.folder)
     templates = choose_chat_templates(
         config.recipe, tokenizer, base.uri, context.environment
     )
     templates.set_in(tokenizer)
+    embeddings = Embeddings(base, tokenizer)
+    embeddings.log_unused()
     start = open_start_adapter(config.start_from, context.environment)
     folder = PartFolder(
         context.folder / PARTIAL,
@@ -77,13 +84,15 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         digest_of_inputs(config, base, templates),
     )
     records, parts = resume(reader, folder, context)
-    writer = new_writer(config, tokenizer, folder, parts)
+    writer = new_writer(config, embeddings.padding_token(), folder, parts)
     packer = RecordPacker(config, tokenizer, datasets, writer, counts_of(parts))
     meter = Meter(context.progress, reader, packer.counts)
-    pack(packer, records, folder, reader, meter)
+    pack(packer, records, folder, reader, meter, embeddings=embeddings)
     summary = Summary(config, reader.name, writer, packer.counts)
     try:
         summary.raise_if_unusable()
+        if not writer.rows("validation"):
+            check_validation(config.training, summary.no_validation_rows())
     except DataInvalid:
         folder.delete()
         raise
@@ -177,14 +186,14 @@ def resume(
 
 
 def new_writer(
-    config: PrepareConfig, tokenizer: Any, folder: PartFolder, parts: list[PartState]
+    config: PrepareConfig, padding: int, folder: PartFolder, parts: list[PartState]
 ) -> PackedWriter:
     """Return a writer that goes on behind the complete parts."""
     recipe = config.recipe
     return PackedWriter(
         folder.rows,
         recipe.context_length,
-        padding_token(tokenizer),
+        padding,
         packing=recipe.packing,
         pairs=config.objective == "DPO",
         parts=[part.rows for part in parts],
@@ -202,8 +211,13 @@ def pack(
     folder: PartFolder,
     reader: RecordReader,
     meter: "Meter",
+    *,
+    embeddings: Embeddings,
 ) -> None:
-    """Pack all records, saving each part when it is complete, and write the index of the rows."""
+    """Pack all records, saving each part when it is complete, and write the index of the rows.
+
+    Raise ConfigInvalid at the first token without an embedding.
+    """
     writer = packer.writer
 
     def position() -> Position:
@@ -223,6 +237,7 @@ def pack(
 
     with writer, closing(packer.pack(records, position, end_part)) as batches:
         for tokens in batches:
+            embeddings.check(writer)
             meter.add(tokens)
 
 
@@ -290,7 +305,7 @@ def digest_of_inputs(
         for path in sorted(folder.rglob("*.py"))
     }
     inputs = {
-        "config": config.model_dump(mode="json", exclude={"start_from"}),
+        "config": config.model_dump(mode="json", exclude={"start_from", "training"}),
         "model": base.digest,
         # The manifest may name a file, which may have changed since an earlier attempt.
         "templates": dict(templates.by_name),
@@ -307,29 +322,3 @@ def is_output_valid(
     return matches_digest(
         environment.stage_dir("prepare", config.identity) / OUTPUT, result.digest
     )
-
-
-def load_tokenizer(base: BaseModel) -> Any:
-    """Load the model's fast tokenizer, or raise ConfigInvalid. Only a fast tokenizer returns token offsets."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            base.folder, trust_remote_code=False, local_files_only=True
-        )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ConfigInvalid(
-            f"{base.uri}: its tokenizer cannot be loaded: {error}"
-        ) from error
-    if not tokenizer.is_fast:
-        raise ConfigInvalid(
-            f"{base.uri} has no fast tokenizer; add tokenizer.json to the model's folder"
-        )
-    return tokenizer
-
-
-def padding_token(tokenizer: Any) -> int:
-    """Return the id of the token that pads rows."""
-    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    # Padding is never a target of the loss, so any id works.
-    return 0

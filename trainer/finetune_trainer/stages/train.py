@@ -13,6 +13,7 @@ from finetune_trainer.contract import (
     TrainConfig,
     TrainResult,
 )
+from finetune_trainer.contract.step_size import few_steps
 from finetune_trainer.data.chat_templates import read_chat_templates
 from finetune_trainer.data.packing.row_format import ROW_FILES
 from finetune_trainer.data.packing.rows import PackedRows, corrupt_rows
@@ -56,6 +57,7 @@ from finetune_trainer.training.model.model import TrainedModel, check_isolation
 from finetune_trainer.training.objectives.base import Objective, Start
 from finetune_trainer.training.objectives.registry import objective_of
 from finetune_trainer.training.optimizer import create_optimizer
+from finetune_trainer.training.requirements import check_validation
 from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.validation import Validator
 
@@ -97,6 +99,8 @@ def run_with(
     inputs = artifacts.digest_of_value(metadata | {"model": source.digest})
     begin((objective, validation), model, ranks, context, inputs)
     sampler = StepSampler.of(config.recipe, len(objective), config.seed)
+    if is_first:
+        warn_of_few_steps(config, sampler)
     samples = None
     # All processes of a sharded model generate together, because each has a part of the weights.
     if is_first or ranks.is_sharded:
@@ -136,6 +140,16 @@ def open_sources(
     if start:
         start.require(config.start_digest, prepare)
     return source, start
+
+
+def warn_of_few_steps(config: TrainConfig, sampler: StepSampler) -> None:
+    """Log a warning if each step takes all rows, or if there is a single step by the number of epochs."""
+    if config.recipe.max_steps and sampler.rows_per_step <= sampler.rows:
+        return
+    noun = "pair" if config.recipe.objective == "DPO" else "row"
+    warning = few_steps(sampler.steps, sampler.rows, sampler.rows_per_step, noun)
+    if warning:
+        log_line(f"train: {warning}")
 
 
 def open_notices(context: Context) -> AbstractContextManager[object]:
@@ -263,10 +277,11 @@ def open_rows(
         raise DataInvalid(
             f"{folder} has no training rows: add valid records to the data set"
         )
-    if config.recipe.early_stopping and not len(validation_rows):
-        raise DataInvalid(
-            "train.earlyStopping needs validation rows: raise validation.fraction, or set validation.uri"
-        )
+    if not len(validation_rows):
+        if config.recipe.early_stopping:
+            check_validation(config.recipe, "prepare has held out none")
+        if config.recipe.eval_steps:
+            log_line("train: evalSteps has no effect: there are no validation rows")
     return rows, validation_rows, artifacts.digest_of(folder)
 
 

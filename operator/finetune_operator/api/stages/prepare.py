@@ -17,6 +17,7 @@ from finetune_trainer.contract import (
     DatasetSource,
     PrepareConfig,
     PrepareRecipe,
+    TrainRecipe,
     Validation,
 )
 
@@ -33,6 +34,9 @@ class Prepare(StageSpec, PrepareRecipe):
     def config(self, context: ConfigContext) -> PrepareConfig:
         # The objective decides how records become rows. The adapter is pinned here, before any attempt trains.
         train = context.specs.get(Train.name)
+        training = None
+        if isinstance(train, Train) and not train.pod.command:
+            training = recipe_from(train, TrainRecipe)
         return PrepareConfig(
             identity="",
             seed=context.seed,
@@ -44,6 +48,7 @@ class Prepare(StageSpec, PrepareRecipe):
             objective=train.objective if isinstance(train, Train) else "SFT",
             start_from=train.start_from if isinstance(train, Train) else None,
             recipe=recipe_from(self, PrepareRecipe),
+            training=training,
         )
 
     @override

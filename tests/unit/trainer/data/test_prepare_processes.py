@@ -27,8 +27,8 @@ from finetune_trainer.data.tokenizing.record_tokenizer import (
     TokenizerSettings,
 )
 from finetune_trainer.data.tokenizing.worker_pool import WorkerPool
+from finetune_trainer.models.tokenizer import load_tokenizer
 from finetune_trainer.runtime.errors import ServiceUnavailable
-from finetune_trainer.stages.prepare import load_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}<|end|>\n{% endfor %}"
@@ -296,9 +296,8 @@ def test_pool_closes_if_a_message_was_not_sent() -> None:
 
 
 def test_process_needs_no_torch(tokenizer_folder: Path) -> None:
-    from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415  the import takes seconds
 
-    tokenizer = load_tokenizer(BaseModel("file:///model", tokenizer_folder, ""))
+    tokenizer = load_tokenizer("file:///model", tokenizer_folder)
     recipe = PrepareRecipe(context_length=64)
     pool = WorkerPool(1, settings_message(TokenizerSettings.of(tokenizer), recipe))
     try:

@@ -311,3 +311,27 @@ def test_rows_longer_than_model_positions_are_rejected(tiny_model, tmp_path):
         ConfigInvalid, match=r"set prepare.contextLength to 512 or less"
     ):
         run_train(train_config(tiny_model), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"max_steps": None, "epochs": 3}, "1 step in all: a step takes 32 rows"),
+        ({"max_steps": 2}, "2 steps in all: a step takes 32 rows"),
+        ({"max_steps": 1, "gradient_accumulation_steps": 1}, None),
+    ],
+)
+def test_batch_larger_than_the_rows_is_logged(
+    tiny_model, tmp_path, capfd, changes, warning
+):
+    """Three epochs that are one step count each row three times, and nothing is learned."""
+    write_rows(tmp_path, documents(20))
+    batch = {"micro_batch_size": 4, "gradient_accumulation_steps": 8, "eval_steps": 1}
+    run_train(train_config(tiny_model, **batch | changes), tmp_path)
+    captured = capfd.readouterr()
+    log = captured.out + captured.err
+    assert ("steps in all" in log or "step in all" in log) == (warning is not None)
+    assert "train: evalSteps has no effect" in log
+    if warning:
+        assert f"train: {warning}, and the data has " in log
+        assert "lower microBatchSize and gradientAccumulationSteps" in log

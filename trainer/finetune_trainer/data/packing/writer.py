@@ -120,6 +120,15 @@ class PackedWriter:
         """Tokens in the part that is being written."""
         return sum(split.tokens for split in self._splits.values())
 
+    @property
+    def largest_token(self) -> int:
+        """The largest token of all documents so far."""
+        complete = [
+            split.largest_token for part in self.parts for split in part.values()
+        ]
+        written = [split.largest_token for split in self._splits.values()]
+        return max(*complete, *written)
+
     def rows(self, split: Split) -> int:
         """Return the number of rows in all complete parts."""
         return sum(part[split].rows for part in self.parts)
@@ -208,8 +217,8 @@ class _SplitWriter:
     def __init__(self, folder: Path, split: Split, part: int, row: _RowBuilder) -> None:
         self.rows = 0
         self.tokens = 0
+        self.largest_token = 0
         self._targets = 0
-        self._largest_token = 0
         self._path = folder / file_name(split, part)
         self._split: Split = split
         self._part = part
@@ -224,7 +233,7 @@ class _SplitWriter:
         length = len(document.tokens)
         self.tokens += length
         self._targets += int(np.count_nonzero(document.loss_mask[1:]))
-        self._largest_token = max(self._largest_token, int(document.tokens.max()))
+        self.largest_token = max(self.largest_token, int(document.tokens.max()))
         if not self._row.packing:
             self._write([document])
             return
@@ -268,7 +277,7 @@ class _SplitWriter:
             self.rows,
             self.tokens,
             self._targets,
-            self._largest_token,
+            self.largest_token,
             self._sha256.hexdigest(),
         )
 

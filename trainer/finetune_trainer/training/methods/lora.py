@@ -1,7 +1,9 @@
 """Attach a new LoRA adapter to a frozen base model."""
 
+import difflib
 import fnmatch
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,11 +21,23 @@ from finetune_trainer.training.methods.trainable import Trainable, WeightsFormat
 ADAPTER_CONFIG = "adapter_config.json"
 ALL_LINEAR = "all-linear"
 LINEAR_LAYERS = (torch.nn.Linear, Conv1D)
+ADAPTABLE_LAYERS = (
+    *LINEAR_LAYERS,
+    torch.nn.Embedding,
+    torch.nn.Conv1d,
+    torch.nn.Conv2d,
+    torch.nn.Conv3d,
+    torch.nn.MultiheadAttention,
+)
+"""Kinds of layers that PEFT adapts; a layer of 4 bits is a Linear, too."""
 # An adapted router would send tokens to experts that have not seen them.
 ROUTER_NAMES = frozenset({"router", "gate", "shared_expert_gate"})
 """Names of the layers that choose the experts of a token, in all MoE models of transformers."""
 EXPERT_NAMES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """Names of layers that PEFT redirects to the fused experts of a model that has such."""
+
+EXPERT_DIMENSIONS = 3
+"""Dimensions of a tensor with all experts of a layer: experts, outputs, inputs."""
 
 
 def trainable_adapter(
@@ -81,9 +95,10 @@ def _check_modules_to_save(base: Any, lora: Lora) -> None:
     }
     for name in lora.modules_to_save:
         if name not in layers:
-            known = ", ".join(sorted(layers))
+            known = ", ".join(sorted(layer for layer in layers if not layer.isdigit()))
+            hint = _did_you_mean(name, layers)
             raise ConfigInvalid(
-                f"train.lora.modulesToSave: {name} is no layer of the model; its layers are {known}"
+                f"train.lora.modulesToSave: {name} is no layer of the model{hint}; its layers are {known}"
             )
         if not all(
             parameter.is_floating_point() for parameter in layers[name].parameters()
@@ -110,21 +125,69 @@ def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
             if fnmatch.fnmatchcase(m, name) or fnmatch.fnmatchcase(m, f"*.{name}")
         ]
         if not matching:
-            hint = ""
+            hint = _did_you_mean(name, _adaptable_names(base))
             if name == ALL_LINEAR:
                 hint = f"; {ALL_LINEAR} cannot be combined with other names"
             raise ConfigInvalid(
                 f"train.lora.targetModules: {name} matches no layer of the model{hint}; {linear_layer_names(base)}"
             )
+        _check_adaptable(base, name, matching)
         # In a list PEFT matches names and the ends of names, but no patterns.
         selected.update(matching if "*" in name else [name])
     # Sorted: the order of a set of strings differs between processes, and the adapter's file holds the names.
     return sorted(selected)
 
 
+def check_names(structure: torch.nn.Module, lora: Lora) -> None:
+    """Raise ConfigInvalid if a name in the recipe matches no layer that can be trained; reads no weights."""
+    targets(structure, lora.target_modules)
+    _check_modules_to_save(structure, lora)
+
+
+def _check_adaptable(base: torch.nn.Module, name: str, matching: list[str]) -> None:
+    """Raise ConfigInvalid if a name matches a layer of a kind that PEFT cannot adapt."""
+    for match in matching:
+        layer = base.get_submodule(match)
+        if not isinstance(layer, ADAPTABLE_LAYERS):
+            raise ConfigInvalid(
+                f"train.lora.targetModules: {name} matches {match}, a {type(layer).__name__}, which LoRA cannot adapt; "
+                + linear_layer_names(base)
+            )
+
+
+def _adaptable_names(base: torch.nn.Module) -> list[str]:
+    return [
+        name
+        for name, layer in base.named_modules()
+        if isinstance(layer, ADAPTABLE_LAYERS)
+    ]
+
+
+def _did_you_mean(name: str, modules: Iterable[str]) -> str:
+    """Return the layer with the most similar name, as a part of a sentence; empty if none is similar."""
+    last_names = {module.rpartition(".")[2] for module in modules}
+    # Sorted: among equally similar names the first one counts, in every process.
+    nearest = difflib.get_close_matches(name.rpartition(".")[2], sorted(last_names), 1)
+    if not nearest:
+        return ""
+    return f"; did you mean {nearest[0]}?"
+
+
 def has_fused_experts(base: torch.nn.Module) -> bool:
     """Return whether the model holds the weights of all experts of a layer in a single tensor, which is no layer."""
     return any(name.endswith(".gate_up_proj") for name, _ in base.named_parameters())
+
+
+def expert_bytes(base: torch.nn.Module) -> int:
+    """Return the bytes of fused experts in 16 bits; 0 if the model has none. QLoRA quantizes linear layers only."""
+    if not has_fused_experts(base):
+        return 0
+    sizes: list[int] = [
+        parameter.numel()
+        for parameter in base.parameters()
+        if parameter.dim() == EXPERT_DIMENSIONS
+    ]
+    return 2 * sum(sizes)
 
 
 def _all_linear(base: torch.nn.Module) -> str | list[str]:

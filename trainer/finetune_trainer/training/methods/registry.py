@@ -16,8 +16,12 @@ from finetune_trainer.models.full_weights import config_of, stored_names
 from finetune_trainer.models.loading import dtype_of, load_base
 from finetune_trainer.models.start_adapter import StartAdapter
 from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.training.methods.lora import expert_bytes
 from finetune_trainer.training.methods.lora_start import started_adapter
 from finetune_trainer.training.methods.trainable import Trainable, WeightsFormat
+
+GIB = 1 << 30
 
 Method = Callable[
     [BaseModel, TrainConfig, torch.device, StartAdapter | None], Trainable
@@ -78,6 +82,11 @@ def qlora(
         quantization_config=quantization,
         device_map={"": device},
     )
+    experts = expert_bytes(base)
+    if experts:
+        log_line(
+            f"train: QLoRA quantizes linear layers only: the experts stay in 16 bits, {experts / GIB:,.1f} GiB"
+        )
     for layer in (
         module
         for module in base.modules()

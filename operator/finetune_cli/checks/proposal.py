@@ -1,0 +1,112 @@
+"""Proposes settings for a manifest from the model and the data on this machine."""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finetune_cli.checks.sample import Sample
+from finetune_cli.checks.trainer_process import ask
+
+DEFAULT_CONTEXT = 1024
+SHORTEST_CONTEXT = 256
+LONGEST_CONTEXT = 131_072
+PERCENTILE = 0.99
+"""Fraction of the records that are not truncated."""
+# A chat template writes a few tokens around each turn, and each record has an end.
+TOKENS_PER_TURN = 8
+# Without a tokenizer: English text has four, code three, other scripts fewer.
+CHARACTERS_PER_TOKEN = 2
+LEAST_STEPS = 20
+"""Steps below which a smaller batch is proposed."""
+BATCHES = ((4, 4), (4, 1), (1, 1))
+"""microBatchSize and gradientAccumulationSteps, the largest first."""
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Settings that suit the model and the data."""
+
+    context_length: int = DEFAULT_CONTEXT
+    micro_batch_size: int = 4
+    gradient_accumulation_steps: int = 4
+
+
+def propose(model: Path | None, sample: Sample | None) -> Proposal:
+    """Return settings for a model's folder and a sample of the records; None for what is not on this machine."""
+    positions = None
+    if model is not None:
+        positions = _positions(model)
+    lengths = None
+    if sample is not None and sample.records:
+        lengths = _lengths(model, sample)
+    context_length = DEFAULT_CONTEXT
+    if lengths:
+        context_length = _rounded(_percentile(lengths))
+    if positions:
+        context_length = min(context_length, positions)
+    if not lengths:
+        return Proposal(context_length)
+    tokens = sum(min(length, context_length) for length in lengths)
+    rows = math.ceil(tokens / context_length)
+    for batch in BATCHES:
+        micro, accumulated = batch
+        if rows >= LEAST_STEPS * micro * accumulated:
+            break
+    return Proposal(context_length, *batch)
+
+
+def _positions(model: Path) -> int | None:
+    """Return the positions that the model supports by its config.json; None if it names none."""
+    try:
+        config = json.loads((model / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        text = config
+    for key in POSITION_KEYS:
+        value = text.get(key)
+        if isinstance(value, int) and value >= 1:
+            return value
+    return None
+
+
+def _lengths(model: Path | None, sample: Sample) -> list[int]:
+    """Return the tokens of each record: counted by the model's tokenizer if it is here, else estimated."""
+    turns = [_turns(record) for record in sample.records]
+    texts = sample.texts
+    counts = None
+    if model is not None and (model / "tokenizer.json").is_file():
+        request = {"tokenizer": str(model / "tokenizer.json"), "texts": texts}
+        counts = ask("finetune_trainer.data.lengths", request, os.environ)
+    if counts is None:
+        counts = [
+            {"tokens": math.ceil(len(text) / CHARACTERS_PER_TOKEN)} for text in texts
+        ]
+    return [
+        int(count["tokens"]) + TOKENS_PER_TURN * turn
+        for count, turn in zip(counts, turns, strict=True)
+    ]
+
+
+def _turns(record: dict[str, Any]) -> int:
+    for value in record.values():
+        if isinstance(value, list):
+            return len(value)
+    return 1
+
+
+def _percentile(lengths: list[int]) -> int:
+    return sorted(lengths)[math.ceil(PERCENTILE * len(lengths)) - 1]
+
+
+def _rounded(length: int) -> int:
+    """Return the smallest power of two that is not below a length, within the limits of contextLength."""
+    power = 1 << max(0, length - 1).bit_length()
+    return max(SHORTEST_CONTEXT, min(LONGEST_CONTEXT, power))

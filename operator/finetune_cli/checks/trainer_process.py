@@ -1,0 +1,36 @@
+"""Starts programs of the trainer that look at what a manifest names, and reads their answers."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+# Not isolated (-I): the process must find the same packages as this process.
+COMMAND = (sys.executable, "-P", "-m")
+# A program ends by itself before that, unless the machine is overloaded.
+LONGEST_SECONDS = 120.0
+"""Longest time for an answer."""
+
+
+def ask(
+    module: str, request: Any, environment: Mapping[str, str]
+) -> list[dict[str, Any]] | None:
+    """Return the JSON lines that a program writes for a request on stdin; None if it fails.
+
+    It fails if the trainer's packages are not installed.
+    """
+    try:
+        process = subprocess.run(
+            (*COMMAND, module),
+            input=json.dumps(request),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=LONGEST_SECONDS,
+            env=environment,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [json.loads(line) for line in process.stdout.splitlines()]

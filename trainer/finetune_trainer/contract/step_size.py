@@ -1,0 +1,16 @@
+"""Whether a training has so few steps that it learns nothing, in the words of plan and of train."""
+
+FEWER = "lower microBatchSize and gradientAccumulationSteps"
+
+
+def few_steps(steps: int, examples: int, per_step: int, noun: str) -> str | None:
+    """Return a warning if a step takes more than all examples, or is the only step; None otherwise.
+
+    `noun` names an example: a row or a pair.
+    """
+    if steps > 1 and per_step <= examples:
+        return None
+    count = f"{steps:,} steps in all"
+    if steps == 1:
+        count = "1 step in all"
+    return f"{count}: a step takes {per_step:,} {noun}s, and the data has {examples:,}; {FEWER}"

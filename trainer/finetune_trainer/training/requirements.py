@@ -1,0 +1,109 @@
+"""What a training needs of the base model and of the rows: checked without weights and without a GPU."""
+
+from pathlib import Path
+from typing import Any
+
+from finetune_trainer.contract import Lora, TrainRecipe
+from finetune_trainer.data.packing.writer import PackedWriter
+from finetune_trainer.models.base_model import BaseModel
+from finetune_trainer.models.loading import check_context_length, load_config
+from finetune_trainer.models.positions import embeddings_of
+from finetune_trainer.models.structure import load_structure
+from finetune_trainer.models.tokenizer import (
+    RESIZE,
+    tokens_beyond,
+    too_few_embeddings,
+)
+from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
+from finetune_trainer.runtime.progress import log_line
+
+
+def check_model_for(
+    base: BaseModel, context_length: int, training: TrainRecipe | None
+) -> None:
+    """Raise ConfigInvalid if the model is too short for the rows, or has no layer that the recipe names."""
+    check_context_length(base, context_length)
+    if training is not None and names_layers(training):
+        check_layers(base.folder, base.uri, training.adapter)
+
+
+def names_layers(training: TrainRecipe) -> bool:
+    """Return whether the recipe names layers, and not only all-linear."""
+    lora = training.adapter
+    if training.method == "Full":
+        return False
+    # Without a block, the names are in the adapter that training starts from.
+    return lora.target_modules != Lora().target_modules or bool(lora.modules_to_save)
+
+
+def check_layers(folder: Path, uri: str, lora: Lora, structure: Any = None) -> None:
+    """Raise ConfigInvalid if a name in the recipe matches no layer that can be trained."""
+    # Imported here: PEFT takes seconds, which prepare of a recipe without names should not wait for.
+    from finetune_trainer.training.methods.lora import check_names  # noqa: PLC0415
+
+    check_names(structure or load_structure(folder, uri), lora)
+
+
+def unquantized_experts(training: TrainRecipe, structure: Any) -> int:
+    """Return the bytes of experts that QLoRA leaves in 16 bits; 0 with another method, or without fused experts."""
+    if training.method != "QLoRA":
+        return 0
+    from finetune_trainer.training.methods.lora import expert_bytes  # noqa: PLC0415  as above
+
+    return expert_bytes(structure)
+
+
+class Embeddings:
+    """The embeddings of a model, which must have each token that occurs."""
+
+    def __init__(self, base: BaseModel, tokenizer: Any) -> None:
+        self._uri = base.uri
+        self._tokenizer = tokenizer
+        config = load_config(base.folder, base.uri)
+        self.count = embeddings_of(config.to_dict())
+        self._problem = ""
+        if self.count is None:
+            return
+        beyond = tokens_beyond(tokenizer, self.count)
+        if beyond:
+            self._problem = too_few_embeddings(beyond, self.count)
+
+    def log_unused(self) -> None:
+        """Log that tokens without an embedding must not occur."""
+        if self._problem:
+            log_line(f"prepare: {self._problem}: a record with such a token is refused")
+
+    def padding_token(self) -> int:
+        """Return the id of the token that pads rows."""
+        for token in (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id):
+            # Padding is computed, too. Some tokenizers got a token for it that their model has no embedding for.
+            if token is not None and (self.count is None or token < self.count):
+                return int(token)
+        # Padding is never a target of the loss, so any id works.
+        return 0
+
+    def check(self, writer: PackedWriter) -> None:
+        """Raise ConfigInvalid if the rows have a token without an embedding."""
+        token = writer.largest_token
+        if self.count is None or token < self.count:
+            return
+        used = self._tokenizer.convert_ids_to_tokens(token)
+        raise ConfigInvalid(
+            f"{self._uri}: {self._problem}; the records use {used}: {RESIZE}"
+        )
+
+
+def check_validation(training: TrainRecipe | None, reason: str) -> None:
+    """Raise DataInvalid if the recipe needs validation rows, of which there are none for this reason."""
+    if training is None:
+        return
+    field = None
+    if training.early_stopping:
+        field = "train.earlyStopping"
+    elif training.eval_steps:
+        field = "train.evalSteps"
+    if field:
+        raise DataInvalid(
+            f"{field} needs validation rows: {reason}; "
+            f"raise validation.fraction, set validation.uri, or remove {field}"
+        )
