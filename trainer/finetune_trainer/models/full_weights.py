@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from finetune_trainer.models.language_model import is_multimodal, language_names
 from finetune_trainer.models.loading import load_config
+from finetune_trainer.models.parameter_names import stored_names_of
 from finetune_trainer.models.published_weights import PublishedWeights
 from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
@@ -26,29 +28,29 @@ class FullWeights(PublishedWeights):
 
     @override
     def load_into(self, model: Any) -> None:
-        for name, stored_name in stored_names(model, self._folder).items():
+        for name, stored_name in trained_names(model, self._folder).items():
             # Set the data, so that layers that share the parameter stay tied.
             model.get_parameter(name).data = self.read(stored_name)
 
 
-def stored_names(model: Any, folder: Path) -> dict[str, str]:
-    """Return parameter name -> name of its tensor in the model's files.
+def trained_names(model: Any, folder: Path) -> dict[str, str]:
+    """Return name of each parameter that training changes -> name of its tensor in the model's files.
 
-    Raises ConfigInvalid if transformers builds a parameter from several stored tensors, as it does with experts.
+    These are the parameters of a multimodal model's language model. Raise ConfigInvalid if transformers builds one of
+    them from several stored tensors, as it does with experts.
     """
-    stored = StoredWeights(folder).meta
-    prefix = f"{model.base_model_prefix}."
+    stored = stored_names_of(model, StoredWeights(folder).meta)
+    layers = language_names(model)
     names = {}
-    for name, parameter in model.named_parameters():
-        # The files may name a tensor with or without the prefix of the base model.
-        candidates = (name, name.removeprefix(prefix), prefix + name)
-        matching = [candidate for candidate in candidates if candidate in stored]
-        if not matching or stored[matching[0]].shape != parameter.shape:
+    for name, _ in model.named_parameters():
+        if is_multimodal(model) and name.rpartition(".")[0] not in layers:
+            continue
+        if name not in stored:
             raise ConfigInvalid(
                 f"train.method Full: {name} is not stored as one tensor in {folder}, as in models with fused experts: "
                 "set train.method to LoRA"
             )
-        names[name] = matching[0]
+        names[name] = stored[name]
     return names
 
 
