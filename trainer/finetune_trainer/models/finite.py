@@ -23,7 +23,7 @@ def is_narrower(dtype: torch.dtype, than: torch.dtype) -> bool:
     """Return whether a finite value of the other data type may be infinite in `dtype`."""
     if not (dtype.is_floating_point and than.is_floating_point):
         return False
-    return torch.finfo(dtype).max < torch.finfo(than).max
+    return bool(torch.finfo(dtype).max < torch.finfo(than).max)
 
 
 def check_cast(tensor: torch.Tensor, rounded: torch.Tensor, name: str) -> None:

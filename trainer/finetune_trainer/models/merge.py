@@ -71,9 +71,7 @@ def save_merged(
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(
             json.dumps(index, indent=2, sort_keys=True) + "\n"
         )
-    (folder / "config.json").write_text(
-        json.dumps(merged.config(), indent=2) + "\n"
-    )
+    (folder / "config.json").write_text(json.dumps(merged.config(), indent=2) + "\n")
 
 
 def merged_size(model_folder: Path, dtype: torch.dtype) -> int:

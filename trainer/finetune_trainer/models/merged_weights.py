@@ -194,4 +194,3 @@ def _differ(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
     if first is None or second is None:
         return first is not second
     return not torch.equal(first, second)
-

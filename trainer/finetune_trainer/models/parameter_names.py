@@ -44,6 +44,7 @@ class _Rules:
 
     def parameter_of(self, stored_name: str, state: dict[str, Any]) -> str | None:
         """Return the parameter of this stored name; None if there is none, or if the tensor is a part of it."""
+        name: str
         name, converter = rename_source_key(
             stored_name, self._renamings, self._converters, self._prefix, state
         )

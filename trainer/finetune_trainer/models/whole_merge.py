@@ -23,7 +23,11 @@ class WholeMerge(PublishedWeights):
     """
 
     def __init__(
-        self, model_folder: Path, adapter: Path, dtype: torch.dtype, reason: NotSeparable
+        self,
+        model_folder: Path,
+        adapter: Path,
+        dtype: torch.dtype,
+        reason: NotSeparable,
     ) -> None:
         super().__init__(model_folder, dtype)
         model = with_adapter(model_folder, adapter, torch.float32)
@@ -38,7 +42,9 @@ class WholeMerge(PublishedWeights):
         if unknown:
             raise mismatch(model_folder, f"the files have no tensor {min(unknown)}")
         self.changed = frozenset(
-            name for name, tensor in self._tensors.items() if self._differs(name, tensor)
+            name
+            for name, tensor in self._tensors.items()
+            if self._differs(name, tensor)
         )
 
     def _differs(self, name: str, tensor: torch.Tensor) -> bool:

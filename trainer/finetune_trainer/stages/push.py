@@ -25,6 +25,12 @@ from finetune_trainer.data.records.chat_template import end_tokens, template_of
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import DTYPES, open_trained_adapter
 from finetune_trainer.models.merge import is_adapter, merged_size, save_merged
+from finetune_trainer.models.published_check import check_published
+from finetune_trainer.publishing.base_files import (
+    DEFAULT,
+    copy_base_files,
+    set_chat_templates,
+)
 from finetune_trainer.publishing.generation_config import generation_config
 from finetune_trainer.publishing.model_card import card
 from finetune_trainer.publishing.published_model import (
@@ -201,13 +207,8 @@ class Models:
             else:
                 for name in ADAPTER_FILES:
                     shutil.copyfile(self.adapter / name, temporary / name)
-            save_tokenizer(
-                self.config,
-                environment,
-                self.base.folder,
-                temporary,
-                is_merged=is_merged,
-            )
+            save_tokenizer(self.config, environment, self.base.folder, temporary)
+            check_published(temporary, self.base.folder)
             readme = card(
                 self.config, environment, form, has_adapter=is_adapter(self.adapter)
             )
@@ -218,27 +219,24 @@ class Models:
 
 
 def save_tokenizer(
-    config: PushConfig,
-    environment: Environment,
-    base: Path,
-    folder: Path,
-    *,
-    is_merged: bool,
+    config: PushConfig, environment: Environment, base: Path, folder: Path
 ) -> None:
-    """Write the tokenizer with the chat template of the training; for a merged model, also the end tokens."""
+    """Write the base model's tokenizer, processors and generation config, with what training changed in them.
+
+    These are the chat template, if the base model has none, and the tokens that end an answer.
+    """
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     conversations = isinstance(prepared, PrepareResult) and prepared.conversations
-    if conversations:
-        # If the base model has no template, the training used a default template, and so must the server.
-        tokenizer.chat_template = template_of(tokenizer)
-    tokenizer.save_pretrained(folder)
-    if is_merged:
-        generation = generation_config(
-            base, end_tokens(tokenizer, conversations=conversations)
-        )
-        text = json.dumps(generation, indent=2, sort_keys=True)
-        (folder / GENERATION_CONFIG_NAME).write_text(f"{text}\n")
+    copy_base_files(base, folder)
+    if conversations and not tokenizer.chat_template:
+        # The training used a default template, and so must the server.
+        set_chat_templates(folder, {DEFAULT: template_of(tokenizer)})
+    generation = generation_config(
+        base, end_tokens(tokenizer, conversations=conversations)
+    )
+    text = json.dumps(generation, indent=2)
+    (folder / GENERATION_CONFIG_NAME).write_text(f"{text}\n")
 
 
 def _size_of(folder: Path) -> int:
