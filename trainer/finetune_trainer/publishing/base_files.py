@@ -44,6 +44,25 @@ def copy_base_files(base: Path, folder: Path) -> None:
             _write(path, settings)
 
 
+def name_tokenizer_class(folder: Path, name: str) -> None:
+    """Write the class of the base model's tokenizer to an adapter's tokenizer, if the base's config.json decides it.
+
+    An adapter has no config.json. `name` is the class that transformers 5 has loaded.
+    """
+    path = folder / TOKENIZER_CONFIG
+    settings = _read(path) if path.exists() else {}
+    known = settings.get("tokenizer_class")
+    if not (folder / "tokenizer.json").exists():
+        return
+    # transformers 5 has this class for all tokenizers without one, and transformers 4 the other class.
+    if name == "TokenizersBackend":
+        settings.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+    elif known not in {name, f"{name}Fast"}:
+        settings["tokenizer_class"] = name
+    if settings.get("tokenizer_class") != known:
+        _write(path, settings)
+
+
 def set_chat_templates(folder: Path, templates: Mapping[str, str]) -> None:
     """Replace chat templates of a copied tokenizer by name, in the files and the form that the base model uses.
 

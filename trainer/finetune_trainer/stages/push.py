@@ -29,6 +29,7 @@ from finetune_trainer.models.published_check import check_published
 from finetune_trainer.publishing.base_files import (
     DEFAULT,
     copy_base_files,
+    name_tokenizer_class,
     set_chat_templates,
 )
 from finetune_trainer.publishing.generation_config import generation_config
@@ -207,7 +208,13 @@ class Models:
             else:
                 for name in ADAPTER_FILES:
                     shutil.copyfile(self.adapter / name, temporary / name)
-            save_tokenizer(self.config, environment, self.base.folder, temporary)
+            save_tokenizer(
+                self.config,
+                environment,
+                self.base.folder,
+                temporary,
+                is_merged=is_merged,
+            )
             check_published(temporary, self.base.folder)
             readme = card(
                 self.config, environment, form, has_adapter=is_adapter(self.adapter)
@@ -219,7 +226,12 @@ class Models:
 
 
 def save_tokenizer(
-    config: PushConfig, environment: Environment, base: Path, folder: Path
+    config: PushConfig,
+    environment: Environment,
+    base: Path,
+    folder: Path,
+    *,
+    is_merged: bool,
 ) -> None:
     """Write the base model's tokenizer, processors and generation config, with what training changed in them.
 
@@ -229,6 +241,8 @@ def save_tokenizer(
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     conversations = isinstance(prepared, PrepareResult) and prepared.conversations
     copy_base_files(base, folder)
+    if not is_merged:
+        name_tokenizer_class(folder, type(tokenizer).__name__)
     if conversations and not tokenizer.chat_template:
         # The training used a default template, and so must the server.
         set_chat_templates(folder, {DEFAULT: template_of(tokenizer)})
