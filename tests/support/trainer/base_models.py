@@ -49,8 +49,8 @@ class Base:
     tokenizer: str = "byte-level"
     templates: str = "text"
     """Where the chat templates are: in the configuration as text or list, in files, or nowhere."""
-    rope: dict[str, Any] = field(default_factory=dict)
-    """Keys of config.json as transformers 4 writes them, in place of rope_parameters."""
+    old_keys: dict[str, Any] = field(default_factory=dict)
+    """Keys of config.json as transformers 4 writes them, for rope_parameters and other names of transformers 5."""
     names_class: bool = True
     experts: tuple[str, ...] = ()
     """Layers of the experts, by the names that an adapter may have."""
@@ -67,25 +67,25 @@ BASES = {
     "llama-tied": Base("LlamaConfig", {"tie_word_embeddings": True}, "byte-fallback", "list", THETA),
     "llama-3": Base(
         "LlamaConfig", {"tie_word_embeddings": False}, templates="files",
-        rope={**THETA, "rope_scaling": LLAMA_3_ROPE},
+        old_keys={**THETA, "rope_scaling": LLAMA_3_ROPE},
     ),
-    "qwen2.5": Base("Qwen2Config", {"tie_word_embeddings": True}, rope={"rope_theta": 1000000.0}),
-    "qwen3": Base("Qwen3Config", {"head_dim": 8, "tie_word_embeddings": True}, rope=THETA),
-    "gemma": Base("GemmaConfig", {"head_dim": 8}, "unigram", rope=THETA),
+    "qwen2.5": Base("Qwen2Config", {"tie_word_embeddings": True}, old_keys={"rope_theta": 1000000.0}),
+    "qwen3": Base("Qwen3Config", {"head_dim": 8, "tie_word_embeddings": True}, old_keys=THETA),
+    "gemma": Base("GemmaConfig", {"head_dim": 8}, "unigram", old_keys=THETA),
     "gemma3-text": Base(
         "Gemma3TextConfig", {"head_dim": 8}, "unigram",
-        rope={**THETA, "rope_local_base_freq": 20000.0},
+        old_keys={**THETA, "rope_local_base_freq": 20000.0},
     ),
     "mistral": Base("MistralConfig", {"sliding_window": None}, "byte-fallback", "none", THETA),
-    "phi3": Base("Phi3Config", {}, "byte-fallback", rope=THETA),
+    "phi3": Base("Phi3Config", {}, "byte-fallback", old_keys=THETA),
     "gpt2": Base(
         "GPT2Config", {"n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4},
         templates="none", names_class=False,
     ),
-    "qwen3-moe": Base("Qwen3MoeConfig", MOE, rope=THETA, experts=("gate_proj", "up_proj", "down_proj")),
+    "qwen3-moe": Base("Qwen3MoeConfig", MOE, old_keys=THETA | {"num_experts": 4}, experts=("gate_proj", "up_proj", "down_proj")),
     "mixtral": Base(
         "MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, "byte-fallback",
-        rope=THETA, experts=("w1", "w2", "w3"),
+        old_keys=THETA, experts=("w1", "w2", "w3"),
     ),
     "granite-hybrid": Base(
         "GraniteMoeHybridConfig",
@@ -94,9 +94,9 @@ BASES = {
             "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 1,
             "mamba_chunk_size": 16,
         },
-        rope=THETA,
+        old_keys=THETA | {"layer_types": ["mamba", "attention"]},
     ),
-    "lfm2": Base("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, rope=THETA),
+    "lfm2": Base("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, old_keys=THETA),
     "qwen3-next": Base(
         "Qwen3NextConfig",
         {
@@ -104,10 +104,10 @@ BASES = {
             "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,
         },
-        rope=THETA,
+        old_keys=THETA | {"num_experts": 4},
     ),
-    "cohere": Base("CohereConfig", {"tie_word_embeddings": True}, templates="list", rope=THETA),
-    "olmo2": Base("Olmo2Config", {}, rope=THETA),
+    "cohere": Base("CohereConfig", {"tie_word_embeddings": True}, templates="list", old_keys=THETA),
+    "olmo2": Base("Olmo2Config", {}, old_keys=THETA),
     "gemma3": Base(
         "Gemma3Config",
         {
@@ -140,6 +140,7 @@ def make_base(name: str, folder: Path, *, seed: int = 5) -> Path:
     _write_old_config(folder, base)
     _write_tokenizer(folder, base)
     if "vision_config" in base.options:
+        _use_old_names(folder / "model.safetensors")
         processor = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 28, "width": 28}}  # fmt: skip
         (folder / "preprocessor_config.json").write_text(json.dumps(processor))
         (folder / "processor_config.json").write_text(
@@ -148,14 +149,24 @@ def make_base(name: str, folder: Path, *, seed: int = 5) -> Path:
     return folder
 
 
+def _use_old_names(path: Path) -> None:
+    """Rename the tensors of a vision tower as they are called in hubs; transformers 5 saves other names."""
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415
+
+    renamed = {}
+    for name, tensor in load_file(path).items():
+        renamed[name.replace("vision_tower.", "vision_tower.vision_model.")] = tensor
+    save_file(renamed, path, metadata={"format": "pt"})
+
+
 def _write_old_config(folder: Path, base: Base) -> None:
     """Write config.json as transformers 4 does."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["torch_dtype"] = config.pop("dtype")
-    if base.rope:
+    if base.old_keys:
         config.pop("rope_parameters", None)
-        config |= base.rope
+        config |= base.old_keys
     path.write_text(json.dumps(config, indent=2))
 
 

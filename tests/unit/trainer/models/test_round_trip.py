@@ -202,7 +202,7 @@ IGNORED = {"dtype", "torch_dtype", "_name_or_path", "transformers_version"}
 
 def read(folder, has_model):
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    result = {"tokens": [tokenizer(text).input_ids for text in TEXTS], "class": type(tokenizer).__name__}
+    result = {"tokens": [tokenizer(text).input_ids for text in TEXTS]}
     if has_model:
         config = AutoConfig.from_pretrained(folder).to_dict()
         result["config"] = {key: value for key, value in config.items() if key not in IGNORED}
