@@ -82,7 +82,10 @@ BASES = {
         "GPT2Config", {"n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4},
         templates="none", names_class=False,
     ),
-    "qwen3-moe": Base("Qwen3MoeConfig", MOE, old_keys=THETA | {"num_experts": 4}, experts=("gate_proj", "up_proj", "down_proj")),
+    "qwen3-moe": Base(
+        "Qwen3MoeConfig", MOE, old_keys=THETA | {"num_experts": 4},
+        experts=("gate_proj", "up_proj", "down_proj"),
+    ),
     "mixtral": Base(
         "MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}, "byte-fallback",
         old_keys=THETA, experts=("w1", "w2", "w3"),
@@ -96,7 +99,10 @@ BASES = {
         },
         old_keys=THETA | {"layer_types": ["mamba", "attention"]},
     ),
-    "lfm2": Base("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, old_keys=THETA),
+    "lfm2": Base(
+        "Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+        old_keys=THETA,
+    ),
     "qwen3-next": Base(
         "Qwen3NextConfig",
         {
@@ -216,28 +222,22 @@ def _byte_level() -> Any:
 
 def _byte_fallback() -> Any:
     """Return a tokenizer as of Llama 2 and Mistral: SentencePiece's BPE, and bytes for unknown letters."""
-    from tokenizers import (
-        Tokenizer,
-        decoders,
-        models,
-        normalizers,
-        processors,
-        trainers,
-    )  # noqa: PLC0415
+    import tokenizers  # noqa: PLC0415
+    from tokenizers import decoders, models, normalizers, processors  # noqa: PLC0415
 
     spaces = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    trained = Tokenizer(models.BPE())
+    trained = tokenizers.Tokenizer(models.BPE())
     trained.normalizer = spaces
     trained.train_from_iterator(
-        SENTENCES, trainers.BpeTrainer(vocab_size=120, show_progress=False)
+        SENTENCES, tokenizers.trainers.BpeTrainer(vocab_size=120, show_progress=False)
     )
     state = json.loads(trained.to_str())["model"]
     pieces = [*SPECIAL, *_BYTES, *state["vocab"]]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
     merges = [tuple(merge) for merge in state["merges"]]
-    tokenizer = Tokenizer(
+    tokenizer = tokenizers.Tokenizer(
         models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     )  # fmt: skip
     tokenizer.normalizer = spaces
@@ -265,7 +265,7 @@ def _unigram() -> Any:
         SENTENCES, vocab_size=120, show_progress=False, unk_token="<unk>"
     )
     state = json.loads(trained.to_str())["model"]["vocab"]
-    scores = {piece: 0.0 for piece in SPECIAL} | {piece: -20.0 for piece in _BYTES}
+    scores = dict.fromkeys(SPECIAL, 0.0) | dict.fromkeys(_BYTES, -20.0)
     for piece, score in state:
         scores.setdefault(piece, score)
     tokenizer = Tokenizer(

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from typing_extensions import override
 
+from finetune_trainer.models.finite import is_finite
 from finetune_trainer.models.parameter_names import stored_names_of
 from finetune_trainer.models.published_weights import PublishedWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
@@ -86,9 +87,13 @@ class MergedWeights(PublishedWeights):
     def _read_changed(self, name: str) -> torch.Tensor:
         if name in self._whole:
             return self._trained[self._whole[name]]
-        return self._merge(
-            self._layers[name], self._stored.read(self._sources[name]).float()
-        )
+        weight = self._stored.read(self._sources[name]).float()
+        if not is_finite(weight):
+            raise ConfigInvalid(
+                f"{name} of the base model has infinite or NaN values, into which no adapter can be merged: "
+                "use a base model without such values"
+            )
+        return self._merge(self._layers[name], weight)
 
     @override
     def load_into(self, model: Any) -> None:

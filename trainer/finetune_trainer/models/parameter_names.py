@@ -1,7 +1,7 @@
 """Which parameter of a model each tensor in its files is.
 
-Files keep the names of the release that wrote them. transformers renames tensors when it loads them, and joins some,
-such as those of experts.
+Files keep the names of the release that wrote them. transformers renames tensors when it loads them, and joins the
+tensors of experts.
 """
 
 from collections.abc import Mapping
