@@ -243,9 +243,13 @@ def save_tokenizer(
     copy_base_files(base, folder)
     if not is_merged:
         name_tokenizer_class(folder, type(tokenizer).__name__)
-    if conversations and not tokenizer.chat_template:
+    templates = tokenizer.chat_template or {}
+    if conversations and not templates:
         # The training used a default template, and so must the server.
-        set_chat_templates(folder, {DEFAULT: template_of(tokenizer)})
+        templates = template_of(tokenizer)
+    set_chat_templates(
+        folder, {DEFAULT: templates} if isinstance(templates, str) else templates
+    )
     generation = generation_config(
         base, end_tokens(tokenizer, conversations=conversations)
     )
