@@ -7,7 +7,8 @@ import torch
 from typing_extensions import override
 
 from finetune_trainer.models.language_model import is_multimodal, language_names
-from finetune_trainer.models.loading import load_config
+from finetune_trainer.models.loading import empty_model, load_config
+from finetune_trainer.models.merged_weights import tied_layers
 from finetune_trainer.models.parameter_names import stored_names_of
 from finetune_trainer.models.published_weights import PublishedWeights
 from finetune_trainer.models.stored_weights import StoredWeights
@@ -20,11 +21,25 @@ class FullWeights(PublishedWeights):
     def __init__(self, model_folder: Path, trained: Path, dtype: torch.dtype) -> None:
         super().__init__(model_folder, dtype)
         self._trained = StoredWeights(trained)
-        self.changed = frozenset(self._trained.meta)
+        self._copies = self._copies_of_tied()
+        self.changed = frozenset({*self._trained.meta, *self._copies})
+
+    def _copies_of_tied(self) -> dict[str, str]:
+        """Return stored name of a second copy -> stored name of the trained tensor.
+
+        Some base models store the weight of embedding and output head twice, and the model has one parameter for both.
+        """
+        model = empty_model(self._folder)
+        stored = stored_names_of(model, self._stored.meta)
+        names = [stored.get(f"{layer}.weight") for layer in tied_layers(model) or ()]
+        trained = [name for name in names if name in self._trained.meta]
+        if len(trained) != 1:
+            return {}
+        return {name: trained[0] for name in names if name and name != trained[0]}
 
     @override
     def _read_changed(self, name: str) -> torch.Tensor:
-        return self._trained.read(name)
+        return self._trained.read(self._copies.get(name, name))
 
     @override
     def load_into(self, model: Any) -> None:

@@ -37,6 +37,12 @@ def load_config(folder: Path, uri: str = "") -> Any:
         )
 
 
+def empty_model(folder: Path) -> Any:
+    """Return a causal language model without memory for its weights: only names and shapes of its layers."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(load_config(folder))
+
+
 def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -> Any:
     """Load a causal language model to the CPU, from safetensors files only; `uri` names it in errors.
 

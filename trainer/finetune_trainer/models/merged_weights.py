@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
 from typing_extensions import override
 
 from finetune_trainer.models.finite import is_finite
+from finetune_trainer.models.loading import empty_model
 from finetune_trainer.models.parameter_names import stored_names_of
 from finetune_trainer.models.published_weights import PublishedWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
@@ -57,11 +57,7 @@ class MergedWeights(PublishedWeights):
     def __init__(self, model_folder: Path, adapter: Path, dtype: torch.dtype) -> None:
         super().__init__(model_folder, dtype)
         self._lora = _separable_config(adapter)
-        # Without memory for the weights: only names and shapes of the layers are needed.
-        with torch.device("meta"):
-            self._model = AutoModelForCausalLM.from_config(
-                AutoConfig.from_pretrained(model_folder)
-            )
+        self._model = empty_model(model_folder)
         self._names = stored_names_of(self._model, self._stored.meta)
         layers, whole = _read_adapter(adapter)
         embedding, head = tied_layers(self._model) or ("", "")

@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import PeftConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.utils import CONFIG_NAME
 
-from finetune_trainer.models.loading import UNREADABLE, load_config
+from finetune_trainer.models.loading import UNREADABLE, empty_model
 from finetune_trainer.models.published_weights import DTYPE_KEYS
 from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
@@ -26,8 +25,7 @@ def check_published(folder: Path, base: Path) -> None:
         if (folder / CONFIG_NAME).exists():
             _check_weights(folder, base)
             _check_config(folder, base)
-            with torch.device("meta"):
-                AutoModelForCausalLM.from_config(load_config(folder))
+            empty_model(folder)
         else:
             PeftConfig.from_pretrained(str(folder))
         _check_tokenizer(folder, base)

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from support.operator.adapters import make_adapter
 from support.trainer.base_models import make_base
 
-from finetune_trainer.contract import Lora, ModelSource
+from finetune_trainer.contract import Lora, ModelSource, TrainConfig
+from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.language_model import language_names
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.merge import load_merged, save_merged
@@ -18,6 +19,7 @@ from finetune_trainer.models.published_check import check_published
 from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.methods.lora import attach_adapter, trainable_adapter
+from finetune_trainer.training.methods.registry import load_trainable
 
 torch.set_num_threads(1)
 
@@ -95,6 +97,59 @@ def test_nan_that_training_stored_is_refused(base, tmp_path):
     (tmp_path / "published").mkdir()
     with pytest.raises(ConfigInvalid, match=f"the trained {MLP} has infinite or NaN"):
         save_merged(base, tmp_path / "trained", torch.float32, tmp_path / "published")
+
+
+def test_second_copy_of_a_tied_weight_is_trained_too(tmp_path):
+    """Else the two would differ, and transformers would take the stored output head in place of the trained weight."""
+    base = make_base("qwen2.5", tmp_path / "base")
+    embedding = "model.embed_tokens.weight"
+    weights = load_file(base / "model.safetensors")
+    weights["lm_head.weight"] = weights[embedding].clone()
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    trained = {name: tensor * 2 for name, tensor in weights.items()}
+    trained.pop("lm_head.weight")
+    for name in ("trained", "published"):
+        (tmp_path / name).mkdir()
+    save_file(trained, tmp_path / "trained" / "model.safetensors")
+    save_merged(base, tmp_path / "trained", torch.float32, tmp_path / "published")
+    published = load_file(tmp_path / "published" / "model.safetensors")
+    assert torch.equal(published["lm_head.weight"], 2 * weights[embedding])
+    assert torch.equal(published[embedding], 2 * weights[embedding])
+
+
+@pytest.mark.parametrize("method", ["LoRA", "Full"])
+def test_names_without_the_prefix_of_the_model_are_kept(tmp_path, method):
+    """GPT-2's files have such names, and buffers that the model no longer has."""
+    base = make_base("gpt2", tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    weights = {
+        name.removeprefix("transformer."): each for name, each in weights.items()
+    }
+    weights["h.0.attn.bias"] = torch.ones(1, 1, 4, 4)
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    config = TrainConfig.model_validate(
+        {
+            "identity": "t", "prepare": "p", "model": {"uri": "m"}, "checkpoint": {},
+            "recipe": {"dtype": "FP32", "method": method},
+        }
+    )  # fmt: skip
+    source = BaseModel("m", base, digest="")
+    trainable = load_trainable(source, config, torch.device("cpu"))
+    for tensor in trainable.weights.values():
+        tensor.add_(0.1)
+    for name in ("trained", "published"):
+        (tmp_path / name).mkdir()
+    trainable.format.write(trainable.weights, tmp_path / "trained")
+    save_merged(base, tmp_path / "trained", torch.float32, tmp_path / "published")
+    published = load_file(tmp_path / "published" / "model.safetensors")
+    assert published.keys() == weights.keys()
+    tokens = torch.arange(7, 40)[None]
+    with torch.no_grad():
+        expected = trainable.module.eval()(tokens, use_cache=False).logits
+        actual = load_base(tmp_path / "published", torch.float32)(
+            tokens, use_cache=False
+        ).logits
+    assert (actual - expected).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(
