@@ -24,6 +24,7 @@ SLOW_FILES = (
     "test_samples",
     "test_allocator",
     "test_preview_command",
+    "test_round_trip",
 )
 """Test files that take half a minute or more. They run first, so that all workers end at about the same time.
 

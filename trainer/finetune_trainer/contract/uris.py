@@ -34,6 +34,11 @@ STORES = ("s3", "gs", "az", "oci")
 
 ON_THIS_MACHINE = frozenset({"", "file", "pvc"})
 """Schemes of paths, also of paths on claims; all other schemes name stores."""
+HUB_URI = re.compile(
+    r"hf://(?P<id>[A-Za-z0-9][\w.-]{0,95}(?<![.-])/[A-Za-z0-9][\w.-]{0,95}(?<![.-]))(@(?P<revision>[^/]+))?(/.*)?",
+    re.ASCII,
+)
+"""Matches hf://ORG/NAME[@REVISION][/PATH] with an ORG/NAME that the hub accepts."""
 WEB_ADDRESS = re.compile(
     r"(https?://|url: /)(?:[^\s/?#]*@)?([^\s?#]*)(?:[?#]\S*?(?=[:;,.)]*(?:\s|$)))?"
 )
@@ -54,6 +59,26 @@ def without_secrets(text: object) -> str:
     Only addresses with https:// and http:// have them. In other URIs, a question mark is a part of a pattern.
     """
     return WEB_ADDRESS.sub(r"\1\2", str(text))
+
+
+def hub_id(uri: str) -> str | None:
+    """Return ORG/NAME of a URI hf://ORG/NAME[@REVISION][/PATH]; None for other places, and names that no hub has."""
+    match = HUB_URI.fullmatch(uri)
+    if match is None:
+        return None
+    name = match["id"]
+    # The hub refuses these in a model card, as huggingface_hub's validate_repo_id does.
+    if "--" in name or ".." in name or name.endswith(".git"):
+        return None
+    return name
+
+
+def hub_revision(uri: str, revision: str | None) -> str | None:
+    """Return the revision of a repository of the hub, from its URI or the field beside that; None for other places."""
+    match = HUB_URI.fullmatch(uri)
+    if match is None:
+        return None
+    return match["revision"] or revision
 
 
 def pattern_of(*stores: str) -> str:

@@ -63,7 +63,7 @@ def choose_chat_templates(
     The arguments of the recipe are their defaults. Raise ConfigInvalid if a template does not parse, needs what its
     sandbox refuses, or reads none of the variables that an argument names; raise SourceNotFound if its file is missing.
     """
-    by_name = _templates_of(tokenizer)
+    by_name = templates_of(tokenizer)
     origin: ChatTemplateOrigin = "BaseModel" if by_name else "Default"
     source = f"{model}: its chat template cannot be used, so set prepare.chatTemplate"
     if recipe.chat_template is not None:
@@ -116,7 +116,7 @@ def read_chat_templates(environment: Environment, prepare: str) -> dict[str, str
     return by_name
 
 
-def _templates_of(tokenizer: Any) -> dict[str, str]:
+def templates_of(tokenizer: Any) -> dict[str, str]:
     """Return the tokenizer's own templates by name."""
     own = tokenizer.chat_template
     if not own:

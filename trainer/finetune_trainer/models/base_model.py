@@ -33,6 +33,7 @@ DIGESTED_FILES = (
         "tekken.json",
         "chat_template.*",
         "*.jinja",
+        "additional_chat_templates/*.jinja",
     ),
     *(
         "special_tokens_map.json",
@@ -40,6 +41,7 @@ DIGESTED_FILES = (
         "vocab.*",
         "merges.txt",
         "*.model",
+        "*.tiktoken",
     ),
 )
 """Patterns of a model's configuration and tokenizer. Other files, such as a license, may change."""

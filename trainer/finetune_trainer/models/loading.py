@@ -12,7 +12,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.models.base_model import BaseModel
+from finetune_trainer.models.finite import check_cast, is_finite, is_narrower
 from finetune_trainer.models.positions import positions_of
+from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.runtime.artifacts import CorruptArtifact, verify
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
@@ -46,12 +48,19 @@ def load_config(folder: Path, uri: str = "") -> Any:
         ) from error
 
 
+def empty_model(folder: Path) -> Any:
+    """Return a causal language model without memory for its weights: only names and shapes of its layers."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(load_config(folder))
+
+
 def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -> Any:
     """Load a causal language model to the CPU, from safetensors files only; `uri` names it in errors.
 
     `options` are more arguments of `from_pretrained`.
 
-    Raises ConfigInvalid if the folder holds no such model, or if the weights do not match config.json.
+    Raises ConfigInvalid if the folder holds no such model, if the weights do not match config.json, or if a weight is
+    too large for the dtype.
     """
     # The carriage returns of the progress bar are useless in a log.
     disable_progress_bar()
@@ -67,6 +76,7 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -
             **options,
         )
     check_loading_info(loading_info, uri or str(folder))
+    _check_cast(model, folder, dtype)
     # Training sets its own mode. Everything else needs the model without dropout.
     return model.eval()
 
@@ -81,6 +91,22 @@ def check_loading_info(loading_info: dict[str, Any], uri: str) -> None:
             f"(missing or of another shape: {[*missing, *mismatched][0]}): "
             "use weights and config.json of the same model"
         )
+
+
+def _check_cast(model: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Raise ConfigInvalid if a weight is finite in the files, and infinite in the dtype of the loaded model."""
+    stored = StoredWeights(folder)
+    narrowed = [
+        name
+        for name, tensor in stored.meta.items()
+        if is_narrower(dtype, than=tensor.dtype)
+    ]
+    # Reading the weights costs time, so only after a cast that can make them infinite.
+    if not narrowed or all(map(is_finite, model.parameters())):
+        return
+    for name in narrowed:
+        tensor = stored.read(name)
+        check_cast(tensor, tensor.to(dtype), name)
 
 
 @contextmanager

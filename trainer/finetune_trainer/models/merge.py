@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from peft import PeftModel
 from safetensors.torch import save_file
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
@@ -16,27 +15,14 @@ from finetune_trainer.models.merged_weights import (
     ADAPTER_WEIGHTS,
     MergedWeights,
     NotSeparable,
-    mismatch,
-    tied_layers,
 )
 from finetune_trainer.models.published_weights import PublishedWeights
 from finetune_trainer.models.stored_weights import StoredWeights
-from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.runtime.foreign_warnings import without_deprecations
+from finetune_trainer.models.whole_merge import WholeMerge, with_adapter
 
+__all__ = ["load_merged", "save_merged", "with_adapter"]
 SHARD = "2GB"
 """Maximum size of a file of the merged model. Memory holds a single file and a single layer."""
-
-
-# PEFT asks transformers for it.
-@without_deprecations("is_gradient_checkpointing")
-def with_adapter(model_folder: Path, adapter: Path, dtype: torch.dtype) -> Any:
-    """Load the base model with the adapter attached; the adapter's own weights stay fp32."""
-    base = load_base(model_folder, dtype)
-    try:
-        return PeftModel.from_pretrained(base, str(adapter)).eval()
-    except (ValueError, KeyError, RuntimeError) as error:
-        raise mismatch(model_folder, error) from error
 
 
 def is_adapter(trained: Path) -> bool:
@@ -46,10 +32,7 @@ def is_adapter(trained: Path) -> bool:
 
 def load_merged(model_folder: Path, trained: Path, dtype: torch.dtype) -> Any:
     """Load the model that `save_merged` writes, without writing it: every weight has the same bytes."""
-    try:
-        merged = _published(model_folder, trained, dtype)
-    except NotSeparable as reason:
-        return _merge_whole(model_folder, trained, dtype, reason)
+    merged = _published(model_folder, trained, dtype)
     model = load_base(model_folder, dtype)
     merged.load_into(model)
     model.config.dtype = dtype
@@ -59,9 +42,12 @@ def load_merged(model_folder: Path, trained: Path, dtype: torch.dtype) -> Any:
 def _published(
     model_folder: Path, trained: Path, dtype: torch.dtype
 ) -> PublishedWeights:
-    if is_adapter(trained):
+    if not is_adapter(trained):
+        return FullWeights(model_folder, trained, dtype)
+    try:
         return MergedWeights(model_folder, trained, dtype)
-    return FullWeights(model_folder, trained, dtype)
+    except NotSeparable as reason:
+        return WholeMerge(model_folder, trained, dtype, reason)
 
 
 def save_merged(
@@ -71,13 +57,7 @@ def save_merged(
 
     Raises ConfigInvalid if the adapter does not match the model.
     """
-    try:
-        merged = _published(model_folder, trained, dtype)
-    except NotSeparable as reason:
-        _merge_whole(model_folder, trained, dtype, reason).save_pretrained(
-            folder, max_shard_size=SHARD
-        )
-        return
+    merged = _published(model_folder, trained, dtype)
     # From shapes alone: no weight is read before its file is written.
     shards = split_torch_state_dict_into_shards(merged.meta, max_shard_size=SHARD)
     for file, names in shards.filename_to_tensors.items():
@@ -91,9 +71,7 @@ def save_merged(
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(
             json.dumps(index, indent=2, sort_keys=True) + "\n"
         )
-    (folder / "config.json").write_text(
-        json.dumps(merged.config(), indent=2, sort_keys=True) + "\n"
-    )
+    (folder / "config.json").write_text(json.dumps(merged.config(), indent=2) + "\n")
 
 
 def merged_size(model_folder: Path, dtype: torch.dtype) -> int:
@@ -102,32 +80,3 @@ def merged_size(model_folder: Path, dtype: torch.dtype) -> int:
         tensor.numel() * dtype.itemsize
         for tensor in StoredWeights(model_folder).meta.values()
     )
-
-
-def _merge_whole(
-    model_folder: Path, adapter: Path, dtype: torch.dtype, reason: NotSeparable
-) -> Any:
-    """Merge the adapter into the whole model in fp32, then round once to `dtype`: takes memory for the model in fp32.
-
-    Raises ConfigInvalid if the merge would also change a layer that shares its weight with an adapted layer.
-    """
-    model = with_adapter(model_folder, adapter, torch.float32)
-    tied = tied_layers(model.get_base_model()) or ()
-    # PEFT would merge a shared weight twice, or for both layers, and so publish another model than the trained model.
-    shared = [
-        name
-        for name in tied
-        if hasattr(model.get_base_model().get_submodule(name), "lora_A")
-    ]
-    if shared:
-        raise ConfigInvalid(
-            f"{shared[0]} shares its weight with another layer and cannot be merged alone, because {reason}: "
-            "remove it from train.lora.targetModules"
-        )
-    print(f"merging in memory, because {reason}", flush=True)
-    model = model.merge_and_unload(safe_merge=True)
-    for parameter in model.parameters():
-        # Not model.to(dtype): that would also round buffers (rotary frequencies), which loading a model does not do.
-        parameter.data = parameter.data.to(dtype)
-    model.config.dtype = dtype
-    return model

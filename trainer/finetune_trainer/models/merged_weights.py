@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, inject_adapter_in_model, set_peft_model_state_dict
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
 from typing_extensions import override
 
+from finetune_trainer.models.finite import is_finite
+from finetune_trainer.models.loading import empty_model
+from finetune_trainer.models.parameter_names import stored_names_of
 from finetune_trainer.models.published_weights import PublishedWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
 
@@ -22,13 +24,10 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """PEFT's prefix of the names of a model's layers."""
 WHOLE_MODEL_FEATURES = (
-    *(
-        "target_parameters",
-        "rank_pattern",
-        "alpha_pattern",
-        "modules_to_save",
-        "trainable_token_indices",
-    ),
+    "target_parameters",
+    "rank_pattern",
+    "alpha_pattern",
+    "trainable_token_indices",
     "lora_bias",
 )
 """Settings of an adapter that concern more than the weight of a single layer."""
@@ -58,25 +57,39 @@ class MergedWeights(PublishedWeights):
     def __init__(self, model_folder: Path, adapter: Path, dtype: torch.dtype) -> None:
         super().__init__(model_folder, dtype)
         self._lora = _separable_config(adapter)
-        # Without memory for the weights: only names and shapes of the layers are needed.
-        with torch.device("meta"):
-            self._model = AutoModelForCausalLM.from_config(
-                AutoConfig.from_pretrained(model_folder)
-            )
-        layers = _adapted_layers(adapter)
+        self._model = empty_model(model_folder)
+        self._names = stored_names_of(self._model, self._stored.meta)
+        layers, whole = _read_adapter(adapter)
         embedding, head = tied_layers(self._model) or ("", "")
-        self.is_untied = any(layer.name in {embedding, head} for layer in layers)
+        self.is_untied = any(
+            layer.name in {embedding, head} for layer in layers
+        ) or _differ(whole.get(f"{embedding}.weight"), whole.get(f"{head}.weight"))
         if self.is_untied:
             # A model may store a head of its own although its configuration ties it; transformers then uses that head.
-            self._sources.setdefault(f"{head}.weight", self._stored_name(embedding))
-        self._layers = {self._stored_name(layer.name): layer for layer in layers}
-        self.changed = frozenset(self._layers)
+            source = self._stored_name(f"{embedding}.weight")
+            stored_head = self._names.setdefault(f"{head}.weight", f"{head}.weight")
+            self._sources.setdefault(stored_head, source)
+        elif head and f"{head}.weight" not in self._names:
+            # The embedding's tensor is stored for both.
+            whole.pop(f"{head}.weight", None)
+        self._layers = {
+            self._stored_name(f"{layer.name}.weight"): layer for layer in layers
+        }
+        self._whole = {self._stored_name(name): name for name in whole}
+        self._trained = whole
+        self.changed = frozenset({*self._layers, *self._whole})
 
     @override
     def _read_changed(self, name: str) -> torch.Tensor:
-        return self._merge(
-            self._layers[name], self._stored.read(self._sources[name]).float()
-        )
+        if name in self._whole:
+            return self._trained[self._whole[name]]
+        weight = self._stored.read(self._sources[name]).float()
+        if not is_finite(weight):
+            raise ConfigInvalid(
+                f"{name} of the base model has infinite or NaN values, into which no adapter can be merged: "
+                "use a base model without such values"
+            )
+        return self._merge(self._layers[name], weight)
 
     @override
     def load_into(self, model: Any) -> None:
@@ -84,15 +97,22 @@ class MergedWeights(PublishedWeights):
             # A new parameter, not new values: a layer that shares the weight must keep the stored values.
             weight = torch.nn.Parameter(self.read(stored_name), requires_grad=False)
             model.get_submodule(layer.name).weight = weight
+        for stored_name, name in self._whole.items():
+            weight = torch.nn.Parameter(self.read(stored_name), requires_grad=False)
+            if self.is_untied:
+                layer_name, _, attribute = name.rpartition(".")
+                setattr(model.get_submodule(layer_name), attribute, weight)
+            else:
+                # New values: layers that share the weight get them, too.
+                model.get_parameter(name).data = weight.data
 
-    def _stored_name(self, layer: str) -> str:
-        """Return the name under which the weight of a layer is stored, with or without the model's prefix."""
-        shape = self._module(layer).weight.shape
-        for name in (layer, layer.removeprefix(f"{self._model.base_model_prefix}.")):
-            source = self._sources.get(f"{name}.weight")
-            if source and self._stored.meta[source].shape == shape:
-                return f"{name}.weight"
-        raise NotSeparable(f"the weight of {layer} is not stored as one tensor")
+    def _stored_name(self, parameter: str) -> str:
+        """Return the name under which a parameter is stored."""
+        if parameter not in self._names:
+            layer = parameter.rpartition(".")[0]
+            self._module(layer)
+            raise NotSeparable(f"the weight of {layer} is not stored as one tensor")
+        return self._names[parameter]
 
     def _module(self, layer: str) -> Any:
         try:
@@ -155,9 +175,23 @@ def _separable_config(adapter: Path) -> LoraConfig:
     return config
 
 
-def _adapted_layers(adapter: Path) -> list[AdaptedLayer]:
+def _read_adapter(
+    adapter: Path,
+) -> tuple[list[AdaptedLayer], dict[str, torch.Tensor]]:
+    """Return the adapted layers, and the parameters that the adapter replaces, by their names in the model."""
     layers: dict[str, AdaptedLayer] = {}
+    whole = {}
     for key, tensor in load_file(adapter / ADAPTER_WEIGHTS).items():
-        name, _, rest = key.removeprefix(PREFIX).partition(".lora_")
+        name, is_low_rank, rest = key.removeprefix(PREFIX).partition(".lora_")
+        if not is_low_rank:
+            whole[name] = tensor
+            continue
         layers.setdefault(name, AdaptedLayer(name, {})).tensors[f"lora_{rest}"] = tensor
-    return list(layers.values())
+    return list(layers.values()), whole
+
+
+def _differ(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    """Return whether two tensors differ, or only one of them is there."""
+    if first is None or second is None:
+        return first is not second
+    return not torch.equal(first, second)

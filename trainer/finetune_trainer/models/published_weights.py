@@ -5,13 +5,19 @@ A tensor that training changed is rounded once. All others keep their stored val
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from finetune_trainer.models.finite import check_cast, is_finite
 from finetune_trainer.models.stored_weights import StoredWeights
+from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.runtime.progress import log_line
+
+DTYPE_KEYS = ("dtype", "torch_dtype")
+"""Keys of config.json for the data type of the weights: of transformers 5, and of releases before."""
 
 
 class PublishedWeights(ABC):
@@ -49,35 +55,58 @@ class PublishedWeights(ABC):
         }
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a tensor of the trained model."""
+        """Return a tensor of the trained model; raise ConfigInvalid if training or the cast made it infinite or NaN."""
+        tensor = self._read_unrounded(name)
+        rounded = tensor.to(self._dtype_of(name))
+        if not is_finite(rounded):
+            check_cast(tensor, rounded, name)
+            self._check_is_of_base(name)
         # safetensors saves contiguous tensors only.
-        return self._read_unrounded(name).to(self._dtype_of(name)).contiguous()
+        return rounded.contiguous()
 
     def _read_unrounded(self, name: str) -> torch.Tensor:
         if name in self.changed:
             return self._read_changed(name)
         return self._stored.read(self._sources[name])
 
+    def _check_is_of_base(self, name: str) -> None:
+        """Log that a tensor with infinite or NaN values is the base model's; raise ConfigInvalid if it is trained."""
+        if name in self.changed:
+            raise ConfigInvalid(
+                f"the trained {name} has infinite or NaN values: train again from a base model without such values, "
+                "or with a lower train.optimizer.learningRate"
+            )
+        log_line(
+            f"{name} has infinite or NaN values in the base model; they are kept as they are"
+        )
+
     def config(self) -> dict[str, Any]:
         """Return the base model's config.json with the new dtype, without code to execute."""
         config: dict[str, Any] = json.loads((self._folder / "config.json").read_bytes())
         config.pop("auto_map", None)
-        # Nested configurations, as of a multimodal model's text model, have a dtype of their own.
-        config["dtype"] = self._dtype_name
-        for part in (
-            config,
-            *(value for value in config.values() if isinstance(value, dict)),
-        ):
-            part |= {
-                key: self._dtype_name for key in ("dtype", "torch_dtype") if key in part
-            }
-            if self.is_untied and (part is config or "tie_word_embeddings" in part):
-                part["tie_word_embeddings"] = False
+        self._set_dtype(config)
+        if self.is_untied:
+            _untie(config)
         return config
+
+    def _set_dtype(self, config: dict[str, Any]) -> None:
+        """Set the published dtype under the keys that the base model uses."""
+        replaced = {_name_of(self._main_dtype)}
+        if not any(key in config for key in DTYPE_KEYS):
+            if self._dtype == self._main_dtype:
+                return
+            # Every release of transformers reads this key.
+            config["torch_dtype"] = self._dtype_name
+        replaced.update(config[key] for key in DTYPE_KEYS if key in config)
+        for part in _parts(config):
+            for key in DTYPE_KEYS:
+                # A part with another dtype, such as a tower in fp32, keeps it, as its weights do.
+                if key in part and (part is config or part[key] in replaced):
+                    part[key] = self._dtype_name
 
     @property
     def _dtype_name(self) -> str:
-        return str(self._dtype).removeprefix("torch.")
+        return _name_of(self._dtype)
 
     def _dtype_of(self, name: str) -> torch.dtype:
         """Return the published dtype of a tensor: `dtype`, unless the base model makes an exception of it."""
@@ -85,6 +114,29 @@ class PublishedWeights(ABC):
         if name in self.changed or stored == self._main_dtype:
             return self._dtype
         return stored
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return a configuration and all configurations in it, such as of a multimodal model's language model."""
+    yield config
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _parts(value)
+
+
+def _untie(config: dict[str, Any]) -> None:
+    """Set that embedding and output head have weights of their own."""
+    config["tie_word_embeddings"] = False
+    # The default of a language model's part may be to tie them.
+    for name, part in config.items():
+        if isinstance(part, dict) and (
+            name == "text_config" or "tie_word_embeddings" in part
+        ):
+            part["tie_word_embeddings"] = False
 
 
 def _main_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:

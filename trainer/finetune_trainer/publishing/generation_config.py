@@ -17,7 +17,11 @@ def generation_config(base: Path, end_tokens: Iterable[int]) -> dict[str, Any]:
     generation_config.json, transformers derives one from config.json, and so does this function.
     """
     config = _config_of(base)
-    ends = all_end_tokens(config.get("eos_token_id"), end_tokens)
+    known = config.get("eos_token_id")
+    ends = all_end_tokens(known, end_tokens)
+    before = known if isinstance(known, list) else [known]
+    if set(ends) == set(before):
+        return config
     # A list only if there are several tokens, as the configs of base models have it.
     if len(ends) > 1:
         config["eos_token_id"] = ends

@@ -1,11 +1,13 @@
 """The model card, README.md: origin, scores, training, hyperparameters and versions."""
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from itertools import zip_longest
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from huggingface_hub import EvalResult, ModelCardData
 
@@ -22,7 +24,7 @@ from finetune_trainer.contract import (
     TrainResult,
 )
 from finetune_trainer.contract.environment import GIT_SHA
-from finetune_trainer.contract.uris import without_secrets
+from finetune_trainer.contract.uris import hub_id, without_secrets
 from finetune_trainer.runtime.artifacts import digest_of
 from finetune_trainer.runtime.stage_folder import read_config, read_result
 
@@ -30,6 +32,8 @@ from finetune_trainer.runtime.stage_folder import read_config, read_result
 LIBRARIES = ("torch", "transformers", "peft", "lm_eval")
 ADAPTER_SETTINGS = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
 """Keys of adapter_config.json that training chose."""
+NO_ID = re.compile(r"[^\w.-]+", re.ASCII)
+"""Matches what the id of a data set must not have."""
 OBJECTIVES = {
     "SFT": "SFT: supervised fine-tuning, cross-entropy per token of the completions",
     "DPO": "DPO: [Direct Preference Optimization](https://arxiv.org/abs/2305.18290), loss per pair of completions",
@@ -51,7 +55,7 @@ def card(
     train_config = read_config(train_folder)
     scores = _scores(config, environment)
     if has_adapter:
-        kind = _kind(form)
+        kind = _kind(form, config)
         tags = ["lora", form.lower()]
         adapter = train_folder / "output"
     else:
@@ -92,17 +96,18 @@ def front_matter(
 ) -> str:
     """Return the card's metadata as YAML for the Hugging Face hub; the scores are its model-index."""
     # Two splits of one data set are one data set for the hub.
-    names = [_hub_name(source.uri) for source in config.datasets]
-    datasets = dict.fromkeys(names)
+    names = [hub_id(source.uri) for source in config.datasets]
+    datasets = dict.fromkeys(name for name in names if name)
     # The hub's model-index needs both a name and results.
     model_name = None
     results = None
     if scores is not None:
-        model_name = name
-        results = _eval_results(config, scores, environment)
+        results = _eval_results(config, scores, environment) or None
+        model_name = name if results else None
     data = ModelCardData(
-        base_model=_hub_name(config.model.uri),
-        datasets=list(datasets),
+        # The hub refuses a card that names anything else here. The text has the other places.
+        base_model=hub_id(config.model.uri),
+        datasets=list(datasets) or None,
         library_name="peft" if "adapter" in tags else "transformers",
         pipeline_tag="text-generation",
         tags=tags,
@@ -110,15 +115,6 @@ def front_matter(
         eval_results=results,
     )
     return str(data.to_yaml())
-
-
-def _hub_name(uri: str) -> str:
-    """Return ORG/NAME of a repository of the hub, which the hub turns into a link; the URI of any other place."""
-    # A signed address is a key, and a card may be read by people who must not have it.
-    if not uri.startswith("hf://"):
-        return without_secrets(uri)
-    segments = uri.removeprefix("hf://").split("/")
-    return "/".join(segments[:2])
 
 
 def _eval_results(
@@ -131,14 +127,17 @@ def _eval_results(
         files = {task.name: task.file for task in evaluate_config.recipe.tasks}
     results = []
     for task, metric, score in _measured(scores):
+        # The metadata become JSON, which has no NaN.
+        if not math.isfinite(score.value):
+            continue
         arguments = None
-        if score.stderr is not None:
+        if score.stderr is not None and math.isfinite(score.stderr):
             arguments = {"stderr": score.stderr}
         results.append(
             EvalResult(
                 task_type="text-generation",
                 # A task of the user's own has a name that means something in this pipeline only.
-                dataset_type=files.get(task) or task,
+                dataset_type=_data_set_type(files.get(task) or task),
                 dataset_name=task,
                 metric_type=metric,
                 metric_value=score.value,
@@ -146,6 +145,11 @@ def _eval_results(
             )
         )
     return results
+
+
+def _data_set_type(name: str) -> str:
+    """Return a name in the form of a data set's id, which the hub demands: the path of a file is none."""
+    return NO_ID.sub("-", PurePosixPath(name).name)
 
 
 def _measured(scores: EvaluateResult) -> list[tuple[str, str, Score]]:
@@ -193,10 +197,14 @@ def _records(prepared: PrepareResult) -> str:
     return ", ".join(parts)
 
 
-def _kind(form: str) -> str:
+def _kind(form: str, config: PushConfig) -> str:
     if form == "Merged":
         return "A LoRA adapter, merged into its base model."
-    return "A LoRA adapter for its base model."
+    text = "A LoRA adapter for its base model."
+    if hub_id(config.model.uri) is None:
+        place = without_secrets(config.model.uri)
+        text += f" That is not on the Hugging Face hub: load it from `{place}`, then attach the adapter."
+    return text
 
 
 def _data_set(source: DatasetSource, pin: str | None) -> str:

@@ -21,11 +21,21 @@ from finetune_trainer.contract import (
     PushResult,
     PushTarget,
 )
-from finetune_trainer.data.chat_templates import read_chat_templates, use_chat_templates
+from finetune_trainer.data.chat_templates import (
+    read_chat_templates,
+    templates_of,
+    use_chat_templates,
+)
 from finetune_trainer.data.records.chat_template import end_tokens, template_of
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import DTYPES, open_trained_adapter
 from finetune_trainer.models.merge import is_adapter, merged_size, save_merged
+from finetune_trainer.models.published_check import check_published
+from finetune_trainer.publishing.base_files import (
+    copy_base_files,
+    name_tokenizer_class,
+    set_chat_templates,
+)
 from finetune_trainer.publishing.generation_config import generation_config
 from finetune_trainer.publishing.model_card import card
 from finetune_trainer.publishing.published_model import (
@@ -209,6 +219,7 @@ class Models:
                 temporary,
                 is_merged=is_merged,
             )
+            check_published(temporary, self.base.folder)
             readme = card(
                 self.config, environment, form, has_adapter=is_adapter(self.adapter)
             )
@@ -226,22 +237,27 @@ def save_tokenizer(
     *,
     is_merged: bool,
 ) -> None:
-    """Write the tokenizer with the chat template of the training; for a merged model, also the end tokens."""
+    """Write the base model's tokenizer, processors and generation config, with what training changed in them.
+
+    These are the chat template, if the base model has none, and the tokens that end an answer.
+    """
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     templates = read_chat_templates(environment, config.prepare)
     use_chat_templates(tokenizer, templates)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     conversations = isinstance(prepared, PrepareResult) and prepared.conversations
+    copy_base_files(base, folder)
+    if not is_merged:
+        name_tokenizer_class(folder, type(tokenizer).__name__)
     if conversations and not tokenizer.chat_template:
         # A program of the user prepared the rows, and the base model has no template: a server needs one.
         tokenizer.chat_template = template_of(tokenizer)
-    tokenizer.save_pretrained(folder)
-    if is_merged:
-        generation = generation_config(
-            base, end_tokens(tokenizer, conversations=conversations)
-        )
-        text = json.dumps(generation, indent=2, sort_keys=True)
-        (folder / GENERATION_CONFIG_NAME).write_text(f"{text}\n")
+    set_chat_templates(folder, templates_of(tokenizer))
+    generation = generation_config(
+        base, end_tokens(tokenizer, conversations=conversations)
+    )
+    text = json.dumps(generation, indent=2)
+    (folder / GENERATION_CONFIG_NAME).write_text(f"{text}\n")
 
 
 def _size_of(folder: Path) -> int:

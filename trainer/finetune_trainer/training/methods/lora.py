@@ -13,6 +13,8 @@ from peft.utils.integrations import dequantize_module_weight
 from transformers.pytorch_utils import Conv1D
 
 from finetune_trainer.contract import Lora, ModelSource
+from finetune_trainer.contract.uris import hub_id, hub_revision
+from finetune_trainer.models.language_model import is_multimodal, language_names
 from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.foreign_warnings import without_deprecations
@@ -82,9 +84,10 @@ def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> Pef
         parameter.data = parameter.data.float()
     if lora.variant == "DoRA":
         _compute_magnitudes_in_fp32(model)
-    # PEFT filled in the local path, which would make the adapter's bytes depend on the machine.
-    config.base_model_name_or_path = source.uri
-    config.revision = source.revision
+    # PEFT filled in the local path, which would make the adapter's bytes depend on the machine. Programs that load
+    # adapters look for a repository of the hub by this name. The model card names every other place.
+    config.base_model_name_or_path = hub_id(source.uri)
+    config.revision = hub_revision(source.uri, source.revision)
     return model
 
 
@@ -113,27 +116,22 @@ def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
     """Return PEFT's `target_modules` for these names and patterns; raise ConfigInvalid if a name matches no layer."""
     if names == (ALL_LINEAR,):
         return _all_linear(base)
-    modules = [name for name, _ in base.named_modules() if name]
+    modules = language_names(base)
+    has_towers = is_multimodal(base)
     # PEFT redirects the names of single experts' layers to the tensor that holds them all.
     selected: set[str] = set()
     if has_fused_experts(base):
         selected.update(EXPERT_NAMES.intersection(names))
     for name in (name for name in names if name not in selected):
-        matching = [
-            m
-            for m in modules
-            if fnmatch.fnmatchcase(m, name) or fnmatch.fnmatchcase(m, f"*.{name}")
-        ]
+        matching = [module for module in modules if _matches(module, name)]
         if not matching:
             hint = _did_you_mean(name, _adaptable_names(base))
-            if name == ALL_LINEAR:
-                hint = f"; {ALL_LINEAR} cannot be combined with other names"
             raise ConfigInvalid(
-                f"train.lora.targetModules: {name} matches no layer of the model{hint}; {linear_layer_names(base)}"
+                f"train.lora.targetModules: {name} {_no_match(base, name)}{hint}; {linear_layer_names(base)}"
             )
         _check_adaptable(base, name, matching)
-        # In a list PEFT matches names and the ends of names, but no patterns.
-        selected.update(matching if "*" in name else [name])
+        # In a list PEFT matches names and the ends of names, but no patterns. A tower may have layers of this name.
+        selected.update(matching if has_towers or "*" in name else [name])
     # Sorted: the order of a set of strings differs between processes, and the adapter's file holds the names.
     return sorted(selected)
 
@@ -173,6 +171,20 @@ def _did_you_mean(name: str, modules: Iterable[str]) -> str:
     return f"; did you mean {nearest[0]}?"
 
 
+def _matches(module: str, name: str) -> bool:
+    """Return whether a name or pattern of the recipe is a layer's whole name, or its end."""
+    return fnmatch.fnmatchcase(module, name) or fnmatch.fnmatchcase(module, f"*.{name}")
+
+
+def _no_match(base: torch.nn.Module, name: str) -> str:
+    """Return the reason for which no layer of the language model has this name."""
+    if name == ALL_LINEAR:
+        return f"cannot be combined with other names, and {ALL_LINEAR} matches no layer of the model"
+    if any(_matches(module, name) for module, _ in base.named_modules() if module):
+        return "matches only layers that read images or sound, which do not learn from text"
+    return "matches no layer of the model"
+
+
 def has_fused_experts(base: torch.nn.Module) -> bool:
     """Return whether the model holds the weights of all experts of a layer in a single tensor, which is no layer."""
     return any(name.endswith(".gate_up_proj") for name, _ in base.named_parameters())
@@ -191,15 +203,17 @@ def expert_bytes(base: torch.nn.Module) -> int:
 
 
 def _all_linear(base: torch.nn.Module) -> str | list[str]:
-    """Return PEFT's all-linear for a dense model; for a MoE model the names of the layers that it should select.
+    """Return PEFT's all-linear for a dense model; else the names of the layers that it should select.
 
-    An adapted router would send tokens to experts that the base model did not learn to use for them.
+    Of a multimodal model, these are layers of the language model: no gradient reaches its towers. In a MoE model, an
+    adapted router would send tokens to experts that the base model did not learn to use for them.
     """
     linear = [
         name
         for name, module in base.named_modules()
         if isinstance(module, LINEAR_LAYERS)
     ]
+    language = language_names(base)
     is_fused = has_fused_experts(base)
     excluded = ROUTER_NAMES
     if is_fused:
@@ -209,7 +223,9 @@ def _all_linear(base: torch.nn.Module) -> str | list[str]:
     selected = [
         name
         for name in linear
-        if excluded.isdisjoint(name.split(".")) and base.get_submodule(name) is not head
+        if name in language
+        and excluded.isdisjoint(name.split("."))
+        and base.get_submodule(name) is not head
     ]
     is_dense = not is_fused and len(selected) == len(linear) - isinstance(
         head, LINEAR_LAYERS

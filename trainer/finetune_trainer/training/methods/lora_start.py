@@ -7,6 +7,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from finetune_trainer.contract import Lora, TrainConfig
+from finetune_trainer.contract.uris import hub_id
 from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
 from finetune_trainer.models.start_adapter import StartAdapter
 from finetune_trainer.runtime.errors import ConfigInvalid
@@ -122,7 +123,9 @@ def _check_settings(lora: Lora, start: StartAdapter) -> None:
 
 def _warn_of_another_model(start: StartAdapter, uri: str) -> None:
     named = start.config.get("base_model_name_or_path")
-    if named and str(named).removeprefix("hf://") != uri.removeprefix("hf://"):
+    # Only a repository of the hub has a name that is the same on another machine.
+    this = hub_id(uri) or uri
+    if named and (hub_id(str(named)) or str(named)) != this:
         log_line(
             f"train: the adapter of train.startFrom names the base model {named}, this one is {uri}"
         )

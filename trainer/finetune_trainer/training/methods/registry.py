@@ -12,7 +12,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from finetune_trainer.contract import TrainConfig
 from finetune_trainer.models.base_model import BaseModel
-from finetune_trainer.models.full_weights import config_of, stored_names
+from finetune_trainer.models.full_weights import config_of, trained_names
 from finetune_trainer.models.loading import dtype_of, load_base
 from finetune_trainer.models.start_adapter import StartAdapter
 from finetune_trainer.runtime.errors import ConfigInvalid
@@ -108,15 +108,12 @@ def full(
         raise ConfigInvalid(
             "train.method Full trains no adapter: remove startFrom, or set method to LoRA or QLoRA"
         )
-    model = (
-        load_base(source.folder, torch.float32, source.uri)
-        .to(device)
-        .requires_grad_(True)
-    )
-    names = stored_names(model, source.folder)
-    weights = {
-        names[name]: parameter.data for name, parameter in model.named_parameters()
-    }
+    model = load_base(source.folder, torch.float32, source.uri).to(device)
+    model.requires_grad_(False)
+    weights = {}
+    for name, stored_name in trained_names(model, source.folder).items():
+        parameter = model.get_parameter(name).requires_grad_(True)
+        weights[stored_name] = parameter.data
     return Trainable(
         model,
         weights,
