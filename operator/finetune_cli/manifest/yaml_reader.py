@@ -31,6 +31,7 @@ FALSE = {"n", "no", "off", "false"}
 
 TAG = "tag:yaml.org,2002:"
 MERGE = f"{TAG}merge"
+NUMBERS = frozenset({f"{TAG}int", f"{TAG}float"})
 
 Location = tuple[str | int, ...]
 """Keys and indexes from the document's root, as in pydantic's errors."""
@@ -211,7 +212,11 @@ class _TreeBuilder:
             return YamlNode(line, key, None, broken=True)
         match node:
             case MappingNode():
-                return YamlNode(line, key, self._mapping(node, path))
+                data = self._mapping(node, path)
+                if node.value and not data:
+                    # None of its keys could be read: a template, for example.
+                    return YamlNode(line, key, None, broken=True)
+                return YamlNode(line, key, data)
             case SequenceNode():
                 return YamlNode(line, key, self._list(node, path))
             case _:
@@ -243,6 +248,11 @@ class _TreeBuilder:
             if key.tag == MERGE:
                 # An earlier << takes precedence.
                 merged = self._merge(content, line, path) | merged
+                continue
+            if key.tag in NUMBERS and content.value == "":
+                # epochs: 1,000 in braces has a second key 000 without a value.
+                message = "a comma ends a value: write numbers without commas"
+                self.report(line, path, message)
                 continue
             name = self._key(key, line, path)
             if name is None:

@@ -101,7 +101,7 @@ from finetune_operator.crd import generate
         ),
         (
             "evaluate: {tasks: [{name: a}], gates: [{task: b, value: 0.5}]}",
-            "spec.evaluate.gates: every task must be a name in evaluate.tasks",
+            "spec.evaluate.gates[0].task: evaluate.tasks has no task 'b'; the tasks are a",
         ),
         (
             "deploy: {when: Always}",

@@ -24,6 +24,16 @@ from finetune_trainer.contract import (
     EvaluateResult,
 )
 
+GATES_HAVE_TASKS = Rule(
+    field="gates",
+    message="every task must be a name in evaluate.tasks",
+    cel="!has(self.gates) || self.gates.all(gate, self.tasks.exists(task, task.name == gate.task))",
+    is_valid=lambda data: (
+        {gate["task"] for gate in data.get("gates", ())}
+        <= {task["name"] for task in data["tasks"]}
+    ),
+)
+
 
 class Evaluate(StageSpec, EvaluateRecipe):
     """Evaluates the trained model with lm-eval."""
@@ -36,15 +46,7 @@ class Evaluate(StageSpec, EvaluateRecipe):
         ARGS_NEED_COMMAND,
         ONE_GPU,
         DISTINCT_GATES,
-        Rule(
-            field="gates",
-            message="every task must be a name in evaluate.tasks",
-            cel="!has(self.gates) || self.gates.all(gate, self.tasks.exists(task, task.name == gate.task))",
-            is_valid=lambda data: (
-                {gate["task"] for gate in data.get("gates", ())}
-                <= {task["name"] for task in data["tasks"]}
-            ),
-        ),
+        GATES_HAVE_TASKS,
         Rule(
             field="fewshotAsMultiturn",
             message="turns need a chat template: add applyChatTemplate: true, or remove fewshotAsMultiturn",
