@@ -19,7 +19,6 @@ NO_VALUE = frozenset({"none", "null", "nil", "~", "default", "auto"})
 DEFAULT = "remove the key to have the default"
 TRUE = frozenset({"true", "yes", "on", "1"})
 FALSE = frozenset({"false", "no", "off", "0"})
-PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 PERCENTS = 100
 SHARES = ("fraction", "dropout", "smoothing")
 """Ends of the keys whose values people write in percent."""

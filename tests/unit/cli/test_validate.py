@@ -55,7 +55,7 @@ spec:
         "10: spec.train.lora.rank: must be at least 1 (got 0)",
         "11: spec.train.optmizer: unknown key; did you mean optimizer?",
         "11: spec.train.optmizer.learningRate: must be at most 1 (got 2)",
-        "13: spec.train.maxSteps: must be an integer (got 'ten')",
+        "13: spec.train.maxSteps: must be an integer (got 'ten'); write it in digits",
         "14: spec.train.compile: must be true or false (got 'yes'); write true, without quotes",
         '17: spec.train.pod.env[0].value: must be a string (got 8080); put it in quotes: "8080"',
         "18: spec.push.targets: is required; add targets: [{uri: …}]",
