@@ -300,20 +300,30 @@ def gate_lines(status: PipelineStatus) -> list[str]:
 
 
 def score_of(status: Mapping[str, Any]) -> str:
-    """Return the score of the gate, or the first score that was measured; empty before it is known.
+    """Return the score of the gate, or the first score that was measured, beside the base model's if it is known.
+
+    Empty before a score is known.
 
     `status` is the status as JSON, which another version of the operator may have written.
     """
     for gate in status.get("gates") or ():
         if gate.get("score") is not None:
-            return f"{gate.get('metric')} {gate['score']:.4g}"
+            return (
+                f"{gate.get('metric')} {_beside_base(gate.get('base'), gate['score'])}"
+            )
     stages = {stage.get("name"): stage for stage in status.get("stages") or ()}
     evaluate = stages.get("evaluate") or {}
     result = evaluate.get("result") or {}
     for metrics in (result.get("scores") or {}).values():
         for metric, score in metrics.items():
-            return f"{metric} {_number(score.get('value'))}"
+            return f"{metric} {_beside_base(score.get('base'), score.get('value'))}"
     return ""
+
+
+def _beside_base(base: Any, value: Any) -> str:
+    if base is None:
+        return _number(value)
+    return f"{_number(base)} → {_number(value)}"
 
 
 def _number(value: Any) -> str:
