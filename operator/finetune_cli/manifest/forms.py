@@ -106,7 +106,7 @@ def _pair_without_colon(value: str, fields: Iterable[str]) -> dict[str, str]:
 def split_pair(text: str) -> tuple[str, str]:
     """Return key and value of a text such as `uri base`, `uri:base` or `uri=base`; two empty texts for another text."""
     match = PAIR.fullmatch(text)
-    if match is None:
+    if match is None or not text.isprintable() or len(text) > SHOWN_CHARACTERS:
         return "", ""
     return match[1], match[2]
 
@@ -136,9 +136,9 @@ def _takes(annotation: Any, value: Any) -> bool:
 
 
 def _pairs(pairs: dict[str, str]) -> str:
-    text = ", ".join(f"{key}: {value}" for key, value in pairs.items())
+    text = ", ".join(f"{_text(key)}: {value}" for key, value in pairs.items())
     if len(text) > SHOWN_CHARACTERS:
-        return f"{{{next(iter(pairs))}: {UNKNOWN}}}"
+        return f"{{{_text(next(iter(pairs)))}: {UNKNOWN}}}"
     return f"{{{text}}}"
 
 

@@ -291,8 +291,9 @@ def _gates_without_task(
         if gate["task"] in tasks:
             continue
         location = (*evaluate, "gates", number, "task")
-        hint = f"the tasks are {', '.join(tasks)}"
-        match = closest_match(str(gate["task"]), tasks)
+        names = [name for name in tasks if name.isprintable()]
+        hint = f"the tasks are {', '.join(names)}"
+        match = closest_match(str(gate["task"]), names)
         if match:
             hint = f"did you mean {match}?"
         message = f"evaluate.tasks has no task {quoted(gate['task'])}; {hint}"

@@ -24,6 +24,7 @@ from finetune_cli.manifest.other_names import (
 )
 from finetune_cli.manifest.yaml_reader import Location, YamlNode, join_path
 from finetune_operator.api.rules import Rule, WithRules
+from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract import ContractModel
 
 # More places make a message longer, and rarely clearer.
@@ -134,6 +135,9 @@ class SchemaChecker:
         if elsewhere:
             self._mark_replaced((*location, *elsewhere[0].split(".")))
             return f"did you mean {', '.join(elsewhere)}?", None
+        place = _only_place(key)
+        if place and not _is_same_word(key, closest_match(key, known)):
+            return f"did you mean {place}?", None
         return _hint_here(known, value, key)
 
     def _mark_replaced(self, location: Location) -> None:
@@ -166,7 +170,7 @@ def _hint_here(
     name, rest = split_pair(key)
     if name in known:
         return f"a key ends with a colon and a blank: write {name}: {rest}", name
-    if value.source in known:
+    if value.source in known and key.isprintable():
         return f"the key comes first: write {value.source}: {key}", value.source
     match = closest_match(key, known)
     if match:
@@ -187,6 +191,19 @@ def _places(kind: type[ContractModel], key: str) -> list[str]:
     if "_" in key:
         key = to_camel(key)
     return list(_nested_paths(kind, key))[:MAX_SUGGESTIONS]
+
+
+def _only_place(key: str) -> str | None:
+    """Return the path of a key that is known in one place of the whole spec, and None for any other key."""
+    name = key
+    if "_" in key:
+        name = to_camel(key)
+    places = list(_nested_paths(PipelineSpec, name, "spec."))
+    if name in aliases(PipelineSpec):
+        places.append(f"spec.{name}")
+    if len(places) != 1:
+        return None
+    return places[0]
 
 
 def format_path(document: YamlNode, location: Location) -> str:
