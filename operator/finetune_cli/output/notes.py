@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from pydantic import ValidationError
@@ -29,13 +30,41 @@ MEASURE = 4
 """The first and the last loss are means of so large a part of the curve: a quarter."""
 
 
+class NoteReason(StrEnum):
+    """Reasons of notes, for lists and programs; docs/guides/troubleshooting.md explains each."""
+
+    RECORDS_TRUNCATED = "RecordsTruncated"
+    RECORDS_DROPPED = "RecordsDropped"
+    RECORDS_INVALID = "RecordsInvalid"
+    ONE_STEP = "OneStep"
+    VALIDATION_LOSS_ROSE = "ValidationLossRose"
+    TRAINING_LOSS_ROSE = "TrainingLossRose"
+    ABOVE_REFERENCE = "AboveReference"
+    NO_GAIN = "NoGain"
+
+
+Finding = tuple[NoteReason, str]
+"""Reason and message of a note."""
+RECORD_FIXES = {
+    "truncated": (NoteReason.RECORDS_TRUNCATED, "raise prepare.contextLength"),
+    "dropped": (
+        NoteReason.RECORDS_DROPPED,
+        "raise prepare.contextLength, or set prepare.tooLong to Truncate",
+    ),
+    "invalid": (
+        NoteReason.RECORDS_INVALID,
+        "see the log of prepare for their lines",
+    ),
+}
+"""What happened to records -> the note's reason, and the fix."""
+
+
 @dataclass(frozen=True)
 class Note:
     """What may be bad about a stage that succeeded."""
 
     stage: str
-    reason: str
-    """In CamelCase, for lists and programs."""
+    reason: NoteReason
     message: str
     """What was observed, and how to mend it."""
 
@@ -83,26 +112,25 @@ def notes_of_object(pipeline: Mapping[str, Any]) -> list[Note]:
         return []
 
 
-def _prepare_notes(result: PrepareResult) -> Iterator[tuple[str, str]]:
-    fixes = {
-        "truncated": "raise prepare.contextLength",
-        "dropped": "raise prepare.contextLength, or set prepare.tooLong to Truncate",
-        "invalid": "see the log of prepare for their lines",
-    }
+def _prepare_notes(result: PrepareResult) -> Iterator[Finding]:
     for name, count in changed_records(result).items():
         # A few among thousands are usual, and the stage's line has their number.
-        if name in fixes and count >= COMMON_SHARE * result.records:
+        if name in RECORD_FIXES and count >= COMMON_SHARE * result.records:
+            reason, fix = RECORD_FIXES[name]
             share = share_text(count, result.records)
             text = f"{count:,} of {result.records:,} records are {name} ({share})"
-            yield f"Records{name.capitalize()}", f"{text}: {fixes[name]}"
+            yield reason, f"{text}: {fix}"
 
 
 def _train_notes(
     result: TrainResult, curve: LossCurve | None, progress: Progress | None
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[Finding]:
     if result.steps == 1:
         fix = "lower train.microBatchSize or gradientAccumulationSteps, or raise train.epochs"
-        yield "OneStep", f"the training had 1 step in all, which teaches little: {fix}"
+        yield (
+            NoteReason.ONE_STEP,
+            f"the training had 1 step in all, which teaches little: {fix}",
+        )
     if curve:
         yield from _rise(curve)
     if progress is None or progress.reward_accuracy is None:
@@ -112,10 +140,10 @@ def _train_notes(
     if loss is not None and loss > LN_2:
         text = f"validation loss {loss:.4g} is above ln 2 (0.6931), DPO's loss before training"
         fix = "lower train.optimizer.learningRate, or raise train.dpo.beta"
-        yield "AboveReference", f"{text}: {fix}"
+        yield NoteReason.ABOVE_REFERENCE, f"{text}: {fix}"
 
 
-def _rise(curve: LossCurve) -> Iterator[tuple[str, str]]:
+def _rise(curve: LossCurve) -> Iterator[Finding]:
     """Yield a note if the validation loss ended above its first value, or else the training loss."""
     if len(curve.validations) > 1:
         first = curve.validations[0]
@@ -124,7 +152,7 @@ def _rise(curve: LossCurve) -> Iterator[tuple[str, str]]:
             text = f"validation loss rose from {first.loss:.4g} at step {first.step}"
             text += f" to {last.loss:.4g} at step {last.step}"
             yield (
-                "ValidationLossRose",
+                NoteReason.VALIDATION_LOSS_ROSE,
                 f"{text}: lower train.optimizer.learningRate or train.epochs",
             )
             return
@@ -133,18 +161,24 @@ def _rise(curve: LossCurve) -> Iterator[tuple[str, str]]:
     end = _mean(curve.losses[-size:])
     if len(curve.losses) > 1 and end > start * RISE > 0:
         text = f"training loss rose from {start:.4g} to {end:.4g}"
-        yield "TrainingLossRose", f"{text}: lower train.optimizer.learningRate"
+        yield (
+            NoteReason.TRAINING_LOSS_ROSE,
+            f"{text}: lower train.optimizer.learningRate",
+        )
 
 
 def _mean(losses: Sequence[float]) -> float:
     return sum(losses) / len(losses)
 
 
-def _evaluate_notes(result: EvaluateResult) -> Iterator[tuple[str, str]]:
+def _evaluate_notes(result: EvaluateResult) -> Iterator[Finding]:
     for task, metrics in result.scores.items():
         for metric, score in metrics.items():
             if metric.partition(",")[0] not in HIGHER_IS_BETTER:
                 continue
             if score.base is not None and score.value <= score.base:
                 text = f"{task} {metric} {score.value:.4g} is not above the base model's {score.base:.4g}"
-                yield "NoGain", f"{text}: training has not helped with this task"
+                yield (
+                    NoteReason.NO_GAIN,
+                    f"{text}: training has not helped with this task",
+                )

@@ -2,19 +2,22 @@
 
 import io
 import json
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from support.operator.scenario import Scenario
 
-from finetune_cli.output.notes import notes_of
+from finetune_cli.output.notes import NoteReason, notes_of
 from finetune_cli.output.status_tree import live_table
 from finetune_cli.output.table import row
 from finetune_operator.core.pipeline import Key
 from finetune_operator.local.pipeline_file import PipelineFile
 from finetune_trainer.contract import LossCurve, Progress, ValidationPoint
 
+ROOT = Path(__file__).parents[3]
 NOW = datetime(2030, 1, 2, tzinfo=UTC)
 CUT = {
     "records": 200,
@@ -166,6 +169,12 @@ def test_training_of_one_step_has_a_note():
     status = trained(losses=(2.0,), steps=1)
     assert reasons(status) == ["OneStep"]
     assert "train.microBatchSize" in shown(status)
+
+
+def test_every_reason_is_in_the_troubleshooting_guide():
+    guide = (ROOT / "docs/guides/troubleshooting.md").read_text()
+    rows = re.findall(r"^[|] `(\w+)` [|]", guide, re.MULTILINE)
+    assert set(NoteReason) <= set(rows)
 
 
 def test_stage_that_has_not_succeeded_has_no_notes():
