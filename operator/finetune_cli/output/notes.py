@@ -8,7 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from finetune_cli.output.results import COMMON_SHARE, changed_records, share_text
+from finetune_cli.output.results import (
+    CHANGED,
+    COMMON_SHARE,
+    changed_records,
+    share_text,
+)
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus, StageState, StageStatus
 from finetune_trainer.contract import (
@@ -36,6 +41,7 @@ class NoteReason(StrEnum):
     RECORDS_TRUNCATED = "RecordsTruncated"
     RECORDS_DROPPED = "RecordsDropped"
     RECORDS_INVALID = "RecordsInvalid"
+    RECORDS_UNRENDERED = "RecordsUnrendered"
     ONE_STEP = "OneStep"
     VALIDATION_LOSS_ROSE = "ValidationLossRose"
     TRAINING_LOSS_ROSE = "TrainingLossRose"
@@ -54,6 +60,10 @@ RECORD_FIXES = {
     "invalid": (
         NoteReason.RECORDS_INVALID,
         "see the log of prepare for their lines",
+    ),
+    "unrendered": (
+        NoteReason.RECORDS_UNRENDERED,
+        "see the log of prepare for the texts that the chat template leaves out",
     ),
 }
 """What happened to records -> the note's reason, and the fix."""
@@ -115,10 +125,11 @@ def notes_of_object(pipeline: Mapping[str, Any]) -> list[Note]:
 def _prepare_notes(result: PrepareResult) -> Iterator[Finding]:
     for name, count in changed_records(result).items():
         # A few among thousands are usual, and the stage's line has their number.
-        if name in RECORD_FIXES and count >= COMMON_SHARE * result.records:
+        if count >= COMMON_SHARE * result.records:
             reason, fix = RECORD_FIXES[name]
             share = share_text(count, result.records)
-            text = f"{count:,} of {result.records:,} records are {name} ({share})"
+            words = CHANGED[name]
+            text = f"{count:,} of {result.records:,} records are {words} ({share})"
             yield reason, f"{text}: {fix}"
 
 

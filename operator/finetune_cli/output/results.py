@@ -7,14 +7,18 @@ from finetune_trainer.contract import EvaluateResult, PrepareResult, Score
 
 COMMON_SHARE = 0.01
 """Share of records from which on a loss is no exception any more."""
-NOT_AS_THEY_ARE = ("truncated", "dropped", "invalid")
-"""Counts of records that training does not see as they are, although the manifest asks for them."""
+CHANGED = {
+    "truncated": "truncated",
+    "dropped": "dropped",
+    "invalid": "invalid",
+    "unrendered": "not rendered in full",
+}
+"""Counts of records of which training does not see all, and their words."""
 
 
 def changed_records(result: PrepareResult) -> dict[str, int]:
-    """Return the numbers of records that are not used as they are, by what happened to them; without zeros."""
-    counts = {name: getattr(result, name) for name in NOT_AS_THEY_ARE}
-    counts["left out by weights"] = result.unused
+    """Return the numbers of records of which training does not see all, by the names of the counts; without zeros."""
+    counts = {name: getattr(result, name) for name in CHANGED}
     return {name: count for name, count in counts.items() if count}
 
 
@@ -27,14 +31,14 @@ def records_text(result: PrepareResult) -> str:
     """Return records and rows, such as 200 records → 193 rows, 200 truncated (100 %)."""
     rows = result.train_rows + result.validation_rows
     parts = [f"{_counted(result.records, 'record')} → {_counted(rows, 'row')}"]
-    for name, count in changed_records(result).items():
-        parts.append(f"{count:,} {name} ({share_text(count, result.records)})")
+    counts = {CHANGED[name]: count for name, count in changed_records(result).items()}
+    # What the manifest asks for, and what loses nothing.
+    counts["split"] = result.split
+    counts["left out by weights"] = result.unused
+    for name, count in counts.items():
+        if count:
+            parts.append(f"{count:,} {name} ({share_text(count, result.records)})")
     return ", ".join(parts)
-
-
-def are_changed(result: PrepareResult) -> bool:
-    """Return whether training does not see some records as they are; weights are asked for."""
-    return not changed_records(result).keys().isdisjoint(NOT_AS_THEY_ARE)
 
 
 def score_texts(result: EvaluateResult) -> Iterator[str]:

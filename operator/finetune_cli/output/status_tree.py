@@ -11,7 +11,7 @@ from rich.text import Text
 
 from finetune_cli.output.loss_curve import INDENT, loss_lines
 from finetune_cli.output.notes import stage_notes
-from finetune_cli.output.results import are_changed, records_text, score_texts
+from finetune_cli.output.results import changed_records, records_text, score_texts
 from finetune_cli.output.status_text import attempts_line, joined, stage_summary
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import (
@@ -90,7 +90,7 @@ def _result_text(stage: StageStatus) -> Text:
         return Text()
     if isinstance(stage.result, PrepareResult):
         style = "green"
-        if are_changed(stage.result):
+        if changed_records(stage.result):
             style = "yellow"
         return Text(f"  {records_text(stage.result)}", style)
     if isinstance(stage.result, EvaluateResult):

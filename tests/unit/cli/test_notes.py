@@ -109,6 +109,8 @@ def test_records_used_as_they_are_are_counted_without_yellow():
     [
         ({"invalid": 2}, ["RecordsInvalid"]),
         ({"dropped": 100}, ["RecordsDropped"]),
+        ({"unrendered": 5}, ["RecordsUnrendered"]),
+        ({"split": 50}, []),
         ({"records": 10_000, "truncated": 3}, []),
     ],
 )
@@ -116,7 +118,8 @@ def test_lost_records_have_a_note_if_they_are_many(counts, reason):
     status = finished(prepare=counts)
     assert reasons(status) == reason
     (name,) = counts.keys() - {"records"}
-    assert f"{counts[name]} {name} (" in line_of("prepare", shown(status))
+    words = "not rendered in full" if name == "unrendered" else name
+    assert f"{counts[name]} {words} (" in line_of("prepare", shown(status))
 
 
 def test_base_score_stands_beside_the_score():
