@@ -9,7 +9,8 @@ from finetune_cli.manifest.yaml_reader import YamlNode
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import PipelineSpec
 
-HEAD = frozenset({"apiVersion", "kind", "metadata", "spec"})
+# Without metadata: tasks of lm-eval have it, too.
+HEAD = frozenset({"apiVersion", "kind", "spec"})
 """Keys of a manifest; a file with any of them is meant as a manifest."""
 INIT = "`finetune init` writes a pipeline"
 NAMES = "docs/guides/quickstart.md names its settings here"

@@ -1,8 +1,11 @@
 """Mistakes that people make in manifests: each has exactly one error, with its place, the problem and the fix."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
+
+from finetune_cli.manifest.manifest import read_all
 
 HEAD = """\
 apiVersion: finetune.dev/v1alpha1
@@ -14,7 +17,8 @@ LEAST = {
     "model": "model: {uri: base}",
     "datasets": "datasets: [{uri: data.jsonl}]",
 }
-TABLE = Path(__file__).parents[2] / "data/mistakes.txt"
+ROOT = Path(__file__).parents[3]
+TABLE = ROOT / "tests/data/mistakes.txt"
 REVIEWED = 71
 """Mistakes that a review has tried."""
 
@@ -67,3 +71,27 @@ def test_other_documents_are_checked_beside_another_kind(diagnose):
     job = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: x}\n---\n"
     lines = diagnose(job + manifest("seed: -1"))
     assert [line.partition(":")[0] for line in lines] == ["2", "9"]
+
+
+def files_of(package, pattern, every=1):
+    """Return files of an installed package, or one of so many; none if the package is not installed."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return []
+    return sorted(Path(spec.origin).parent.rglob(pattern))[::every]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([ROOT / "examples/demo/task.yaml"], "a task of lm-eval"),
+        (files_of("lm_eval", "tasks/**/*.yaml", every=300), "a task of lm-eval"),
+        (files_of("trl", "accelerate_configs/*.yaml"), "Accelerate or DeepSpeed"),
+    ],
+    ids=["demo", "lm-eval", "trl"],
+)
+def test_file_of_another_program_has_one_error(files, words):
+    for file in files:
+        (diagnostic,) = read_all(file).diagnostics
+        assert diagnostic.message.startswith("this is no pipeline: ")
+        assert words in diagnostic.message
