@@ -137,7 +137,7 @@ def _train_notes(
     result: TrainResult, curve: LossCurve | None, progress: Progress | None
 ) -> Iterator[Finding]:
     if result.steps == 1:
-        fix = "lower train.microBatchSize or gradientAccumulationSteps, or raise train.epochs"
+        fix = "lower train.microBatchSize or train.gradientAccumulationSteps, or set prepare.packing to false"
         yield (
             NoteReason.ONE_STEP,
             f"the training had 1 step in all, which teaches little: {fix}",
