@@ -22,7 +22,7 @@ FALSE = frozenset({"false", "no", "off", "0"})
 PERCENTS = 100
 SHARES = ("fraction", "dropout", "smoothing")
 """Ends of the keys whose values people write in percent."""
-DURATION = re.compile(r"(\d+)\s*(s|sec|m|min|h|hours?|d|days?)", re.IGNORECASE)
+DURATION = re.compile(r"(\d+\s*(s|sec|m|min|h|hours?|d|days?)\s*)+", re.IGNORECASE)
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 FRACTIONS: dict[re.Pattern[str], Callable[[str], str]] = {
     re.compile(r"\d+(\.\d+)?\s*%"): lambda text: (
@@ -61,7 +61,7 @@ def _number(error: ErrorDetails, _: Any) -> str:
     if isinstance(got, list):
         return "one pipeline has one value: write a manifest for each"
     if not isinstance(got, str):
-        return ""
+        return "write a number" if isinstance(got, bool | dict) else ""
     text = got.strip()
     if _is_number(text):
         return f"remove the quotes: {text}"
@@ -71,9 +71,9 @@ def _number(error: ErrorDetails, _: Any) -> str:
 
 
 def _number_in(text: str, error: ErrorDetails) -> str:
-    duration = DURATION.fullmatch(text)
-    if duration and "Seconds" in str(error["loc"][-1]):
-        return f"write {int(duration[1]) * SECONDS[duration[2][0].lower()]}"
+    if DURATION.fullmatch(text) and "Seconds" in str(error["loc"][-1]):
+        parts = re.findall(r"(\d+)\s*([a-z])", text.lower())
+        return f"write {sum(int(count) * SECONDS[unit] for count, unit in parts)}"
     patterns = INTEGERS
     if error["type"] == "float_type":
         patterns = {**FRACTIONS, **INTEGERS}
@@ -104,7 +104,7 @@ def _bool(error: ErrorDetails, _: Any) -> str:
 
 def _mapping(error: ErrorDetails, annotation: Any) -> str:
     got = error["input"]
-    if got is False:
+    if got is False or str(got).lower() in NO_VALUE:
         return "remove the key"
     if isinstance(got, list) and len(got) == 1 and isinstance(got[0], dict):
         return "remove the - before its first key"
@@ -170,6 +170,8 @@ def uri_for(got: str) -> str:
         return f"file://{got}"
     scheme, _, path = got.partition(":")
     has_slashes = re.match("//[^/]", path)
+    if scheme == "file" and not path.startswith("/"):
+        return path
     if scheme in FORMS and not has_slashes:
         return f"{scheme}://{path.lstrip('/')}"
     return ""

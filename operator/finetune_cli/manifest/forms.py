@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -45,15 +45,27 @@ def form_of(annotation: Any, value: Any) -> str:
 
 def _entries(entry: Any, value: Any) -> list[Any]:
     """Return the entries of a list that was written as one text, such as a,b or a command with its arguments."""
+    if isinstance(value, dict):
+        return _values_of(entry, value)
     if not isinstance(value, str):
         return [value]
     if entry == Argument:
         return value.split()
     parts = [part for part in re.split(r"[,\s]+", value) if part]
     # A sentence is one entry, with its commas and blanks.
-    if parts and not is_model(entry) and not _takes(entry, value):
+    if not _takes(entry, value) and all(_takes(entry, part) for part in parts):
         return parts
     return [value]
+
+
+def _values_of(entry: Any, value: dict[str, Any]) -> list[Any]:
+    """Return the entries of a list that was written as a mapping: an entry itself, names, or values by a name."""
+    kind = unwrap_optional(entry)
+    if not is_model(kind):
+        return list(value)
+    if not aliases(kind).keys().isdisjoint(value):
+        return [value]
+    return list(value.values())
 
 
 def _mapping(kind: type[ContractModel], value: Any) -> str:
@@ -67,9 +79,9 @@ def _mapping(kind: type[ContractModel], value: Any) -> str:
     pairs = {name: form_of(fields[name], None) for name in required}
     key = _field_for(value, required or fields, fields)
     if key:
-        pairs[key] = form_of(fields[key], corrected(value))
+        pairs[key] = form_of(fields[key], _spelled(fields[key], corrected(value)))
     # A value that no field takes, such as true: a mapping without required keys may be empty.
-    if not pairs and value is not True:
+    if not pairs and (value is not True or not _may_be_empty(kind)):
         pairs = {next(iter(fields)): UNKNOWN}
     return _pairs(pairs)
 
@@ -116,9 +128,27 @@ def _field_for(value: Any, names: Iterable[str], fields: dict[str, Any]) -> str 
     if value is None or isinstance(value, bool | dict):
         return None
     for name in names:
-        if _takes(fields[name], corrected(value)):
+        if _takes(fields[name], _spelled(fields[name], corrected(value))):
             return name
     return None
+
+
+def _spelled(annotation: Any, value: Any) -> Any:
+    """Return a value as the field's list of values spells it: AdamW for adamw."""
+    kind = unwrap_optional(annotation)
+    if get_origin(kind) is Literal and isinstance(value, str):
+        for choice in get_args(kind):
+            if choice.lower() == value.lower():
+                return choice
+    return value
+
+
+def _may_be_empty(kind: type[ContractModel]) -> bool:
+    try:
+        kind()
+    except ValidationError:
+        return False
+    return True
 
 
 def _takes(annotation: Any, value: Any) -> bool:

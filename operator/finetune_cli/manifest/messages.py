@@ -177,8 +177,8 @@ def _string_expected(value: YamlNode) -> str:
             return f'must be a string, but unquoted {value.source} means {quoted(value.data)}; write "{value.source}"'
         case bool() | int() | float():
             return f'must be a string (got {quoted(value.data)}); put it in quotes: "{value.source}"'
-        case list():
-            return "must be a string (got a list); write one value"
+        case list() | dict():
+            return f"must be a string (got {quoted(value.plain())}); write one value"
         case _:
             return f"must be a string (got {quoted(value.plain())})"
 

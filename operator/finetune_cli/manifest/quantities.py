@@ -3,12 +3,19 @@
 import re
 from typing import Any
 
-WRITTEN = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtpe])(i)?b?", re.IGNORECASE)
+WRITTEN = re.compile(
+    r"(\d+(?:\.\d+)?)\s*([kmgtpe])(i)?(?:b|(?:ilo|ega|iga|era|eta|xa)?bytes?)?",
+    re.IGNORECASE,
+)
 """Number, prefix, and the sign of a power of 1,024. The case of the letters means nothing here."""
+CORES = re.compile(r"(\d+(?:\.\d+)?)\s*v?(?:cores?|cpus?)", re.IGNORECASE)
 
 
 def kubernetes_forms(text: str) -> tuple[str, ...]:
     """Return how Kubernetes writes a quantity, decimal and binary if both may be meant; empty if it is none."""
+    cores = CORES.fullmatch(text.strip())
+    if cores:
+        return (cores[1],)
     match = WRITTEN.fullmatch(text.strip())
     if match is None:
         return ()

@@ -78,6 +78,10 @@ class SchemaChecker:
     ) -> None:
         known = aliases(kind)
         self._indent(kind, data, location)
+        if data and data.keys().isdisjoint(known):
+            # The keys that are there stand for the required keys: one mistake.
+            for name in required_keys(kind):
+                self._mark_replaced((*location, name))
         # A copy: unknown keys are taken out of the mapping.
         for key in [key for key in data if key not in known]:
             hint, match = self._hint(kind, data[key], key, location)
@@ -135,7 +139,10 @@ class SchemaChecker:
         if elsewhere:
             self._mark_replaced((*location, *elsewhere[0].split(".")))
             return f"did you mean {', '.join(elsewhere)}?", None
-        place = _only_place(key)
+        place = None
+        # An entry of a list without its required key has a wrong name, and no key of another place.
+        if not required_keys(kind):
+            place = _only_place(key)
         if place and not _is_same_word(key, closest_match(key, known)):
             return f"did you mean {place}?", None
         return _hint_here(known, value, key)

@@ -249,10 +249,12 @@ class _TreeBuilder:
                 # An earlier << takes precedence.
                 merged = self._merge(content, line, path) | merged
                 continue
-            if key.tag in NUMBERS and content.value == "":
-                # epochs: 1,000 in braces has a second key 000 without a value.
-                message = "a comma ends a value: write numbers without commas"
-                self.report(line, path, message)
+            if own and _has_no_colon(key, content):
+                # epochs: 1,000 in braces has a second key 000, and the value before it is not what was meant.
+                self._report_comma(key, line, (*path, list(own)[-1]))
+                previous = own[list(own)[-1]]
+                previous.data = None
+                previous.broken = True
                 continue
             name = self._key(key, line, path)
             if name is None:
@@ -263,6 +265,12 @@ class _TreeBuilder:
             else:
                 own[name] = self.value(content, name, line, (*path, name))
         return merged | own
+
+    def _report_comma(self, key: Node, line: int, path: tuple[str, ...]) -> None:
+        message = "a comma ends a value: put a list in [ ], and a text in quotes"
+        if key.tag in NUMBERS:
+            message = "a comma ends a value: write numbers without commas"
+        self.report(line, path, message)
 
     def _key(self, key: Node, line: int, path: tuple[str, ...]) -> str | None:
         """Return a key as a string; None with an error for any other key."""
@@ -306,6 +314,15 @@ class _TreeBuilder:
             self.report(line, path, f"{error} (got {quoted(node.value)})")
             return YamlNode(line, key, None, broken=True)
         return YamlNode(line, key, data, source=node.value)
+
+
+def _has_no_colon(key: Node, content: Node) -> bool:
+    """Return whether a key in braces is a word after a comma, and not a key with an empty value."""
+    if not isinstance(key, ScalarNode) or not isinstance(content, ScalarNode):
+        return False
+    is_one_word = not re.search(r"[\s:]", key.value)
+    ends_together = content.end_mark.index == key.end_mark.index
+    return is_one_word and ends_together
 
 
 def join_path(path: tuple[str, ...]) -> str:
