@@ -38,6 +38,10 @@ def records_text(result: PrepareResult) -> str:
     for name, count in counts.items():
         if count:
             parts.append(f"{count:,} {name} ({share_text(count, result.records)})")
+    # Absent in the results of earlier versions.
+    if result.train_targets is not None:
+        learned = f"{result.train_targets:,} of {result.train_tokens:,} tokens learned"
+        parts.append(learned)
     return ", ".join(parts)
 
 

@@ -104,6 +104,12 @@ def test_records_used_as_they_are_are_counted_without_yellow():
     assert reasons(status) == []
 
 
+def test_tokens_that_count_for_the_loss_are_in_the_line():
+    status = finished(prepare={"trainTargets": 563, "trainTokens": 5794})
+    text = "100 records → 42 rows, 563 of 5,794 tokens learned"
+    assert line_of("prepare", shown(status)).endswith(text)
+
+
 @pytest.mark.parametrize(
     ("counts", "reason"),
     [
