@@ -25,6 +25,7 @@ from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import exit_code, has_finished, ready_message
 from finetune_cli.manifest.fields import gate_lines
 from finetune_cli.output.costs import cost_lines
+from finetune_cli.output.notes import with_notes
 from finetune_cli.output.status_text import interruptions_line
 from finetune_cli.output.status_tree import live_table
 from finetune_cli.output.table import COLUMNS, aligned, row
@@ -60,7 +61,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             return await _watch(session, console)
         if arguments.json:
             live = await session.get_object()
-            shown = _without_managed_fields(live)
+            shown = with_notes(_without_managed_fields(live))
             print(json.dumps(shown, indent=1))
             return 0
         pipeline = await session.get_pipeline()
@@ -87,7 +88,8 @@ async def _list(
     path = paths.pipelines(namespace)
     pipelines = [_without_managed_fields(item) async for item in session.api.list(path)]
     if arguments.json:
-        listed = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": pipelines}
+        items = [with_notes(pipeline) for pipeline in pipelines]
+        listed = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": items}
         print(json.dumps(listed, indent=1))
         return 0
     if not pipelines:

@@ -18,6 +18,7 @@ from finetune_cli.commands.list import print_runs
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.local.summary import run_argument, summary_lines
+from finetune_cli.output.notes import with_notes
 from finetune_cli.output.status_tree import live_table
 from finetune_cli.runs import find_runs
 from finetune_operator.core.pipeline import Pipeline
@@ -25,7 +26,8 @@ from finetune_operator.local.job_folder import is_locked
 from finetune_operator.local.pipeline_file import PipelineFile, to_object
 
 DESCRIPTION = """\
-Show a pipeline: its stages and attempts, the lost steps, and the reason why a stage waits. NAME is a run on this
+Show a pipeline: its stages and attempts, the lost steps, and the reason why a stage waits. A note below a stage that
+succeeded says what may be wrong with its result; with --json, the notes are status.notes. NAME is a run on this
 machine (see `finetune list`), or a pipeline on a cluster, shown with its pods. FILE is the manifest of a run on this
 machine. Without either, show the only run in .finetune, or list several; if there is none, list the pipelines of the
 namespace. With -w, the exit codes are the same as for `finetune wait`.
@@ -76,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if pipeline is None:
         return FAILED
     if arguments.json:
-        print(json.dumps(to_object(pipeline), indent=1))
+        print(json.dumps(with_notes(to_object(pipeline)), indent=1))
     else:
         _show(pipeline, workdir, Console(highlight=False, soft_wrap=True))
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from finetune_cli.arguments import add_cluster_arguments, run_on_cluster
 from finetune_cli.commands import Commands
+from finetune_cli.output.notes import with_notes
 from finetune_cli.output.table import COLUMNS, aligned, row
 from finetune_cli.runs import RUNS, find_runs
 from finetune_operator.api.group import API_VERSION, KIND
@@ -15,9 +16,10 @@ from finetune_operator.local.job_folder import is_locked
 from finetune_operator.local.pipeline_file import PipelineFile, to_object
 
 DESCRIPTION = f"""\
-List the runs on this machine, one a line, with phase, score, duration and age. A run whose `finetune run` has ended
-early is Stopped. FOLDER holds runs that were started with --workdir. With -n, -A or --context, list the pipelines on
-the cluster. Without runs in {RUNS} and without a FOLDER, nothing is listed.
+List the runs on this machine, one a line, with phase, score, duration, age and notes. Of a score with an arrow, the
+first number is the base model's. A run whose `finetune run` has ended early is Stopped. FOLDER holds runs that were
+started with --workdir. With -n, -A or --context, list the pipelines on the cluster. Without runs in {RUNS} and
+without a FOLDER, nothing is listed.
 """
 
 
@@ -63,7 +65,7 @@ def print_runs(runs: list[Path], *, as_json: bool) -> None:
     """Print the runs in these folders; one that cannot be read is listed with the phase Unreadable."""
     if as_json:
         pipelines = [PipelineFile(run).read() for run in runs]
-        items = [to_object(pipeline) for pipeline in pipelines if pipeline]
+        items = [with_notes(to_object(pipeline)) for pipeline in pipelines if pipeline]
         # As the API server lists pipelines: the same tools read both.
         listed = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": items}
         print(json.dumps(listed, indent=1))

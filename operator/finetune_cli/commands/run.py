@@ -25,6 +25,7 @@ from finetune_cli.local.serving import keep_serving
 from finetune_cli.local.summary import run_argument, summary_lines
 from finetune_cli.manifest.manifest import read
 from finetune_cli.output.display import Display, display_for
+from finetune_cli.output.notes import notes_of
 from finetune_cli.output.status_tree import live_table
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
@@ -95,7 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
             status = asyncio.run(local_run.run(settings, faults, display.update))
     if arguments.json:
         values = status.model_dump(mode="json", by_alias=True, exclude_none=True)
-        print(json.dumps(values, indent=1))
+        notes = [vars(note) for note in notes_of(status)]
+        print(json.dumps({**values, "notes": notes}, indent=1))
     else:
         print_summary(local_run, status)
     if (

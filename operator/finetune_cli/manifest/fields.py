@@ -234,17 +234,32 @@ def gate_metrics(spec: PipelineSpec) -> Iterator[GateMetric]:
 
 def literal_variables(spec: PipelineSpec) -> Iterator[LiteralVariable]:
     """Yield the environment variables whose values are in the manifest."""
-    pods: dict[Location, PodDefaults | None] = {("podDefaults",): spec.pod_defaults}
-    for name in spec.stages():
-        # From the spec and not from stages(), which adds the defaults: their variables have locations of their own.
-        pods[name, "pod"] = getattr(spec, name).pod
-    for path, pod in pods.items():
-        if pod is None:
-            continue
+    for path, pod in _pods(spec).items():
         for number, variable in enumerate(pod.env):
             if variable.value is not None:
                 location = (*path, "env", number, "value")
                 yield LiteralVariable(location, variable.name, variable.value)
+
+
+def resource_names(spec: PipelineSpec) -> Iterator[tuple[Location, str]]:
+    """Yield location and name of the resources that pods request."""
+    for path, pod in _pods(spec).items():
+        resources = pod.resources
+        for field, amounts in (
+            ("requests", resources.requests),
+            ("limits", resources.limits),
+        ):
+            for name in amounts:
+                yield (*path, "resources", field, name), name
+
+
+def _pods(spec: PipelineSpec) -> dict[Location, PodDefaults]:
+    """Return the settings of pods by their locations in the manifest."""
+    pods: dict[Location, PodDefaults | None] = {("podDefaults",): spec.pod_defaults}
+    for name in spec.stages():
+        # From the spec and not from stages(), which adds the defaults: their values have locations of their own.
+        pods[name, "pod"] = getattr(spec, name).pod
+    return {path: pod for path, pod in pods.items() if pod is not None}
 
 
 def workload(spec: PipelineSpec) -> Workload:
@@ -306,20 +321,30 @@ def gate_lines(status: PipelineStatus) -> list[str]:
 
 
 def score_of(status: Mapping[str, Any]) -> str:
-    """Return the score of the gate, or the first score that was measured; empty before it is known.
+    """Return the score of the gate, or the first score that was measured, beside the base model's if it is known.
+
+    Empty before a score is known.
 
     `status` is the status as JSON, which another version of the operator may have written.
     """
     for gate in status.get("gates") or ():
         if gate.get("score") is not None:
-            return f"{gate.get('metric')} {gate['score']:.4g}"
+            return (
+                f"{gate.get('metric')} {_beside_base(gate.get('base'), gate['score'])}"
+            )
     stages = {stage.get("name"): stage for stage in status.get("stages") or ()}
     evaluate = stages.get("evaluate") or {}
     result = evaluate.get("result") or {}
     for metrics in (result.get("scores") or {}).values():
         for metric, score in metrics.items():
-            return f"{metric} {_number(score.get('value'))}"
+            return f"{metric} {_beside_base(score.get('base'), score.get('value'))}"
     return ""
+
+
+def _beside_base(base: Any, value: Any) -> str:
+    if base is None:
+        return _number(value)
+    return f"{_number(base)} → {_number(value)}"
 
 
 def _number(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +13,13 @@ from pydantic_core import ErrorDetails
 from finetune_cli.diagnostics import (
     Diagnostic,
     InvalidManifest,
-    closest_match,
     quoted,
     sort_diagnostics,
 )
 from finetune_cli.manifest import value_check, yaml_reader
+from finetune_cli.manifest.annotations import annotation_at
 from finetune_cli.manifest.messages import DNS_LABEL, DNS_SUBDOMAIN, describe
+from finetune_cli.manifest.other_files import is_other_file, other_file
 from finetune_cli.manifest.schema_check import SchemaChecker, broken_rules, format_path
 from finetune_cli.manifest.yaml_reader import Location, YamlFile, YamlNode
 from finetune_operator.api.group import API_VERSION, KIND
@@ -144,6 +145,10 @@ def read_text(path: Path, text: str) -> ReadResult:
 
 def _checked(path: Path, file: YamlFile) -> ReadResult:
     result = ReadResult(diagnostics=file.diagnostics)
+    if file.documents and is_other_file(file.documents[0]):
+        # All other errors would be about a manifest that it is not.
+        result.diagnostics = []
+        file.documents[1:] = []
     for document in file.documents:
         _check(path, document, result)
     result.diagnostics = sort_diagnostics(result.diagnostics)
@@ -151,6 +156,10 @@ def _checked(path: Path, file: YamlFile) -> ReadResult:
 
 
 def _check(file: Path, document: YamlNode, result: ReadResult) -> None:
+    other = other_file(file, document)
+    if other:
+        result.diagnostics.append(other)
+        return
     if not isinstance(document.data, dict):
         got = quoted(document.plain())
         message = (
@@ -163,15 +172,13 @@ def _check(file: Path, document: YamlNode, result: ReadResult) -> None:
     if status:
         message = "is ignored, as kubectl apply ignores it"
         result.warnings.append(Diagnostic(file, status.line, "status", message))
-    wrong_kind = _wrong_kind(file, document)
-    if wrong_kind:
-        result.diagnostics.append(wrong_kind)
-        return
     # First the keys: the check renames misspelled keys, so that the values below them are checked, too.
     checker = SchemaChecker(file, document)
     checker.check(Envelope, document)
     envelope, invalid = _parse(checker)
-    diagnostics = [*checker.diagnostics, *invalid, *_broken_rules(checker)]
+    broken = dict(_broken_rules(checker, invalid))
+    values = _without_devices(invalid, broken)
+    diagnostics = [*checker.diagnostics, *values, *broken.values()]
     result.diagnostics += diagnostics
     if envelope is None or diagnostics or document.broken:
         return
@@ -197,34 +204,21 @@ def _manifest(file: Path, document: YamlNode, envelope: Envelope) -> Manifest:
     )
 
 
-def _wrong_kind(file: Path, document: YamlNode) -> Diagnostic | None:
-    """Return an error for a document of another kind, whose keys are then not checked.
-
-    A misspelled FineTunePipeline is not another kind.
-    """
-    nodes = document.follow(("kind",))[1:]
-    if not nodes:
-        return None
-    [node] = nodes
-    if not isinstance(node.data, str) or closest_match(node.data, [KIND]):
-        return None
-    return Diagnostic(
-        file, node.line, "kind", f"must be {KIND} (got {quoted(node.data)})"
-    )
-
-
-def _parse(checker: SchemaChecker) -> tuple[Envelope | None, list[Diagnostic]]:
+def _parse(
+    checker: SchemaChecker,
+) -> tuple[Envelope | None, dict[Location, Diagnostic]]:
+    """Return the envelope, or the errors by their locations."""
     # Strict and from JSON: Kubernetes rejects "8" for 8, and pydantic's default mode accepts it.
     text = json.dumps(checker.document.plain())
     try:
-        return Envelope.model_validate_json(text, strict=True), []
+        return Envelope.model_validate_json(text, strict=True), {}
     except ValidationError as invalid:
-        return None, list(_diagnostics_of(checker, invalid))
+        return None, dict(_diagnostics_of(checker, invalid))
 
 
 def _diagnostics_of(
     checker: SchemaChecker, invalid: ValidationError
-) -> Iterator[Diagnostic]:
+) -> Iterator[tuple[Location, Diagnostic]]:
     for error in invalid.errors(include_url=False):
         location = tuple(step for step in error["loc"] if step != KEY_STEP)
         if error["type"] == RULE_ERROR or location in checker.reported:
@@ -236,7 +230,8 @@ def _diagnostics_of(
             continue
         value = checker.document.follow(location)[-1]
         path = format_path(checker.document, location)
-        yield Diagnostic(checker.file, value.line, path, describe(error, value))
+        message = describe(error, value, annotation_at(Envelope, location))
+        yield location, Diagnostic(checker.file, value.line, path, message)
 
 
 def _counts_valid_entries_only(error: ErrorDetails) -> bool:
@@ -247,17 +242,26 @@ def _counts_valid_entries_only(error: ErrorDetails) -> bool:
     return len(error["input"]) >= needed
 
 
-def _broken_rules(checker: SchemaChecker) -> Iterator[Diagnostic]:
+def _broken_rules(
+    checker: SchemaChecker, invalid: Collection[Location]
+) -> Iterator[tuple[Location, Diagnostic]]:
+    """Yield location and error of the rules that are broken.
+
+    A rule about a field with an error of its own adds nothing.
+    """
     document = checker.document
     renamed = {location[-1] for location in checker.replaced}
     for location, rule in broken_rules(Envelope, document.plain()):
         # The rule may hold, once the name of its field is corrected.
         if any(re.search(rf"[.]{name}\b", rule.cel) for name in renamed):
             continue
-        for field_location, message in _places(document, location, rule):
-            nearest = document.follow(field_location)[-1]
-            path = format_path(document, field_location)
-            yield Diagnostic(checker.file, nearest.line, path, message)
+        field_location = (*location, *rule.field.split("."))
+        if field_location in checker.incomplete or field_location in invalid:
+            continue
+        for place, message in _places(document, location, rule):
+            nearest = document.follow(place)[-1]
+            path = format_path(document, place)
+            yield place, Diagnostic(checker.file, nearest.line, path, message)
 
 
 def _places(
@@ -272,6 +276,16 @@ def _places(
         yield location, rule.message
     else:
         yield (*location, *rule.field.split(".")), rule.message
+
+
+def _without_devices(
+    invalid: Mapping[Location, Diagnostic], broken: Collection[Location]
+) -> Iterator[Diagnostic]:
+    """Yield the errors but for fractions of devices, which no quotes can mend: a rule about all devices says so."""
+    for location, diagnostic in invalid.items():
+        if "/" in str(location[-1]) and location[:-1] in broken:
+            continue
+        yield diagnostic
 
 
 def _is_about(location: Location, rule: Rule) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from finetune_cli.diagnostics import closest_match, quoted
+from finetune_cli.manifest.fixes import fix_of, uri_for
 from finetune_cli.manifest.yaml_reader import YamlNode
 from finetune_operator.api.amounts import AMOUNT, SIGNED_AMOUNT
 from finetune_operator.api.stages.pod import BYTES
@@ -47,12 +48,34 @@ PATTERNS = {
 }
 
 
+OTHER_CHOICES = {
+    "float32": "FP32",
+    "bfloat16": "BF16",
+    "wsd": "WarmupStableDecay",
+    "lora": "Adapter",
+    ">": "GreaterThan",
+    ">=": "GreaterThanOrEqual",
+    "<": "LessThan",
+    "<=": "LessThanOrEqual",
+}
+"""Values under other names -> the value here, if the field has it."""
 NAMED_LISTS = frozenset({"env", "tasks", "imagePullSecrets"})
 """Lists whose entries have a name: they are often written as mappings."""
 
 
-def describe(error: ErrorDetails, value: YamlNode) -> str:
-    """Return the message for an error: the expected value and, if it helps, the observed value."""
+def describe(error: ErrorDetails, value: YamlNode, annotation: Any = None) -> str:
+    """Return the message for an error: the expected value, if it helps the observed value, and the fix.
+
+    `annotation` is the type of the field, if it is known.
+    """
+    message = _problem(error, value)
+    fix = fix_of(error, annotation)
+    if fix and error["input"] is not None and not _names_entries(error):
+        return f"{message}; {fix}"
+    return message
+
+
+def _problem(error: ErrorDetails, value: YamlNode) -> str:
     context = error.get("ctx", {})
     got = error["input"]
     match error["type"]:
@@ -77,8 +100,7 @@ def _expected(error: ErrorDetails) -> str:
         form = _form_of_uri(context["pattern"], str(got))
         if form:
             return f"must be {form}, without spaces"
-    is_named_list = kind == "tuple_type" and error["loc"][-1] in NAMED_LISTS
-    if is_named_list and isinstance(got, dict) and got:
+    if _names_entries(error):
         name = next(iter(got))
         return f"must be a list, with - name: {name} in place of {name}:"
     format_message = _MESSAGES.get(kind)
@@ -87,10 +109,23 @@ def _expected(error: ErrorDetails) -> str:
     return format_message(context)
 
 
+def _names_entries(error: ErrorDetails) -> bool:
+    """Return whether a list of named entries is written as a mapping with the names as keys."""
+    got = error["input"]
+    if error["type"] != "tuple_type" or error["loc"][-1] not in NAMED_LISTS:
+        return False
+    # An entry itself in place of the list has the key name.
+    return isinstance(got, dict) and bool(got) and "name" not in got
+
+
 _MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
     "greater_than_equal": lambda context: f"must be at least {_number(context['ge'])}",
     "greater_than": lambda context: f"must be more than {_number(context['gt'])}",
     "less_than_equal": lambda context: f"must be at most {_number(context['le'])}",
+    "datetime_from_date_parsing": lambda _: "must be a time with a date",
+    "datetime_parsing": lambda _: "must be a time with a date",
+    "datetime_type": lambda _: "must be a time with a date",
+    "timezone_aware": lambda _: "must be a time with its zone",
     "less_than": lambda context: f"must be less than {_number(context['lt'])}",
     "int_type": lambda _: "must be an integer",
     "int_from_float": lambda _: "must be an integer",
@@ -121,7 +156,7 @@ _MESSAGES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def _form_of_uri(pattern: str, got: str) -> str | None:
     """Return how a URI with the scheme of this one is written, if the pattern accepts that scheme."""
-    scheme = got.partition("://")[0]
+    scheme = (uri_for(got) or got).partition("://")[0]
     for form, written in uris.FORMS.values():
         if form in pattern and written.startswith(f"{scheme}://"):
             return written
@@ -147,6 +182,8 @@ def _string_expected(value: YamlNode) -> str:
             return f'must be a string, but unquoted {value.source} means {quoted(value.data)}; write "{value.source}"'
         case bool() | int() | float():
             return f'must be a string (got {quoted(value.data)}); put it in quotes: "{value.source}"'
+        case list() | dict():
+            return f"must be a string (got {quoted(value.plain())}); write one value"
         case _:
             return f"must be a string (got {quoted(value.plain())})"
 
@@ -157,10 +194,27 @@ def _choice_expected(choices: list[str], got: Any) -> str:
     message = f"must be one of {', '.join(choices)} (got {quoted(got)})"
     match = None
     if isinstance(got, str):
-        match = closest_match(got, choices)
+        match = _same_choice(got, choices) or closest_match(got, choices)
+    if match and str(got).lower() == match.lower():
+        # The list of all values would hide that only the case differs.
+        return f"must be written {match} (got {quoted(got)})"
     if match:
         message += f"; did you mean {match}?"
     return message
+
+
+def _same_choice(got: str, choices: list[str]) -> str | None:
+    """Return the choice that has this name elsewhere, or that the value begins with: Cosine for cosine_with_restarts.
+
+    None if there is no such choice.
+    """
+    name = OTHER_CHOICES.get(got.lower())
+    if name in choices:
+        return name
+    for choice in choices:
+        if got.lower().startswith(choice.lower()):
+            return choice
+    return None
 
 
 def _validator_message(message: str, got: Any) -> str:

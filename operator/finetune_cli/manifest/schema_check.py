@@ -3,14 +3,20 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from finetune_cli.diagnostics import Diagnostic, closest_match
+from finetune_cli.manifest.annotations import (
+    aliases,
+    is_model,
+    required_keys,
+    unwrap_optional,
+)
+from finetune_cli.manifest.forms import split_pair
 from finetune_cli.manifest.other_names import (
     location_here,
     name_here,
@@ -18,6 +24,7 @@ from finetune_cli.manifest.other_names import (
 )
 from finetune_cli.manifest.yaml_reader import Location, YamlNode, join_path
 from finetune_operator.api.rules import Rule, WithRules
+from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract import ContractModel
 
 # More places make a message longer, and rarely clearer.
@@ -38,7 +45,10 @@ class SchemaChecker:
     """Locations of empty or unreadable values; their errors are reported already."""
 
     replaced: set[Location] = field(default_factory=set)
-    """Locations of values that are written under the names of another tool. They are not missing."""
+    """Locations of values that are written under another name or in another place. They are not missing."""
+
+    incomplete: set[Location] = field(default_factory=set)
+    """Locations of mappings that an unknown key was taken out of."""
 
     def check(self, annotation: Any, value: YamlNode, location: Location = ()) -> None:
         """Check a value that should have the type of the annotation, and all values below it."""
@@ -67,42 +77,112 @@ class SchemaChecker:
         self, kind: type[ContractModel], data: dict[str, YamlNode], location: Location
     ) -> None:
         known = aliases(kind)
+        self._indent(kind, data, location)
+        if data and data.keys().isdisjoint(known):
+            # The keys that are there stand for the required keys: one mistake.
+            for name in required_keys(kind):
+                self._mark_replaced((*location, name))
         # A copy: unknown keys are taken out of the mapping.
         for key in [key for key in data if key not in known]:
-            hint, is_misspelled = self._hint(kind, key, location)
+            hint, match = self._hint(kind, data[key], key, location)
             self.report(data[key].line, (*location, key), f"unknown key; {hint}")
             value = data.pop(key)
-            match = closest_match(key, known)
-            # The value goes on under the right key, so that its errors are found in the same run.
-            if is_misspelled and match and match not in data:
+            if match and match not in data and _is_meant(key, match, known, value):
+                # The value goes on under the right key, so that its errors are found in the same run.
                 data[match] = value
+            elif match:
+                self._mark_replaced((*location, match))
+            else:
+                self.incomplete.add(location)
+
+    def _indent(
+        self, kind: type[ContractModel], data: dict[str, YamlNode], location: Location
+    ) -> None:
+        """Move keys beside an empty or absent mapping into it, with one error for all of them."""
+        known = aliases(kind)
+        for name, annotation in known.items():
+            inner = unwrap_optional(annotation)
+            is_absent = name not in data
+            if not is_model(inner) or (is_absent and name not in required_keys(kind)):
+                continue
+            if not is_absent and data[name].data is not None:
+                continue
+            below = [key for key in data if key in aliases(inner) and key not in known]
+            if not below:
+                continue
+            keys = ", ".join(below)
+            line = data[below[0]].line
+            message = f"is required; write {name}: above {below[0]}, and indent {keys} below it"
+            if not is_absent:
+                line = data[name].line
+                message = f"is empty; indent {keys} below it"
+            self.report(line, (*location, name), message)
+            moved = {key: data.pop(key) for key in below}
+            data[name] = YamlNode(line, name, moved)
 
     def _hint(
-        self, kind: type[ContractModel], key: str, location: Location
-    ) -> tuple[str, bool]:
-        """Return the hint for an unknown key, and whether the key is a misspelled key of the model."""
+        self, kind: type[ContractModel], value: YamlNode, key: str, location: Location
+    ) -> tuple[str, str | None]:
+        """Return the hint for an unknown key, and the key of the model that it may be misspelled from."""
         known = aliases(kind)
         match = closest_match(key, known)
         # A known key in another spelling is no name of another tool, even if the tool has the same.
         if not _is_same_word(key, match):
             reason = reason_for_no_field(key, location)
             if reason:
-                return f"there is no such field: {reason}", False
+                return f"there is no such field: {reason}", None
             name = name_here(key, location)
             if name:
                 self._mark_replaced(location_here(name, location))
-                return f"it is called {name} here", False
+                return f"it is called {name} here", None
         elsewhere = _places(kind, key)
         if elsewhere:
-            return f"did you mean {', '.join(elsewhere)}?", False
-        if match:
-            return f"did you mean {match}?", True
-        return f"known keys are {', '.join(known)}", False
+            self._mark_replaced((*location, *elsewhere[0].split(".")))
+            return f"did you mean {', '.join(elsewhere)}?", None
+        place = None
+        # An entry of a list without its required key has a wrong name, and no key of another place.
+        if not required_keys(kind):
+            place = _only_place(key)
+        if place and not _is_same_word(key, closest_match(key, known)):
+            return f"did you mean {place}?", None
+        return _hint_here(known, value, key)
 
     def _mark_replaced(self, location: Location) -> None:
         """Mark a location and all above it: none of them is missing."""
         for length in range(1, len(location) + 1):
             self.replaced.add(location[:length])
+
+
+def _is_meant(key: str, match: str, known: Mapping[str, Any], value: YamlNode) -> bool:
+    """Return whether a misspelled key is this key for certain, so that its value can be checked.
+
+    A guess alone says nothing about the value: `limit: 100` is no wrong `split`.
+    """
+    if _is_same_word(key, match):
+        return True
+    kind = unwrap_optional(known[match])
+    data = value.data
+    if get_origin(kind) is tuple and isinstance(data, list) and data:
+        kind = unwrap_optional(get_args(kind)[0])
+        data = data[0].data
+    if not is_model(kind) or not isinstance(data, dict):
+        return False
+    return not aliases(kind).keys().isdisjoint(data)
+
+
+def _hint_here(
+    known: Mapping[str, Any], value: YamlNode, key: str
+) -> tuple[str, str | None]:
+    """Return the hint for an unknown key by the keys of its own mapping, and the key that it may mean."""
+    name, rest = split_pair(key)
+    if name in known:
+        return f"a key ends with a colon and a blank: write {name}: {rest}", name
+    if value.source in known and key.isprintable():
+        return f"the key comes first: write {value.source}: {key}", value.source
+    match = closest_match(key, known)
+    if match:
+        return f"did you mean {match}?", match
+    return f"known keys are {', '.join(known)}", None
 
 
 def _is_same_word(key: str, match: str | None) -> bool:
@@ -120,28 +200,17 @@ def _places(kind: type[ContractModel], key: str) -> list[str]:
     return list(_nested_paths(kind, key))[:MAX_SUGGESTIONS]
 
 
-def unwrap_optional(annotation: Any) -> Any:
-    """Return X for X | None and for Annotated[X, …]; other annotations unchanged."""
-    arguments = get_args(annotation)
-    if get_origin(annotation) is Annotated:
-        return unwrap_optional(arguments[0])
-    others = [kind for kind in arguments if kind is not NoneType]
-    is_optional = NoneType in arguments
-    if is_optional and len(others) == 1:
-        return unwrap_optional(others[0])
-    return annotation
-
-
-def is_model(kind: Any) -> bool:
-    """Return whether a type is a model, a mapping with fixed keys."""
-    return isinstance(kind, type) and issubclass(kind, ContractModel)
-
-
-def aliases(kind: type[ContractModel]) -> dict[str, Any]:
-    """Return the keys of a model as the manifest spells them, with the types of their values."""
-    return {
-        info.alias or name: info.annotation for name, info in kind.model_fields.items()
-    }
+def _only_place(key: str) -> str | None:
+    """Return the path of a key that is known in one place of the whole spec, and None for any other key."""
+    name = key
+    if "_" in key:
+        name = to_camel(key)
+    places = list(_nested_paths(PipelineSpec, name, "spec."))
+    if name in aliases(PipelineSpec):
+        places.append(f"spec.{name}")
+    if len(places) != 1:
+        return None
+    return places[0]
 
 
 def format_path(document: YamlNode, location: Location) -> str:

@@ -14,6 +14,7 @@ from finetune_cli.manifest.fields import (
     gate_metrics,
     has_own_program,
     literal_variables,
+    resource_names,
     sources,
     targets,
     task_files,
@@ -31,6 +32,12 @@ FRACTIONS = frozenset({"acc", "acc_norm", "exact_match"})
 """Metrics of lm-eval that are between 0 and 1."""
 PERCENT = 100
 DATA_FILE = re.compile(r"[*?\[]|\.(jsonl|json|csv|parquet|gz|zst|txt)$")
+WEB_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/datasets/([\w.-]+/[\w.-]+)"
+    r"(?:/(?:tree|viewer|blob)/.*)?/?"
+)
+RESOURCE = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.+")
+"""Names of resources without a domain; an API server refuses a pod with any other."""
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -42,6 +49,16 @@ def errors(spec: PipelineSpec, folder: Path) -> Iterator[Finding]:
             problem = f"there is no folder {organisation} beside the manifest"
             fix = f"for the hub write hf://{field.uri}, for a folder ./{field.uri}"
             yield field.location, f"{problem}; {fix}"
+    for field in sources(spec):
+        page = WEB_PAGE.fullmatch(field.uri)
+        if page:
+            problem = "is a page of the hub, and no file of records"
+            yield field.location, f"{problem}; write hf://{page[1]}"
+    for location, name in resource_names(spec):
+        if "/" not in name and not RESOURCE.fullmatch(name):
+            problem = f"{name} is no resource of Kubernetes"
+            fix = "devices have a domain: for a GPU of NVIDIA write nvidia.com/gpu"
+            yield location, f"{problem}; {fix}"
     files = task_files(spec)
     for gate, finding in _closed_gates(spec):
         if gate.task not in files:

@@ -20,7 +20,7 @@ _MESSAGES: tuple[tuple[str, str, bool], ...] = (
     ),
     (
         r"mapping values are not allowed",
-        "a second ': ' in one value; put it in quotes, or fix the indentation",
+        "a second ': ' in one value; put the text in quotes, or fix the indentation",
         False,
     ),
     (r"could not find expected ':'", "a key without ': ' after it", True),
@@ -32,8 +32,13 @@ _MESSAGES: tuple[tuple[str, str, bool], ...] = (
     (r"expected ',' or '\]', but got '<stream end>'", "this [ is never closed", True),
     (r"expected ',' or '}', but got '<stream end>'", "this { is never closed", True),
     (
+        r"expected ',' or '.', but got ':'",
+        "a second ': ' in one value; put the text in quotes, or add a comma before the key",
+        False,
+    ),
+    (
         r"expected ',' or '(.)', but got (.*)",
-        r"expected a comma or \1, found \2",
+        r"expected a comma or \1, found \2; close the bracket before it, or put the text in quotes",
         False,
     ),
     (
@@ -86,6 +91,9 @@ def diagnostic(file: Path, text: str, error: yaml.YAMLError) -> Diagnostic:
         return Diagnostic(file, None, "", f"is not YAML: {error}")
     detail = f"{error.context or ''}: {error.problem or ''}".removeprefix(": ")
     mark = error.problem_mark
+    bracket = _unclosed_before(text, error)
+    if bracket:
+        detail = f"expected ',' or '{bracket}', but got '<stream end>'"
     for pattern, template, at_start in _MESSAGES:
         match = re.search(pattern, detail, re.DOTALL)
         if match:
@@ -94,6 +102,20 @@ def diagnostic(file: Path, text: str, error: yaml.YAMLError) -> Diagnostic:
             detail = match.expand(template)
             break
     return Diagnostic(file, _line_of_mark(text, mark), "", f"not YAML: {detail}")
+
+
+def _unclosed_before(text: str, error: yaml.MarkedYAMLError) -> str:
+    """Return the bracket that is missing in an earlier line: the error is at the key that begins this line."""
+    start = error.context_mark
+    mark = error.problem_mark
+    pattern = r"expected ',' or '(.)', but got '(:|<scalar>)'"
+    expected = re.match(pattern, error.problem or "")
+    if not expected or start is None or mark is None or start.line == mark.line:
+        return ""
+    before = text[: mark.index].rpartition("\n")[2]
+    if re.fullmatch(r"\s*(- )?[\w.-]*", before) is None:
+        return ""
+    return expected[1]
 
 
 def _line_of_mark(text: str, mark: Mark | None) -> int:

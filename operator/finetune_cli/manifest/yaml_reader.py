@@ -31,6 +31,7 @@ FALSE = {"n", "no", "off", "false"}
 
 TAG = "tag:yaml.org,2002:"
 MERGE = f"{TAG}merge"
+NUMBERS = frozenset({f"{TAG}int", f"{TAG}float"})
 
 Location = tuple[str | int, ...]
 """Keys and indexes from the document's root, as in pydantic's errors."""
@@ -211,7 +212,11 @@ class _TreeBuilder:
             return YamlNode(line, key, None, broken=True)
         match node:
             case MappingNode():
-                return YamlNode(line, key, self._mapping(node, path))
+                data = self._mapping(node, path)
+                if node.value and not data:
+                    # None of its keys could be read: a template, for example.
+                    return YamlNode(line, key, None, broken=True)
+                return YamlNode(line, key, data)
             case SequenceNode():
                 return YamlNode(line, key, self._list(node, path))
             case _:
@@ -244,6 +249,13 @@ class _TreeBuilder:
                 # An earlier << takes precedence.
                 merged = self._merge(content, line, path) | merged
                 continue
+            if own and _has_no_colon(key, content):
+                # epochs: 1,000 in braces has a second key 000, and the value before it is not what was meant.
+                self._report_comma(key, line, (*path, list(own)[-1]))
+                previous = own[list(own)[-1]]
+                previous.data = None
+                previous.broken = True
+                continue
             name = self._key(key, line, path)
             if name is None:
                 continue
@@ -253,6 +265,12 @@ class _TreeBuilder:
             else:
                 own[name] = self.value(content, name, line, (*path, name))
         return merged | own
+
+    def _report_comma(self, key: Node, line: int, path: tuple[str, ...]) -> None:
+        message = "a comma ends a value: put a list in [ ], and a text in quotes"
+        if key.tag in NUMBERS:
+            message = "a comma ends a value: write numbers without commas"
+        self.report(line, path, message)
 
     def _key(self, key: Node, line: int, path: tuple[str, ...]) -> str | None:
         """Return a key as a string; None with an error for any other key."""
@@ -296,6 +314,15 @@ class _TreeBuilder:
             self.report(line, path, f"{error} (got {quoted(node.value)})")
             return YamlNode(line, key, None, broken=True)
         return YamlNode(line, key, data, source=node.value)
+
+
+def _has_no_colon(key: Node, content: Node) -> bool:
+    """Return whether a key in braces is a word after a comma, and not a key with an empty value."""
+    if not isinstance(key, ScalarNode) or not isinstance(content, ScalarNode):
+        return False
+    is_one_word = not re.search(r"[\s:]", key.value)
+    ends_together = content.end_mark.index == key.end_mark.index
+    return is_one_word and ends_together
 
 
 def join_path(path: tuple[str, ...]) -> str:

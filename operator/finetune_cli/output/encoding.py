@@ -16,6 +16,7 @@ REPLACEMENTS = {
     "…": "...",
     "—": "-",
     "±": "+-",
+    "→": "->",
 }
 """Sign in the output -> its replacement if it cannot be encoded; any other character becomes a question mark."""
 

@@ -15,7 +15,7 @@ from finetune_operator.api.status import (
     StageStatus,
 )
 from finetune_operator.core.durations import format_duration
-from finetune_trainer.contract import DeployResult, Progress
+from finetune_trainer.contract import DeployResult, EvaluateResult, Progress
 
 
 def joined(parts: Iterable[str]) -> str:
@@ -30,7 +30,7 @@ def stage_summary(stage: StageStatus, now: datetime | None = None) -> str:
             progress = format_progress(stage.progress) or "starting"
             return joined([progress, _elapsed(stage, now), _reason(stage)])
         case StageState.SUCCEEDED:
-            return joined([_done(stage), stage.message, _answer(stage)])
+            return joined([_done(stage), _message(stage), _answer(stage)])
         case StageState.QUEUED:
             return joined(["queued", _reason(stage), _elapsed(stage, now)])
         case StageState.FAILED:
@@ -46,6 +46,13 @@ def _done(stage: StageStatus) -> str:
     if not stage.active_seconds:
         return "done"
     return f"done in {format_duration(stage.active_seconds)}"
+
+
+def _message(stage: StageStatus) -> str:
+    """Return the stage's message; empty if it repeats scores, which the stage's line and the gates have."""
+    if isinstance(stage.result, EvaluateResult):
+        return ""
+    return stage.message
 
 
 def _answer(stage: StageStatus) -> str:

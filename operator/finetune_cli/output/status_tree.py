@@ -9,7 +9,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from finetune_cli.output.loss_curve import loss_lines
+from finetune_cli.output.loss_curve import INDENT, loss_lines
+from finetune_cli.output.notes import stage_notes
+from finetune_cli.output.results import changed_records, records_text, score_texts
 from finetune_cli.output.status_text import attempts_line, joined, stage_summary
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import (
@@ -20,6 +22,7 @@ from finetune_operator.api.status import (
     StageStatus,
 )
 from finetune_operator.core.durations import format_duration
+from finetune_trainer.contract import EvaluateResult, PrepareResult
 
 MARKS: dict[StageState, tuple[str, str]] = {
     StageState.PENDING: ("○", "dim"),
@@ -47,7 +50,7 @@ def live_table(
 ) -> RenderableType:
     """Return the pipeline as a tree of stages and attempts, with the lines of `details` under each attempt.
 
-    A stage with a loss curve has it in a line below.
+    A stage with a loss curve has it in a line below, and a stage that may have ended badly has notes.
 
     An attempt that succeeded or runs, and did not resume earlier work, is left out unless it has details. Attempts
     that failed with the same error are one line. With `now`, what runs has its time so far.
@@ -61,8 +64,40 @@ def live_table(
             continue
         lines.append(_stage_line(kind.name, stage, now, spinner))
         lines += loss_lines(stage)
+        lines += _score_lines(stage)
+        lines += _note_lines(kind.name, stage)
         lines += _attempt_lines(stage, details)
     return Group(*lines)
+
+
+def _score_lines(stage: StageStatus) -> Iterator[Text]:
+    """Yield the scores of a stage, if they are too many for its line."""
+    if isinstance(stage.result, EvaluateResult):
+        scores = list(score_texts(stage.result))
+        if len(scores) > 1:
+            for text in scores:
+                yield Text(f"{INDENT}{text}", style="cyan")
+
+
+def _note_lines(name: str, stage: StageStatus) -> Iterator[Text]:
+    for note in stage_notes(name, stage):
+        yield Text(f"{INDENT}note: {note.message}", style="yellow")
+
+
+def _result_text(stage: StageStatus) -> Text:
+    """Return the most important numbers of the result, in yellow if records were lost; empty for other stages."""
+    if stage.state is not StageState.SUCCEEDED:
+        return Text()
+    if isinstance(stage.result, PrepareResult):
+        style = "green"
+        if changed_records(stage.result):
+            style = "yellow"
+        return Text(f"  {records_text(stage.result)}", style)
+    if isinstance(stage.result, EvaluateResult):
+        scores = list(score_texts(stage.result))
+        if len(scores) == 1:
+            return Text(f"  {scores[0]}", "green")
+    return Text()
 
 
 def _total(status: PipelineStatus, now: datetime | None) -> str:
@@ -121,6 +156,7 @@ def _stage_line(
     mark: RenderableType = Text(sign, style=style)
     title = Text(f"{name:<9}", style="bold")
     summary = Text(stage_summary(stage, now), style)
+    summary.append_text(_result_text(stage))
     is_active = stage.state in {StageState.QUEUED, StageState.RUNNING}
     if spinner is not None and is_active:
         mark = spinner

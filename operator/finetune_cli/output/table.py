@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from finetune_cli.manifest.fields import score_of
+from finetune_cli.output.notes import notes_of_object
 from finetune_operator.core.durations import format_duration
 
-COLUMNS = ("NAME", "PHASE", "STAGE", "PROGRESS", "SCORE", "DURATION", "AGE")
+COLUMNS = ("NAME", "PHASE", "STAGE", "PROGRESS", "SCORE", "DURATION", "AGE", "NOTES")
 
 
 def row(
@@ -36,6 +37,7 @@ def row(
         score_of(status),
         _between(started, end),
         _between(created, now),
+        ", ".join(note.reason for note in notes_of_object(pipeline)),
     )
 
 

@@ -101,6 +101,7 @@ def test_get_without_a_name_lists_one_or_all_namespaces(cli, scenario):
         "SCORE",
         "DURATION",
         "AGE",
+        "NOTES",
         "REASON",
     ]
     assert (listed[1][:3], listed[1][-1]) == (

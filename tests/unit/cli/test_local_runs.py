@@ -66,6 +66,7 @@ def test_runs_are_listed_with_phase_score_duration_and_age(tmp_path, command):
         "SCORE",
         "DURATION",
         "AGE",
+        "NOTES",
     ]
     assert rows["done"][:6] == ["done", "Succeeded", "deploy", "100%", "acc", "0.71"]
     assert rows["done"][-1].startswith("1h")
@@ -179,6 +180,16 @@ def test_run_that_until_ends_prints_how_to_continue(tmp_path, command):
         0,
         "Stopped as --until asks. To continue: finetune run demo",
     )
+
+
+def test_json_of_a_run_has_the_notes(tmp_path, command):
+    status = Scenario().run("prepare", truncated=100).status
+    record(tmp_path / ".finetune/demo", "demo", status)
+    write_manifest(tmp_path)
+    options = ("--until", "prepare", "--claim", "models=models", "--json")
+    code, out = command("run", "p.yaml", *options)
+    (note,) = json.JSONDecoder().raw_decode(out)[0]["notes"]
+    assert (code, note["stage"], note["reason"]) == (0, "prepare", "RecordsTruncated")
 
 
 def test_retry_of_a_succeeded_run_keeps_its_record(tmp_path, command):

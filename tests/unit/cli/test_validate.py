@@ -45,22 +45,20 @@ spec:
     placement: {capacity: Spot}
     when: GatesPassed
 """
-    formats = "Auto, JSONLines, JSON, CSV, Parquet"
     assert diagnose(text) == [
         "1: apiVersion: must be finetune.dev/v1alpha1 (got 'finetune.dev/v1')",
         "2: kind: must be FineTunePipeline (got 'FineTunePipline')",
         "4: metadata.nmae: unknown key; did you mean name?",
         f"6: spec.model.uri: {uris.description_of(*uris.MODEL)} (got 'ftp://bucket/model')",
-        f"8: spec.datasets[0].format: must be one of {formats} (got 'JSONlines'); did you mean JSONLines?",
-        "8: spec.datasets[0].uri: is required",
+        "8: spec.datasets[0].format: must be written JSONLines (got 'JSONlines')",
+        "8: spec.datasets[0].uri: is required; add uri: …",
         "10: spec.train.lora.rank: must be at least 1 (got 0)",
         "11: spec.train.optmizer: unknown key; did you mean optimizer?",
         "11: spec.train.optmizer.learningRate: must be at most 1 (got 2)",
-        "13: spec.train.maxSteps: must be an integer (got 'ten')",
-        "13: spec.train.maxSteps: set epochs or maxSteps, not both",
-        "14: spec.train.compile: must be true or false (got 'yes')",
+        "13: spec.train.maxSteps: must be an integer (got 'ten'); write it in digits",
+        "14: spec.train.compile: must be true or false (got 'yes'); write true, without quotes",
         '17: spec.train.pod.env[0].value: must be a string (got 8080); put it in quotes: "8080"',
-        "18: spec.push.targets: is required",
+        "18: spec.push.targets: is required; add targets: [{uri: …}]",
         f"19: spec.push.placement.capacity: {GatedSpec.rules[0].message}",
         "20: spec.push.when: GatesPassed needs a gate: add evaluate.gates, or set push.when to Always",
     ]
@@ -85,7 +83,7 @@ spec:
         ("a: 1\nb:\n\t- c\n", "3: not YAML: a tab; YAML is indented with spaces only"),
         (
             "a: 1\nb: c: d\n",
-            "2: not YAML: a second ': ' in one value; put it in quotes, or fix the indentation",
+            "2: not YAML: a second ': ' in one value; put the text in quotes, or fix the indentation",
         ),
         ("a: 1\nb\nc: 1\n", "2: not YAML: a key without ': ' after it"),
         ("a: [1,\nb: 2\n", "1: not YAML: this [ is never closed"),
@@ -107,7 +105,7 @@ spec:
         (b"a" * 10_000_000, " is larger than 256 KiB"),
         (
             "apiVersion: v1\nkind: ConfigMap\ndata: {a: b}\n",
-            "2: kind: must be FineTunePipeline (got 'ConfigMap')",
+            "2: kind: this is no pipeline: it is of the kind 'ConfigMap', and not FineTunePipeline",
         ),
         (
             "apiVersion: apps/v1\nspec: {}\n",

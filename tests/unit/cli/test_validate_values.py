@@ -101,11 +101,11 @@ from finetune_operator.crd import generate
         ),
         (
             "evaluate: {tasks: [{name: a}], gates: [{task: b, value: 0.5}]}",
-            "spec.evaluate.gates[0].task: evaluate.tasks has no task b; the tasks are a",
+            "spec.evaluate.gates[0].task: evaluate.tasks has no task 'b'; the tasks are a",
         ),
         (
             "evaluate: {tasks: [{name: sums}], gates: [{task: sums, value: 1}, {task: sum, value: 0.5}]}",
-            "spec.evaluate.gates[1].task: evaluate.tasks has no task sum; did you mean sums?",
+            "spec.evaluate.gates[1].task: evaluate.tasks has no task 'sum'; did you mean sums?",
         ),
         (
             "deploy: {when: Always}",

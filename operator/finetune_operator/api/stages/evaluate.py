@@ -33,11 +33,12 @@ def _gates_without_task(data: Mapping[str, Any]) -> Iterator[Detail]:
         task = gate["task"]
         if task in names:
             continue
-        hint = f"the tasks are {', '.join(names)}"
-        nearest = difflib.get_close_matches(task, names, 1)
+        shown = [name for name in names if name.isprintable()]
+        hint = f"the tasks are {', '.join(shown)}"
+        nearest = difflib.get_close_matches(task, shown, 1)
         if nearest:
             hint = f"did you mean {nearest[0]}?"
-        yield ("gates", number, "task"), f"evaluate.tasks has no task {task}; {hint}"
+        yield ("gates", number, "task"), f"evaluate.tasks has no task {task!r}; {hint}"
 
 
 class Evaluate(StageSpec, EvaluateRecipe):

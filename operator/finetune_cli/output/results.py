@@ -1,0 +1,82 @@
+"""Results of stages in words: records and rows, scores beside the base model's scores."""
+
+import math
+from collections.abc import Iterator
+
+from finetune_trainer.contract import EvaluateResult, PrepareResult, Score
+
+COMMON_SHARE = 0.01
+"""Share of records from which on a loss is no exception any more."""
+CHANGED = {
+    "truncated": "truncated",
+    "dropped": "dropped",
+    "invalid": "invalid",
+    "unrendered": "not rendered in full",
+}
+"""Counts of records of which training does not see all, and their words."""
+
+
+def changed_records(result: PrepareResult) -> dict[str, int]:
+    """Return the numbers of records of which training does not see all, by the names of the counts; without zeros."""
+    counts = {name: getattr(result, name) for name in CHANGED}
+    return {name: count for name, count in counts.items() if count}
+
+
+def share_text(count: int, total: int) -> str:
+    """Return a share in percent with three digits, such as 100 % or 0.25 %."""
+    return f"{100 * count / max(1, total):.3g} %"
+
+
+def records_text(result: PrepareResult) -> str:
+    """Return records and rows, such as 200 records → 193 rows, 200 truncated (100 %)."""
+    rows = result.train_rows + result.validation_rows
+    parts = [f"{_counted(result.records, 'record')} → {_counted(rows, 'row')}"]
+    counts = {CHANGED[name]: count for name, count in changed_records(result).items()}
+    # What the manifest asks for, and what loses nothing.
+    counts["split"] = result.split
+    counts["left out by weights"] = result.unused
+    for name, count in counts.items():
+        if count:
+            parts.append(f"{count:,} {name} ({share_text(count, result.records)})")
+    # Absent in the results of earlier versions.
+    if result.train_targets is not None:
+        learned = f"{result.train_targets:,} of {result.train_tokens:,} tokens learned"
+        parts.append(learned)
+    return ", ".join(parts)
+
+
+def score_texts(result: EvaluateResult) -> Iterator[str]:
+    """Yield the scores; with several tasks, each begins with its task."""
+    for task, metrics in result.scores.items():
+        for metric, score in metrics.items():
+            text = f"{metric} {score_text(score)}"
+            if len(result.scores) > 1:
+                text = f"{task} {text}"
+            yield text
+
+
+def score_text(score: Score) -> str:
+    """Return a score, as in 0.172 → 0.477 (+0.305 ± 0.034) if the base model's score is known."""
+    if score.base is None:
+        return f"{_number(score.value)}{_margin(score.stderr)}"
+    gain = f"{score.value - score.base:+.3g}{_margin(score.difference_stderr)}"
+    return f"{_number(score.base)} → {_number(score.value)} ({gain})"
+
+
+def _margin(stderr: float | None) -> str:
+    if stderr is None or not math.isfinite(stderr):
+        return ""
+    return f" ± {stderr:.2g}"
+
+
+def _number(value: float) -> str:
+    # Three digits behind the point, as scores between 0 and 1 are compared; larger numbers such as perplexities fewer.
+    if abs(value) < 1:
+        return f"{value:.3f}"
+    return f"{value:.4g}"
+
+
+def _counted(number: int, noun: str) -> str:
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun}s"
