@@ -16,6 +16,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +48,7 @@ def linear_layers(options: argparse.Namespace) -> dict[str, tuple[int, int]]:
     }
 
 
-def write_sparse(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+def write_sparse(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Write a safetensors file whose tensors are holes: zeros that take no space."""
     header = {}
     end = 0
@@ -77,7 +78,7 @@ def make_base(folder: Path, options: argparse.Namespace) -> Path:
     shapes_of_layer = linear_layers(options) | dict.fromkeys(
         LAYER_NORMS, (options.hidden,)
     )
-    files = [
+    files: list[dict[str, tuple[int, ...]]] = [
         {
             f"model.layers.{number}.{name}.weight": shape
             for name, shape in shapes_of_layer.items()
@@ -87,7 +88,7 @@ def make_base(folder: Path, options: argparse.Namespace) -> Path:
     vocabulary = (options.vocabulary, options.hidden)
     ends = {"model.embed_tokens.weight": vocabulary, "lm_head.weight": vocabulary}
     files.append(ends | {"model.norm.weight": (options.hidden,)})
-    index = {}
+    index: dict[str, str] = {}
     for number, shapes in enumerate(files, 1):
         name = f"model-{number:05}-of-{len(files):05}.safetensors"
         write_sparse(folder / name, shapes)
@@ -101,7 +102,7 @@ def make_base(folder: Path, options: argparse.Namespace) -> Path:
 def make_adapter(folder: Path, options: argparse.Namespace) -> Path:
     """Write an adapter of all linear layers, with the same random factors in every layer."""
     folder.mkdir()
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, (rows, columns) in linear_layers(options).items():
         first = torch.randn(options.rank, columns)
         second = torch.randn(rows, options.rank)
@@ -127,16 +128,15 @@ def make_adapter(folder: Path, options: argparse.Namespace) -> Path:
 
 def empty_when_written(written: list[int]) -> None:
     """Make save_file empty each file after it is complete, and record its size."""
-    save = merge.save_file
 
     def save_and_empty(
         tensors: dict[str, torch.Tensor], path: Path, **options: object
     ) -> None:
-        save(tensors, path, **options)
+        save_file(tensors, path, **options)
         written.append(path.stat().st_size)
         os.truncate(path, 0)
 
-    merge.save_file = save_and_empty
+    setattr(merge, "save_file", save_and_empty)  # noqa: B010  the module imported the name
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from itertools import islice
 from pathlib import Path
 
 from transformers import AutoTokenizer
+from typing_extensions import override
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
@@ -75,6 +76,7 @@ class Memory(threading.Thread):
         self.over = threading.Event()
         self.together = self.largest_child = 0
 
+    @override
     def run(self) -> None:
         """Sample until the process has ended."""
         while not self.over.wait(0.5):
@@ -90,7 +92,7 @@ class Memory(threading.Thread):
                 self.together,
                 sum(
                     number_in(pid, "smaps_rollup", "Pss")
-                    for pid in (self.pid, *children)
+                    for pid in (str(self.pid), *children)
                 ),
             )
             self.largest_child = max(
@@ -101,19 +103,15 @@ class Memory(threading.Thread):
             )
 
 
-def number_in(pid: str | int, file: str, name: str) -> int:
+def number_in(pid: str, file: str, name: str) -> int:
     """Return a number of kilobytes in a file of /proc, in bytes; 0 if the process has ended."""
     try:
-        return (
-            int(
-                re.search(rf"{name}:\s+(\d+)", Path(f"/proc/{pid}/{file}").read_text())[
-                    1
-                ]
-            )
-            * 1024
-        )
-    except (OSError, TypeError):
+        text = Path(f"/proc/{pid}/{file}").read_text()
+    except OSError:
         return 0
+    # The files of a process that has ended, and is not waited for yet, are empty.
+    match = re.search(rf"{name}:\s+(\d+)", text)
+    return int(match[1]) * 1024 if match else 0
 
 
 @dataclass

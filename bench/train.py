@@ -262,10 +262,11 @@ def stopping(benchmark: Benchmark, repeats: int) -> None:
     """Print the time from SIGTERM to the exit of a real process, which saves the last step boundary first."""
     seconds = []
     for turn in range(repeats):
+        progress = benchmark.folder / f"progress{turn}"
         environment = Environment(
             benchmark.folder,
             termination_log=benchmark.folder / "termination",
-            progress_file=benchmark.folder / f"progress{turn}",
+            progress_file=progress,
         )
         config = benchmark.config(f"stopped{turn}", steps=10**4)
         variables = environment.variables() | {
@@ -277,10 +278,7 @@ def stopping(benchmark: Benchmark, repeats: int) -> None:
         process = subprocess.Popen(
             command, env=os.environ | variables, stdout=subprocess.DEVNULL
         )
-        while not (
-            environment.progress_file.exists()
-            and json.loads(environment.progress_file.read_text())["step"] > 2
-        ):
+        while not (progress.exists() and json.loads(progress.read_text())["step"] > 2):
             time.sleep(0.05)
         time.sleep(0.1 * turn)
         signalled = time.perf_counter()

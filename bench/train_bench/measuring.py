@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.data.documents import Document
@@ -81,6 +82,7 @@ class StepTimes(ProgressReporter):
         self.start_step: object = None
         """The step that the run began with: not 0 if it was resumed."""
 
+    @override
     def update(self, **fields: object) -> None:
         """Report the progress as training does, and record the time if a step has ended."""
         super().update(**fields)

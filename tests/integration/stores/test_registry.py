@@ -67,7 +67,9 @@ def unpacked(registry: RegistryServer, reference: str = "latest") -> dict[str, b
                     0o644,
                     0,
                 )
-                files[entry.name] = archive.extractfile(entry).read()
+                file = archive.extractfile(entry)
+                assert file
+                files[entry.name] = file.read()
     return files
 
 

@@ -104,7 +104,7 @@ def test_optimum_equals_cheapest_of_all_plans(seed):
 
 def spot_intervals(minutes):
     """Return intervals of minutes that follow each other."""
-    intervals = []
+    intervals: list[tuple[int, int]] = []
     for begin, end in minutes:
         if intervals and intervals[-1][1] == begin:
             intervals[-1] = (intervals[-1][0], int(end))

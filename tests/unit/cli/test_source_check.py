@@ -285,6 +285,7 @@ def test_tasks_are_not_judged_without_lm_eval(check, monkeypatch):
 def test_names_of_installed_tasks_are_those_of_lm_eval():
     """A task, a group and a tag of each form in which the package writes them."""
     tasks = read_built_in_tasks()
+    assert tasks
     assert {"arc_easy", "mmlu", "gsm8k", "hellaswag"} <= set(tasks.files)
     assert {"glue", "ai2_arc", "african_flores_tasks", "acp_gen_2shot"} <= tasks.tags
     assert not tasks.tags & {"arc_easy", "mmlu"}

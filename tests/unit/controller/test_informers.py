@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import kopf
 import pytest
 from support.operator.cluster_objects import (
     job_of,
@@ -137,7 +138,9 @@ def test_job_that_completes_during_a_list_is_complete():
 
     scenario.api.pages = pages_then_event
     scenario.list()
-    assert scenario.cache.is_over(scenario.cache.jobs.get(("team", NAME)))
+    job = scenario.cache.jobs.get(("team", NAME))
+    assert job
+    assert scenario.cache.is_over(job)
 
 
 def test_objects_created_or_deleted_during_a_list_stay_so():
@@ -313,7 +316,7 @@ def test_namespace_is_watched_once_it_can_be_listed():
         watching.cancel()
 
     with (
-        patch.object(module.kopf, "operator", operator),
+        patch.object(kopf, "operator", operator),
         patch.object(module, "BASE_RETRY_SECONDS", 0.01),
     ):
         asyncio.run(asyncio.wait_for(scenario_of_loss(), 10))
@@ -350,7 +353,7 @@ def test_watches_survive_an_outage_after_kopf_has_ended():
         watching.cancel()
 
     with (
-        patch.object(module.kopf, "operator", operator),
+        patch.object(kopf, "operator", operator),
         patch.object(module, "BASE_RETRY_SECONDS", 0.01),
     ):
         asyncio.run(asyncio.wait_for(outage(), 10))

@@ -6,11 +6,11 @@ import logging
 import tracemalloc
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 from support.http_server import serve_http
 from support.operator.fake_api import FakeApi
 from support.operator.pods import a_pod
@@ -223,7 +223,7 @@ def test_taint_asks_each_pod_on_that_node_once():
                 stage_pod(port, "two"),
                 stage_pod(other, "three", "spot-2"),
             ]
-            tainted = [
+            tainted: list[dict[str, Any] | Exception] = [
                 event("MODIFIED", node("spot-1", SPOT_ITN, version=number))
                 for number in (300, 301)
             ]
@@ -273,7 +273,7 @@ def test_first_pod_saves_for_the_nodes_of_all():
             index = {"batch.kubernetes.io/job-completion-index": "1"}
             second = stage_pod(other, "two", "spot-2")
             second.raw["metadata"]["labels"] |= index
-            tainted = [
+            tainted: list[dict[str, Any] | Exception] = [
                 event("MODIFIED", node(name, SPOT_ITN, version=300))
                 for name in ("spot-2", "spot-1")
             ]
@@ -380,7 +380,9 @@ def test_progress_is_polled_soon_after_the_request():
                 SaveSender(session, poller.poll_soon).send(pod, SPOT_ITN, pod.node)
                 await until(lambda: poller.latest(pod))
                 task.cancel()
-            return poller.latest(pod).saved_step
+            progress = poller.latest(pod)
+            assert progress
+            return progress.saved_step
 
     assert run(scenario) == 7
 
@@ -402,7 +404,9 @@ class ForbiddenApi(FakeApi):
 def test_missing_right_turns_the_watch_off_with_one_line(caplog):
     async def scenario():
         api = ForbiddenApi()
-        await NodeWatch(api, list, SaveSender(None, lambda _: None)).run()
+        await NodeWatch(
+            api, list, SaveSender(cast(ClientSession, None), lambda _: None)
+        ).run()
         return api.reads
 
     with caplog.at_level(logging.INFO):

@@ -1,6 +1,7 @@
 """The gates, which decide what is published and served."""
 
 import math
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -324,7 +325,7 @@ def test_less_than_base_adds_the_error_of_the_difference(value, base, passes):
     )
 
 
-TWO_GATES = ({}, {"operator": "LessThan", "value": 0.9})
+TWO_GATES: tuple[dict[str, Any], ...] = ({}, {"operator": "LessThan", "value": 0.9})
 """The score must be above 0.6 and below 0.9."""
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from support.operator.fake_api import FakeApi
@@ -259,7 +260,7 @@ def test_blocked_model_message_names_the_fix(target):
 NOW = datetime(2030, 1, 1, 0, 10, tzinfo=UTC)
 
 
-def servers_of(deployment: Object, *pods: Object, probes: object = None) -> Servers:
+def servers_of(deployment: Object, *pods: Object, probes: Any = None) -> Servers:
     """Return Servers whose cache holds these objects."""
     cache = ResourceCache()
     name = deployment["metadata"]["name"]

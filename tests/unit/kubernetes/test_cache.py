@@ -25,7 +25,7 @@ from finetune_operator.kubernetes.cache.cache import (
     PODS,
 )
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
-from finetune_operator.kubernetes.cluster import parse_pipeline
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 
 DEMO = Key("team", "demo")
 OTHER = Key("team", "other")
@@ -137,7 +137,7 @@ def test_pod_is_urgent_when_the_operator_acts_on_it(state, change):
 
 def test_unschedulable_pod_is_urgent_once():
     cache = training()
-    pod = pod_of(None, version=10) | {
+    pod = pod_of(version=10) | {
         "metadata": pod_of(version=10, name="second")["metadata"]
     }
     pod["status"] |= {"phase": "Pending", "conditions": [unschedulable("0/3 nodes")]}

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from support.operator.cluster_objects import (
@@ -256,7 +257,7 @@ def test_unseen_pod_of_its_own_deleted_job_holds_the_claim(sharing):
         path for path in sharing.api.objects if path.startswith(f"{JOBS_PATH}/older-")
     ]
     job = sharing.api.objects.pop(path)
-    meta = {
+    meta: dict[str, Any] = {
         "name": "left",
         "labels": {"batch.kubernetes.io/job-name": job["metadata"]["name"]},
     }

@@ -9,6 +9,7 @@ from support.operator.pods import (
     a_pod,
     disrupted,
     job_condition,
+    observed_job,
     running,
     terminated,
     unschedulable,
@@ -191,7 +192,7 @@ ENDINGS = {
 def test_ending_is_classified(case):
     condition, state, more, outcome, text, code = case
     pod = ObservedPod(a_pod(state, phase="Failed", **more)) if state else None
-    job = observe_job(NAME, a_job(condition), [pod] if pod else [], NOW)
+    job = observed_job(NAME, a_job(condition), [pod] if pod else [], NOW)
     ending = classify_ending(ATTEMPT, job)
     assert (ending.outcome, job.exit_code) == (outcome, code)
     assert text in ending.message
@@ -205,7 +206,7 @@ def test_out_of_memory_pod_names_its_own_limit():
         {"name": "stage", "resources": {"limits": {"memory": "256Mi"}}}
     ]
     ending = classify_ending(
-        ATTEMPT, observe_job(NAME, a_job(FAILED), [ObservedPod(pod)], NOW)
+        ATTEMPT, observed_job(NAME, a_job(FAILED), [ObservedPod(pod)], NOW)
     )
     assert (
         ending.message
@@ -221,29 +222,29 @@ def test_disruption_names_the_cause_and_the_node():
             phase="Failed",
         )
     )
-    assert observe_job(NAME, a_job(FAILED), [pod], NOW).disruption == (
+    assert observed_job(NAME, a_job(FAILED), [pod], NOW).disruption == (
         "EvictionByEvictionAPI on spot-1: Eviction API: evicting"
     )
 
 
 def test_deleted_job_runs_until_its_pod_is_gone():
     assert (
-        observe_job(NAME, None, [ObservedPod(a_pod(running()))], NOW).state
+        observed_job(NAME, None, [ObservedPod(a_pod(running()))], NOW).state
         is JobState.RUNNING
     )
     ended = ObservedPod(a_pod(terminated(75, SAVED), phase="Failed"), gone=True)
-    assert observe_job(NAME, None, [ended], NOW).exit_code == 75
+    assert observed_job(NAME, None, [ended], NOW).exit_code == 75
 
 
 def test_pods_result_completes_a_job_without_conditions():
     succeeded = a_pod(terminated(0, DONE, "Completed"), phase="Succeeded")
     assert (
-        observe_job(NAME, a_job(), [ObservedPod(succeeded)], NOW).state
+        observed_job(NAME, a_job(), [ObservedPod(succeeded)], NOW).state
         is JobState.COMPLETE
     )
     without_result = a_pod(terminated(0, "", "Completed"), phase="Succeeded")
     assert (
-        observe_job(NAME, a_job(), [ObservedPod(without_result)], NOW).state
+        observed_job(NAME, a_job(), [ObservedPod(without_result)], NOW).state
         is JobState.RUNNING
     )
 
@@ -252,7 +253,7 @@ def test_job_deleted_after_success_has_succeeded():
     pod = ObservedPod(
         a_pod(terminated(0, DONE, "Completed"), phase="Succeeded"), gone=True
     )
-    job = observe_job(NAME, None, [pod], NOW)
+    job = observed_job(NAME, None, [pod], NOW)
     assert classify_ending(ATTEMPT, job).outcome is Outcome.SUCCEEDED
 
 
@@ -351,16 +352,17 @@ BLOCKERS = {
 )
 def test_blocker_has_the_reason_and_names_the_fix(pod, warning, reason, text):
     warnings = {pod["metadata"]["name"] if pod else NAME: warning}
-    job = observe_job(
+    job = observed_job(
         NAME, a_job(), [ObservedPod(pod)] if pod else [], NOW, warnings=warnings
     )
+    assert job.blocker
     assert job.blocker.reason is reason
     assert text in job.blocker.message
 
 
 def test_starting_pod_has_no_blocker():
     assert (
-        observe_job(
+        observed_job(
             NAME,
             a_job(),
             [ObservedPod(a_pod(waiting("ContainerCreating"), phase="Pending"))],
@@ -368,16 +370,17 @@ def test_starting_pod_has_no_blocker():
         ).blocker
         is None
     )
-    assert observe_job(NAME, a_job(), [], NOW).blocker is None
+    assert observed_job(NAME, a_job(), [], NOW).blocker is None
     assert (
-        observe_job(NAME, a_job(), [ObservedPod(a_pod(running()))], NOW).blocker is None
+        observed_job(NAME, a_job(), [ObservedPod(a_pod(running()))], NOW).blocker
+        is None
     )
 
 
 def test_terminating_pod_in_its_grace_period_has_no_blocker():
     soon = (NOW + timedelta(seconds=10)).isoformat()
     assert (
-        observe_job(
+        observed_job(
             NAME, a_job(), [ObservedPod(a_pod(running(), deletionTimestamp=soon))], NOW
         ).blocker
         is None
@@ -397,15 +400,16 @@ def test_final_progress_wins_over_the_polled_progress():
     polled = Progress(
         stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=30
     )
-    job = observe_job(
+    job = observed_job(
         NAME,
         a_job(job_condition("Failed")),
         [ObservedPod(a_pod(terminated(75, message), phase="Failed"))],
         NOW,
         progress=polled,
     )
+    assert job.progress
     assert (job.progress.step, job.progress.start_step) == (41, 7)
-    without = observe_job(
+    without = observed_job(
         NAME,
         a_job(job_condition("Failed")),
         [ObservedPod(a_pod(terminated(75, SAVED), phase="Failed"))],

@@ -24,7 +24,9 @@ from finetune_trainer.data.records.chat_template import ChatTemplate
 from finetune_trainer.data.records.conversations import conversation_of
 from finetune_trainer.data.records.records import InvalidRecord
 
-TEMPLATES = Path(str(importlib.util.find_spec("trl").origin)).parent / "chat_templates"
+TRL = importlib.util.find_spec("trl")
+assert TRL
+TEMPLATES = Path(str(TRL.origin)).parent / "chat_templates"
 ADD = {
     "type": "function",
     "function": {

@@ -1,5 +1,6 @@
 """Fencing: an attempt that was frozen and replaced publishes nothing when it wakes up."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -26,8 +27,8 @@ FAST = {
     "finetune_trainer.runtime.fence.SILENT_SECONDS": 0.5,
     "finetune_trainer.runtime.fence.HEARTBEAT_SECONDS": 0.1,
 }
-OUTPUT_ONLY = {"every_steps": 1000}
-CHECKPOINTS = {"every_steps": 2}
+OUTPUT_ONLY: dict[str, object] = {"every_steps": 1000}
+CHECKPOINTS: dict[str, object] = {"every_steps": 2}
 
 FIRST = Attempt("p", 1)
 SECOND = Attempt("p", 2)
@@ -252,7 +253,7 @@ def test_heartbeat_starts_the_time_anew(tmp_path: Path, clock: list[float]) -> N
     holder()
     for second in range(5):
         clock[0] += 29
-        fence.os.utime(lock, (second, second))  # a clock that is decades behind
+        os.utime(lock, (second, second))  # a clock that is decades behind
         assert not holder()
 
 
@@ -277,7 +278,7 @@ def test_live_holder_beats_and_is_told_when_it_is_replaced(
         noticed.set()
 
     with exclusive(tmp_path, FIRST, on_replaced):
-        fence.os.utime(tmp_path / ".lock", (1, 1))
+        os.utime(tmp_path / ".lock", (1, 1))
         deadline = threading.Event()
         while (tmp_path / ".lock").stat().st_mtime == 1:
             assert not deadline.wait(0.01)
@@ -336,7 +337,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-FREEZES = {
+FREEZES: dict[str, tuple[str, int, dict[str, object]]] = {
     "before the lock": (f"{TRAINER}.runtime.locks.try_lock", 1, CHECKPOINTS),
     "after the lock": (f"{TRAINER}.runtime.stage_folder.take_token", 1, CHECKPOINTS),
     "before its token": (f"{TRAINER}.runtime.fence._create", 1, CHECKPOINTS),

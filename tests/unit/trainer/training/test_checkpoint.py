@@ -132,6 +132,12 @@ def emptied(folder: Path) -> None:
     folder.mkdir()
 
 
+def put_folder(path: Path) -> None:
+    """Replace a file by an empty folder."""
+    path.unlink()
+    path.mkdir()
+
+
 def first_renamed(tensors):
     name = min(tensors)
     return {
@@ -178,17 +184,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "core.123 is not in its manifest",
     ),
     "a folder in place of a file": (
-        lambda folder: (
-            (folder / "state.json").unlink(),
-            (folder / "state.json").mkdir(),
-        ),
+        lambda folder: put_folder(folder / "state.json"),
         "state.json is missing",
     ),
     "a folder in place of the manifest": (
-        lambda folder: (
-            (folder / "manifest.json").unlink(),
-            (folder / "manifest.json").mkdir(),
-        ),
+        lambda folder: put_folder(folder / "manifest.json"),
         "directory",
     ),
     "a manifest that is not JSON": (

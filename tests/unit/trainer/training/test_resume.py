@@ -286,6 +286,8 @@ def test_sigterm_during_a_save_waits_for_the_checkpoint(new_training, uninterrup
     message = TerminationMessage.model_validate_json(
         (training.workspace / "termination.json").read_text()
     )
+    assert message.interruption
+    assert message.interruption.saved_step
     assert message.interruption.step == message.interruption.saved_step >= 3
     folders = sorted(
         folder.name
@@ -336,6 +338,7 @@ def test_disk_too_small_for_the_last_checkpoint_is_a_failure(
     message = TerminationMessage.model_validate_json(
         (workspace / "termination.json").read_text()
     )
+    assert message.failure
     assert (
         "enlarge spec.workspace.size; training will start from the beginning"
         in message.failure.message
@@ -382,7 +385,9 @@ def test_program_stops_on_sigterm_during_import_and_training(
     first = TerminationMessage.model_validate_json(
         (workspace / "termination.json").read_text()
     )
+    assert first.interruption
     assert first.interruption.saved_step
+    assert first.progress
     assert (first.progress.start_step, first.progress.step) == (
         0,
         first.interruption.step,
@@ -392,4 +397,5 @@ def test_program_stops_on_sigterm_during_import_and_training(
     last = TerminationMessage.model_validate_json(
         (workspace / "termination.json").read_text()
     )
+    assert last.progress
     assert last.progress.start_step == first.interruption.saved_step  # no step was lost
