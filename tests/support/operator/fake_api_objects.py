@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
-from support.operator.memory_cluster import MemoryJob, StoredPipeline
+from support.operator.memory_objects import MemoryJob, StoredPipeline
 from support.operator.pods import (
     a_job,
     a_pod,

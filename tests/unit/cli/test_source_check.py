@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import yaml
+from support.cli.checked_sources import LOCAL, TASK
 from support.operator.scenario import ALL_STAGES, merged
 
 from finetune_cli.__main__ import main
@@ -13,19 +14,6 @@ from finetune_cli.checks.built_in_tasks import read_built_in_tasks
 from finetune_cli.checks.task_file import task_metrics
 
 pytestmark = pytest.mark.usefixtures("unread_data")
-
-TASK = {
-    "task": "exam",
-    "output_type": "multiple_choice",
-    "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
-}
-LOCAL = {
-    "model": {"uri": "base"},
-    "datasets": [{"uri": "data.jsonl"}],
-    "push": {"targets": [{"uri": "published"}]},
-    "evaluate": {"tasks": [{"name": "exam", "file": "task.yaml"}]},
-}
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):

@@ -2,11 +2,10 @@
 
 import random
 from dataclasses import replace
-from datetime import timedelta
 from decimal import Decimal
-from typing import Any
 
 import pytest
+from support.operator.experience import HOUR, MINUTE, of, offer
 
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
 from finetune_operator.core.capacity.decision import (
@@ -28,36 +27,8 @@ from finetune_operator.core.capacity.policy import (
     return_time,
 )
 
-HOUR = timedelta(hours=1)
-MINUTE = timedelta(minutes=1)
-ON_DEMAND_CLASSES = {"h100", "a100", "b200", "4090"}
-
-
-def nodes(name: str) -> NodeGroup:
-    return NodeGroup(ON_DEMAND if name in ON_DEMAND_CLASSES else SPOT, name or None)
-
-
-def offer(
-    name: str, price: Decimal | None = None, interruptions_per_hour: float | None = None
-):
-    return Offer(nodes(name), price, interruptions_per_hour)
-
-
 H100 = [offer("h100-spot", Decimal("0.80"))], [offer("h100", Decimal("3.10"))]
 A100 = [offer("a100-spot", Decimal("1.14"))], [offer("a100", Decimal("1.04"))]
-
-
-def of(hours: float, **fields) -> Experience:
-    """A stage that needs some hours more."""
-    duration: dict[str, Any] = {
-        "total": hours * HOUR,
-        "remaining": hours * HOUR,
-        "measured": True,
-    }
-    given_up = {
-        nodes(name): cause for name, cause in fields.pop("given_up", {}).items()
-    }
-    return Experience(**(duration | fields), given_up=given_up)
 
 
 def choose(offers, experience, capacity=AUTO, **limits):

@@ -1,6 +1,5 @@
 """Tool calls: rendered by the chat templates of real models, in the loss to the character, or refused."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -18,79 +17,12 @@ from support.trainer.prepared import (
     trained_texts,
 )
 from support.trainer.stages import run_to_failure
+from support.trainer.tool_calls import TEMPLATES, TemplateOfModel, call, record
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.data.records.chat_template import ChatTemplate
 from finetune_trainer.data.records.conversations import conversation_of
 from finetune_trainer.data.records.records import InvalidRecord
-
-TRL = importlib.util.find_spec("trl")
-assert TRL
-TEMPLATES = Path(str(TRL.origin)).parent / "chat_templates"
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                name: {"type": "number", "description": "A number."}
-                for name in ("a", "b")
-            },
-            "required": ["a", "b"],
-        },
-    },
-}
-
-
-class TemplateOfModel:
-    """The attributes of a tokenizer that ChatTemplate uses, with a template of TRL's collection."""
-
-    bos_token_id = None
-    special_tokens_map = {"bos_token": "<bos>", "eos_token": "<|im_end|>"}  # noqa: RUF012
-
-    def __init__(self, name: str) -> None:
-        self.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
-
-    def get_chat_template(self) -> str:
-        return self.chat_template
-
-
-def call(*, arguments: Any = None, name: str = "add") -> dict[str, Any]:
-    return {
-        "id": "call00001",
-        "type": "function",
-        "function": {
-            "name": name,
-            "arguments": {"a": 2, "b": 3} if arguments is None else arguments,
-        },
-    }
-
-
-def record(
-    *calls: dict[str, Any], answer: str = "5", **assistant: Any
-) -> dict[str, Any]:
-    """Return a conversation in which the assistant calls tools and then answers."""
-    return {
-        "messages": [
-            {"role": "user", "content": "2 + 3?"},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": list(calls) or [call()],
-                **assistant,
-            },
-            {
-                "role": "tool",
-                "content": answer,
-                "tool_call_id": "call00001",
-                "name": "add",
-            },
-            {"role": "assistant", "content": "It is 5."},
-        ],
-        "tools": [ADD],
-    }
 
 
 def turns(template: str, fields: dict[str, Any]) -> list[str]:

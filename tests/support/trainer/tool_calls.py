@@ -1,0 +1,73 @@
+"""Records with calls of tools, and the chat templates of models."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+TRL = importlib.util.find_spec("trl")
+assert TRL
+TEMPLATES = Path(str(TRL.origin)).parent / "chat_templates"
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                name: {"type": "number", "description": "A number."}
+                for name in ("a", "b")
+            },
+            "required": ["a", "b"],
+        },
+    },
+}
+
+
+class TemplateOfModel:
+    """The attributes of a tokenizer that ChatTemplate uses, with a template of TRL's collection."""
+
+    bos_token_id = None
+    special_tokens_map = {"bos_token": "<bos>", "eos_token": "<|im_end|>"}  # noqa: RUF012
+
+    def __init__(self, name: str) -> None:
+        self.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
+
+    def get_chat_template(self) -> str:
+        return self.chat_template
+
+
+def call(*, arguments: Any = None, name: str = "add") -> dict[str, Any]:
+    return {
+        "id": "call00001",
+        "type": "function",
+        "function": {
+            "name": name,
+            "arguments": {"a": 2, "b": 3} if arguments is None else arguments,
+        },
+    }
+
+
+def record(
+    *calls: dict[str, Any], answer: str = "5", **assistant: Any
+) -> dict[str, Any]:
+    """Return a conversation in which the assistant calls tools and then answers."""
+    return {
+        "messages": [
+            {"role": "user", "content": "2 + 3?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": list(calls) or [call()],
+                **assistant,
+            },
+            {
+                "role": "tool",
+                "content": answer,
+                "tool_call_id": "call00001",
+                "name": "add",
+            },
+            {"role": "assistant", "content": "It is 5."},
+        ],
+        "tools": [ADD],
+    }
