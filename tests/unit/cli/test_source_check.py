@@ -15,6 +15,7 @@ from finetune_cli.checks.task_file import task_metrics
 
 pytestmark = pytest.mark.usefixtures("unread_data")
 
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The current folder, with a model, records and a task file."""
