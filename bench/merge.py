@@ -26,6 +26,7 @@ import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
+from figures import add_json_option, write_figures  # noqa: E402
 from finetune_trainer.models import merge  # noqa: E402
 
 LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -157,12 +158,14 @@ def main() -> None:
         type=Path,
         help="where the files are written; default: the temporary folder",
     )
+    add_json_option(parser)
     options = parser.parse_args()
     merge.SHARD = options.shard
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         base = make_base(Path(folder, "base"), options)
         # In a child process, so that the memory for making the adapter is not counted.
-        if child := os.fork():
+        child = os.fork()
+        if child:
             if os.waitpid(child, 0)[1]:
                 sys.exit("the adapter could not be written")
         else:
@@ -181,6 +184,8 @@ def main() -> None:
         f"{options.layers} layers, rank {options.rank}: {sum(written) / 1e9:.1f} GB in {len(written)} files"
     )
     print(f"peak memory {peak / 2**30:.2f} GiB, {seconds:.0f} s")
+    figures = {"peakBytes": peak, "seconds": seconds, "bytesOfFiles": written}
+    write_figures(options.json, figures)
 
 
 if __name__ == "__main__":

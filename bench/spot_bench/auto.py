@@ -134,9 +134,10 @@ class Auto:
         quick = quick + 1 if run.now - started < QUICK else 0
         fruitless = fruitless + 1 if run.done == done else 0
         self.in_row[nodes] = quick, fruitless
-        if cause := reason_to_give_up(
+        cause = reason_to_give_up(
             quick, fruitless, self.experience(self.given_up), self.limits
-        ):
+        )
+        if cause:
             self.given_up[nodes] = cause
 
     def run_on_demand(self, decision: Decision) -> None:
