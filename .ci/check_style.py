@@ -23,10 +23,7 @@ MARKDOWN_COLUMNS = 100
 TEST_NAME_LENGTH = 60
 SENTENCE_WORDS = 25
 FILE_LINES = 400
-# The cases of one subject stay in one file, with the helpers that they share.
-TEST_FILE_LINES = 480
 COMPLEXITY = 15
-TESTS = ("tests/", "e2e/", "testcluster/tests/")
 PRODUCT = ("operator/", "trainer/")
 
 PRONOUNS = re.compile(r"\b(that|those) of\b", re.IGNORECASE)
@@ -93,9 +90,8 @@ def problems_in(name: str, text: str) -> Iterator[tuple[int, str]]:
         yield from code_problems(tree)
         yield from dense_forms(name, tree)
         lines = len(text.splitlines())
-        limit = TEST_FILE_LINES if name.startswith(TESTS) else FILE_LINES
-        if lines > limit:
-            yield 1, f"the file has {lines} lines, more than {limit}"
+        if lines > FILE_LINES:
+            yield 1, f"the file has {lines} lines, more than {FILE_LINES}"
         for line, comment in comments(text):
             yield from pronouns(line, comment)
 

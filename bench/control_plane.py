@@ -24,7 +24,6 @@ Runs beside more than 15 % foreign load are marked in the table.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from figures import add_json_option, write_figures  # noqa: E402
 from operator_bench.audit import WRITES  # noqa: E402
 from operator_bench.runs import (  # noqa: E402
     NULL_COMPLETE,
@@ -106,17 +106,16 @@ COLUMNS: dict[str, Callable[[list[Run]], str]] = {
 
 
 def marked(runs: list[Run]) -> str:
-    """Return a mark where a run had too much foreign load to count."""
+    """Return a mark if a run had too much foreign load to count."""
     return " !" if any(run.foreign_share > FOREIGN_SHARE for run in runs) else ""
 
 
 def table(count: int, runs: list[Run]) -> str:
     """Return the figures of all variants for one number of pipelines, as a table of Markdown."""
-    groups = [
-        group
-        for variant in VARIANTS
-        if (group := [run for run in runs if run.variant == variant])
-    ]
+    by_variant = {
+        variant: [run for run in runs if run.variant == variant] for variant in VARIANTS
+    }
+    groups = [group for group in by_variant.values() if group]
     rows = [
         [title, *(cell(group) for group in groups)] for title, cell in COLUMNS.items()
     ]
@@ -169,7 +168,8 @@ def measure(
     return runs
 
 
-def main() -> None:
+def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -199,8 +199,13 @@ def main() -> None:
         action="store_true",
         help="restart the operator; it must write nothing",
     )
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    options = parser.parse_args()
+    add_json_option(parser)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Run the benchmark, and exit with 1 if a restarted operator wrote anything."""
+    options = options_of()
     facts = machine_facts()
     runs = []
     print(", ".join(f"{name}: {value}" for name, value in facts.items()))
@@ -216,12 +221,7 @@ def main() -> None:
             runs += measured
     for variant in options.variants:
         print(details([run for run in runs if run.variant == variant][-1]))
-    if options.json:
-        options.json.write_text(
-            json.dumps(
-                {"machine": facts, "runs": [run.as_json() for run in runs]}, indent=1
-            )
-        )
+    write_figures(options.json, {"runs": [run.as_json() for run in runs]})
     resynced = [run.resync_writes for run in runs if run.resync_writes is not None]
     if resynced:
         print(f"writes of a restarted operator with all pipelines finished: {resynced}")

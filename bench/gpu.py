@@ -8,7 +8,7 @@ packed, 4,096 tokens each, all of them full. Each variant is a run of the train 
 
 - tokens per second, by the median of the steps after the second, and the peak memory;
 - MFU: 4 FLOPs per weight and token, because frozen weights need no gradient, over the chip's dense bf16 peak. The
-  input's embedding is not counted, because a token only reads one row of it. Where it is the output's weight, too, it
+  input's embedding is not counted, because a token only reads one row of it. If it is the output's weight, too, it
   is counted once. Attention's products of tokens with tokens are not counted;
 - whether attention took the boundaries of documents, or why it kept a mask, which is an error.
 
@@ -19,9 +19,9 @@ Besides the variants:
 - how long a checkpoint holds training up;
 - whether a run whose process was killed and resumed in another one has the bytes of one that was not, and the seconds
   from the start of that process to the end of its first step, with all imports, and the model made on the device;
-- a small model, read from files: the same for each method of training and with compiled layers, where an exception
-  interrupts the run in place of a kill; and how far loss and gradients of packed documents are from the values of one
-  document a row in fp32.
+- a small model, read from files: the same for each method of training and with compiled layers. An exception
+  interrupts the run there, in place of a kill;
+- how far loss and gradients of packed documents are from the values of one document a row in fp32.
 """
 
 import argparse
@@ -68,7 +68,9 @@ def main() -> None:
         default=480,
         help="no measurement begins later than this",
     )
-    parser.add_argument("--output", type=Path, default=Path("gpu.json"))
+    parser.add_argument(
+        "--json", "--output", dest="output", type=Path, default=Path("gpu.json")
+    )
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--kill", action="store_true", help=argparse.SUPPRESS)

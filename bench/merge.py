@@ -16,6 +16,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -25,6 +26,7 @@ import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
+from figures import add_json_option, write_figures  # noqa: E402
 from finetune_trainer.models import merge  # noqa: E402
 
 LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -47,7 +49,7 @@ def linear_layers(options: argparse.Namespace) -> dict[str, tuple[int, int]]:
     }
 
 
-def write_sparse(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+def write_sparse(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Write a safetensors file whose tensors are holes: zeros that take no space."""
     header = {}
     end = 0
@@ -77,7 +79,7 @@ def make_base(folder: Path, options: argparse.Namespace) -> Path:
     shapes_of_layer = linear_layers(options) | dict.fromkeys(
         LAYER_NORMS, (options.hidden,)
     )
-    files = [
+    files: list[dict[str, tuple[int, ...]]] = [
         {
             f"model.layers.{number}.{name}.weight": shape
             for name, shape in shapes_of_layer.items()
@@ -87,7 +89,7 @@ def make_base(folder: Path, options: argparse.Namespace) -> Path:
     vocabulary = (options.vocabulary, options.hidden)
     ends = {"model.embed_tokens.weight": vocabulary, "lm_head.weight": vocabulary}
     files.append(ends | {"model.norm.weight": (options.hidden,)})
-    index = {}
+    index: dict[str, str] = {}
     for number, shapes in enumerate(files, 1):
         name = f"model-{number:05}-of-{len(files):05}.safetensors"
         write_sparse(folder / name, shapes)
@@ -101,7 +103,7 @@ def make_base(folder: Path, options: argparse.Namespace) -> Path:
 def make_adapter(folder: Path, options: argparse.Namespace) -> Path:
     """Write an adapter of all linear layers, with the same random factors in every layer."""
     folder.mkdir()
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, (rows, columns) in linear_layers(options).items():
         first = torch.randn(options.rank, columns)
         second = torch.randn(rows, options.rank)
@@ -127,16 +129,15 @@ def make_adapter(folder: Path, options: argparse.Namespace) -> Path:
 
 def empty_when_written(written: list[int]) -> None:
     """Make save_file empty each file after it is complete, and record its size."""
-    save = merge.save_file
 
     def save_and_empty(
         tensors: dict[str, torch.Tensor], path: Path, **options: object
     ) -> None:
-        save(tensors, path, **options)
+        save_file(tensors, path, **options)
         written.append(path.stat().st_size)
         os.truncate(path, 0)
 
-    merge.save_file = save_and_empty
+    setattr(merge, "save_file", save_and_empty)  # noqa: B010  the module imported the name
 
 
 def main() -> None:
@@ -157,12 +158,14 @@ def main() -> None:
         type=Path,
         help="where the files are written; default: the temporary folder",
     )
+    add_json_option(parser)
     options = parser.parse_args()
     merge.SHARD = options.shard
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         base = make_base(Path(folder, "base"), options)
         # In a child process, so that the memory for making the adapter is not counted.
-        if child := os.fork():
+        child = os.fork()
+        if child:
             if os.waitpid(child, 0)[1]:
                 sys.exit("the adapter could not be written")
         else:
@@ -181,6 +184,8 @@ def main() -> None:
         f"{options.layers} layers, rank {options.rank}: {sum(written) / 1e9:.1f} GB in {len(written)} files"
     )
     print(f"peak memory {peak / 2**30:.2f} GiB, {seconds:.0f} s")
+    figures = {"peakBytes": peak, "seconds": seconds, "bytesOfFiles": written}
+    write_figures(options.json, figures)
 
 
 if __name__ == "__main__":

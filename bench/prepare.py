@@ -1,7 +1,7 @@
 """Measure the speed of the prepare stage, and whether its memory depends on the size of the data set.
 
     python bench/prepare.py [--records 10000 1000000] [--format jsonl] [--tokens 320 [--chat]] [--processes 2]
-    python bench/prepare.py --turns 5 --records 10 20000 --tokens 320 [--other FOLDER]
+    python bench/prepare.py --turns 5 --records 10 20000 --tokens 320 [--other FOLDER] [--json FILE]
 
 The first prints memory, records and tokens per second for three sizes, and the ratio of the memory of the last two.
 The second runs the last size in turns: as it is, with one process, and perhaps with the trainer of another checkout. It
@@ -24,15 +24,17 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
 from transformers import AutoTokenizer
+from typing_extensions import override
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
 
+from figures import add_json_option, write_figures  # noqa: E402
 from finetune_trainer.contract import (  # noqa: E402
     DatasetSource,
     Environment,
@@ -75,6 +77,7 @@ class Memory(threading.Thread):
         self.over = threading.Event()
         self.together = self.largest_child = 0
 
+    @override
     def run(self) -> None:
         """Sample until the process has ended."""
         while not self.over.wait(0.5):
@@ -90,7 +93,7 @@ class Memory(threading.Thread):
                 self.together,
                 sum(
                     number_in(pid, "smaps_rollup", "Pss")
-                    for pid in (self.pid, *children)
+                    for pid in (str(self.pid), *children)
                 ),
             )
             self.largest_child = max(
@@ -101,19 +104,15 @@ class Memory(threading.Thread):
             )
 
 
-def number_in(pid: str | int, file: str, name: str) -> int:
+def number_in(pid: str, file: str, name: str) -> int:
     """Return a number of kilobytes in a file of /proc, in bytes; 0 if the process has ended."""
     try:
-        return (
-            int(
-                re.search(rf"{name}:\s+(\d+)", Path(f"/proc/{pid}/{file}").read_text())[
-                    1
-                ]
-            )
-            * 1024
-        )
-    except (OSError, TypeError):
+        text = Path(f"/proc/{pid}/{file}").read_text()
+    except OSError:
         return 0
+    # The files of a process that has ended, and is not waited for yet, are empty.
+    match = re.search(rf"{name}:\s+(\d+)", text)
+    return int(match[1]) * 1024 if match else 0
 
 
 @dataclass
@@ -198,8 +197,8 @@ def measure(folder: Path, data: Path, processes: int, packages: Path) -> Run:
 
 def compare_sizes(
     folder: Path, options: argparse.Namespace, written: dict[int, Path]
-) -> None:
-    """Print memory and speed for each size, and the ratio of the memory of the last two."""
+) -> dict[str, list[Run]]:
+    """Print memory and speed for each size, and the ratio of the memory of the last two; return the runs by size."""
     runs = []
     for count, data in written.items():
         runs.append(measure(folder, data, options.processes, ROOT / "trainer"))
@@ -212,12 +211,13 @@ def compare_sizes(
     print(
         f"Pss together: ratio {large.together / small.together:.3f}, difference {difference:,.0f} MiB"
     )
+    return {str(count): [run] for count, run in zip(written, runs, strict=True)}
 
 
 def compare_in_turns(
     folder: Path, options: argparse.Namespace, count: int, data: Path
-) -> None:
-    """Print the speed of each variant in each turn, and the ratios to the first."""
+) -> dict[str, list[Run]]:
+    """Print the speed of each variant in each turn, and the ratios to the first; return the runs by variant."""
     variants: dict[str, tuple[int, Path]] = {
         "as it is": (options.processes, ROOT / "trainer"),
         "one process": (1, ROOT / "trainer"),
@@ -245,9 +245,11 @@ def compare_in_turns(
             print(
                 f"  as it is / {name}: median {middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
             )
+    return runs
 
 
-def main() -> None:
+def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -279,7 +281,13 @@ def main() -> None:
     parser.add_argument(
         "--other", type=Path, help="with --turns: another checkout to compare with"
     )
-    options = parser.parse_args()
+    add_json_option(parser)
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Write the data sets, and measure."""
+    options = options_of()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         corpus = Corpus()
@@ -296,9 +304,13 @@ def main() -> None:
             )
             write(written[count], islice(rows, count))
         if options.turns:
-            compare_in_turns(folder, options, *written.popitem())
+            runs = compare_in_turns(folder, options, *written.popitem())
         else:
-            compare_sizes(folder, options, written)
+            runs = compare_sizes(folder, options, written)
+    write_figures(
+        options.json,
+        {name: [asdict(run) for run in measured] for name, measured in runs.items()},
+    )
 
 
 if __name__ == "__main__":

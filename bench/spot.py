@@ -1,6 +1,6 @@
 """What the operator's `Auto` costs beside other policies and the offline optimum, on traces of spot capacity.
 
-    python bench/spot.py [--traces 150] [--seed 3] [--family NAME ...] [--trace FILE] [--picture FILE.svg]
+    python bench/spot.py [--traces 150] [--seed 3] [--family NAME ...] [--trace FILE] [--picture FILE.svg] [--json FILE]
 
 For each of eight families of traces (bench/spot_bench/traces.py: shapes and sources), jobs of 1 to 48 hours with a
 deadline of 1.1 to 3 times that (jobs.py) run minute by minute under each policy:
@@ -19,7 +19,7 @@ Prints for each family the ratio of the cost to the optimum, median and 95th per
 deadline, and how many miss it. All deadlines are feasible. The goal for Auto is 1.1, 1.25 and 0. The last row, "dear
 spot", has an A100's prices, of which spot is the higher one; it is not part of "all".
 
-Then prints what the best of all plans costs that start on spot nodes only where the deadline could be kept after an
+Then prints what the best of all plans costs that start on spot nodes only if the deadline could be kept after an
 eviction, which no policy that never misses can do without. And, for jobs without a deadline, cost and time of Auto
 beside always on-demand. Exits with 1 if a policy meets a deadline for less than the optimum, which would be a mistake.
 """
@@ -35,6 +35,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "operator"), str(ROOT / "trainer")]
 
+from figures import add_json_option, table, write_figures  # noqa: E402
 from spot_bench.auto import auto_without_deadline  # noqa: E402
 from spot_bench.jobs import DEAR_SPOT, Job, draw_job  # noqa: E402
 from spot_bench.optimum import optimum  # noqa: E402
@@ -72,6 +73,7 @@ def main() -> int:
     parser.add_argument("--family", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--trace", type=Path, help="a trace of your own")
     parser.add_argument("--picture", type=Path)
+    add_json_option(parser)
     chosen = parser.parse_args()
     drawn = (
         from_file(chosen.trace, chosen.traces, chosen.seed)
@@ -79,8 +81,11 @@ def main() -> int:
         else from_families(chosen.family, chosen.traces, chosen.seed)
     )
     results = [measure(family, job, trace) for family, job, trace in drawn]
-    print_table(results)
+    columns, *rows = table_of(results)
+    for cells in (columns, ["---"] * len(columns), *rows):
+        print("|", " | ".join(cells), "|")
     print_bounds(results)
+    write_figures(chosen.json, {"table": table(columns, rows)})
     if chosen.picture:
         chosen.picture.write_text(draw(summaries(results)))
     return print_mistakes(results)
@@ -160,21 +165,21 @@ def summary(ratios: list[float | None]) -> Summary:
     )
 
 
-def print_table(results: list[Result]) -> None:
-    """Print the ratios as a table in Markdown."""
-    print("| median, p95, missed |", " | ".join(POLICIES), "|")
-    print("|---" * (len(POLICIES) + 1) + "|")
+def table_of(results: list[Result]) -> list[list[str]]:
+    """Return the ratios as rows of cells; the first row has the names of the policies."""
+    rows = [["median, p95, missed", *POLICIES]]
     for family, by_policy in summaries(results).items():
         count = sum(
             family in ("all", result.family)
             and (family == DEAR or result.family != DEAR)
             for result in results
         )
-        cells = (
+        cells = [
             f"{median:.2f}, {p95:.2f}, {missed}"
             for median, p95, missed in by_policy.values()
-        )
-        print(f"| {family} ({count}) |", " | ".join(cells), "|")
+        ]
+        rows.append([f"{family} ({count})", *cells])
+    return rows
 
 
 def print_bounds(results: list[Result]) -> None:
@@ -199,7 +204,7 @@ def print_bounds(results: list[Result]) -> None:
 
 
 def print_mistakes(results: list[Result]) -> int:
-    """Print where a policy beats the optimum, and return the exit code."""
+    """Print each case in which a policy beats the optimum, and return the exit code."""
     wrong = [
         f"{result.family}: {name} costs {ratio} of the optimum"
         for result in results

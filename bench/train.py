@@ -1,7 +1,7 @@
 """Compare this trainer's loop with HF's Trainer and TRL's trainers on this machine's CPU.
 
     python bench/train.py [--repeats 5] [--pauses 3] [--steps 6] [--counted 0.25] [--dropout 0] [--dtype FP32]
-                          [--method LoRA] [--objective SFT] [--clock wall]
+                          [--method LoRA] [--objective SFT] [--clock wall] [--json FILE]
     python bench/train.py --processes 2 [--parallelism DDP] [--pauses 3] [--steps 40] [--method LoRA] ...
 
 With objective DPO it is compared with TRL's DPOTrainer, which has computed the reference's log-probabilities before the
@@ -28,7 +28,7 @@ Ours makes malloc keep freed memory, unless malloc is set in the environment. MA
 MALLOC_MMAP_MAX_=0 there do the same for all.
 
 With several processes only ours runs, and no speeds are compared. It prints how long each process waits at a
-checkpoint, and how long its steps are: those that begin with a checkpoint of the first process, and the others.
+checkpoint, and how long its steps are: steps that begin with a checkpoint of the first process, and the others.
 """
 
 import argparse
@@ -36,7 +36,6 @@ import json
 import logging
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -54,14 +53,17 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
 sys.path.insert(0, str(ROOT / "bench"))
 
+from figures import add_json_option, write_figures  # noqa: E402
 from finetune_trainer.contract import Environment  # noqa: E402
 from train_bench import trainer_process  # noqa: E402
 from train_bench.benchmark import BATCH, CONTEXT, VOCABULARY, Benchmark  # noqa: E402
 from train_bench.measuring import (  # noqa: E402
     CLOCKS,
     Pause,
+    longer,
     make_pairs,
     make_rows,
+    milliseconds,
     spread,
     steps_by_pause,
 )
@@ -86,6 +88,9 @@ PAUSES = {
     "TRL DPOTrainer": "train_bench.with_trl:pauses_dpo",
 }
 """Name -> the function that trains and returns the times at which the steps ended, and each pause for a checkpoint."""
+
+
+Figures = dict[str, Any]
 
 
 class Measured(NamedTuple):
@@ -136,7 +141,7 @@ def measure(benchmark: Benchmark, function: str) -> Measured:
         trainer_process.__file__,
         function,
         str(benchmark.folder),
-        json.dumps(vars(benchmark.options)),
+        json.dumps(vars(benchmark.options), default=str),
     ]
     done = subprocess.run(
         command, env=environment, capture_output=True, check=False, text=True
@@ -152,8 +157,8 @@ def order_of(turn: int, names: tuple[str, ...]) -> tuple[str, ...]:
     return names[first:] + names[:first]
 
 
-def throughput(benchmark: Benchmark) -> None:
-    """Print tokens per second of each trainer, the ratios of ours to the others, and peak memory."""
+def throughput(benchmark: Benchmark) -> Figures:
+    """Return and print tokens per second of each trainer, the ratios of ours to the others, and peak memory."""
     options = benchmark.options
     names = OBJECTIVES[options.objective]
     tokens = options.steps * CONTEXT * BATCH * (2 if options.objective == "DPO" else 1)
@@ -174,10 +179,11 @@ def throughput(benchmark: Benchmark) -> None:
             for ours, theirs in zip(speeds["ours"], speeds[name], strict=True)
         ]
         print(f"ours / {name:15} {spread(ratios, '.2f')}")
+    return {"tokensPerSecond": speeds, "peakMiB": peaks}
 
 
-def pauses(benchmark: Benchmark) -> None:
-    """Print how long a checkpoint pauses training, and how much longer it makes a step with all that follows.
+def pauses(benchmark: Benchmark) -> Figures:
+    """Return and print how long a checkpoint pauses training, and how much longer a step is with all that follows.
 
     In our loop the pause is the snapshot and the start of its write, in the other trainers the whole save.
     """
@@ -206,21 +212,7 @@ def pauses(benchmark: Benchmark) -> None:
     for name, peak in peaks.items():
         print(f"peak memory with checkpoints: {name:15} {spread(peak, ',.0f')} MiB")
     print_checkpoint_size(benchmark)
-
-
-def longer(steps: dict[bool, list[float]]) -> str:
-    """Return how much longer steps with a checkpoint are than those without, by their medians."""
-    if not all(steps.values()):
-        return "not measured: there are too few steps"
-    with_one, without = (statistics.median(steps[has_one]) for has_one in (True, False))
-    return f"by {1e3 * (with_one - without):.1f} ms, to {1e3 * with_one:.1f} from {1e3 * without:.1f}"
-
-
-def milliseconds(seconds: list[float]) -> str:
-    """Return median, minimum and maximum in milliseconds."""
-    return (
-        f"{spread([1e3 * each for each in seconds], '.1f')} ms" if seconds else "none"
-    )
+    return {"pauseSeconds": pause_seconds, "peakMiBWithCheckpoints": peaks}
 
 
 def print_checkpoint_size(benchmark: Benchmark) -> None:
@@ -231,8 +223,8 @@ def print_checkpoint_size(benchmark: Benchmark) -> None:
     )
 
 
-def waiting(benchmark: Benchmark) -> None:
-    """Print how long each process waits at a checkpoint, and how long its steps with and without one are."""
+def waiting(benchmark: Benchmark) -> Figures:
+    """Return and print how long each process waits at a checkpoint, and how long its steps with and without one are."""
     numbers = range(benchmark.options.processes)
     turns: list[list[Recorded]] = []
     for _ in range(benchmark.options.pauses):
@@ -241,6 +233,12 @@ def waiting(benchmark: Benchmark) -> None:
     for rank in numbers:
         print_steps(rank, turns)
     print_checkpoint_size(benchmark)
+    return {
+        "pauseSecondsOfProcesses": [
+            [pause for turn in turns for pause in turn[rank].pauses.values()]
+            for rank in numbers
+        ]
+    }
 
 
 def print_steps(rank: int, turns: list[list[Recorded]]) -> None:
@@ -258,14 +256,15 @@ def print_steps(rank: int, turns: list[list[Recorded]]) -> None:
     print(f"process {rank}: a checkpoint makes a step longer: {longer(steps)}")
 
 
-def stopping(benchmark: Benchmark, repeats: int) -> None:
-    """Print the time from SIGTERM to the exit of a real process, which saves the last step boundary first."""
+def stopping(benchmark: Benchmark, repeats: int) -> Figures:
+    """Return and print the time from SIGTERM to the exit of a real process, which saves its last step first."""
     seconds = []
     for turn in range(repeats):
+        progress = benchmark.folder / f"progress{turn}"
         environment = Environment(
             benchmark.folder,
             termination_log=benchmark.folder / "termination",
-            progress_file=benchmark.folder / f"progress{turn}",
+            progress_file=progress,
         )
         config = benchmark.config(f"stopped{turn}", steps=10**4)
         variables = environment.variables() | {
@@ -277,10 +276,7 @@ def stopping(benchmark: Benchmark, repeats: int) -> None:
         process = subprocess.Popen(
             command, env=os.environ | variables, stdout=subprocess.DEVNULL
         )
-        while not (
-            environment.progress_file.exists()
-            and json.loads(environment.progress_file.read_text())["step"] > 2
-        ):
+        while not (progress.exists() and json.loads(progress.read_text())["step"] > 2):
             time.sleep(0.05)
         time.sleep(0.1 * turn)
         signalled = time.perf_counter()
@@ -288,9 +284,11 @@ def stopping(benchmark: Benchmark, repeats: int) -> None:
         assert process.wait() == 75
         seconds.append(time.perf_counter() - signalled)
     print(f"SIGTERM to durable exit: {spread(seconds, '.2f')} s")
+    return {"exitSeconds": seconds}
 
 
-def main() -> None:
+def parser_of_options() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -332,7 +330,14 @@ def main() -> None:
         default="DDP",
         help="of several processes",
     )
-    options = parser.parse_args()
+    add_json_option(parser)
+    return parser
+
+
+def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of a command line, which must go together."""
+    parser = parser_of_options()
+    options = parser.parse_args(arguments)
     if options.objective == "DPO" and options.dropout:
         parser.error("TRL's DPOTrainer has no dropout: leave --dropout out")
     if options.method == "Full" and options.dropout:
@@ -343,8 +348,11 @@ def main() -> None:
         parser.error(
             "a process that waits uses no CPU seconds: with --processes leave --clock out"
         )
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    return options
+
+
+def print_plan(options: argparse.Namespace) -> None:
+    """Print what is measured, and how often."""
     recipe = f"{options.dtype}, {options.method}, {options.objective}"
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {recipe}")
     rows = f"{BATCH * options.processes} rows of {CONTEXT} tokens per step"
@@ -355,13 +363,24 @@ def main() -> None:
     )
     if options.processes > 1:
         print(f"{options.processes} processes, {options.parallelism}")
+
+
+def main() -> None:
+    """Run the benchmark."""
+    options = options_of()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    print_plan(options)
+    figures: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         benchmark = make_benchmark(Path(folder), options)
         if options.repeats and options.processes == 1:
-            throughput(benchmark)
+            figures |= throughput(benchmark)
         if options.pauses:
-            (pauses if options.processes == 1 else waiting)(benchmark)
-        stopping(benchmark, 3)
+            measure_pauses = pauses if options.processes == 1 else waiting
+            figures |= measure_pauses(benchmark)
+        figures |= stopping(benchmark, 3)
+    write_figures(options.json, figures)
 
 
 if __name__ == "__main__":

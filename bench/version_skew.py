@@ -32,6 +32,7 @@ from support.faults.operators import OperatorForks  # noqa: E402
 from support.faults.simulation import PLANE, Simulation, simulation  # noqa: E402
 from support.operator.operator_process import install_crd  # noqa: E402
 
+from figures import add_json_option, write_figures  # noqa: E402
 from testcluster import fixtures  # noqa: E402
 
 
@@ -72,11 +73,11 @@ async def live_all(
                     for number, pair in enumerate(pairs)
                 ),
             )
-    return [
-        text
+    texts = [
+        difference(f"skewed-{number}", alone, outcome)
         for number, outcome in enumerate(skewed)
-        if (text := difference(f"skewed-{number}", alone, outcome))
     ]
+    return [text for text in texts if text]
 
 
 def difference(name: str, alone: Outcome, skewed: Outcome) -> str:
@@ -99,6 +100,7 @@ def main() -> int:
         "--previous", required=True, help="revision of the other version"
     )
     parser.add_argument("--lives", type=int, default=4)
+    add_json_option(parser)
     chosen = parser.parse_args()
     logging.getLogger("aiohttp.server").setLevel(
         logging.CRITICAL
@@ -124,6 +126,8 @@ def main() -> int:
         "\n".join(differences)
         or f"{chosen.lives} lives ended as the life of one version"
     )
+    figures = {"lives": chosen.lives, "differences": differences}
+    write_figures(chosen.json, figures)
     return int(bool(differences))
 
 

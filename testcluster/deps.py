@@ -62,7 +62,7 @@ def main() -> int:
 def install_packages() -> Iterable[str]:
     """Install the packages, and return the names of the programs to build.
 
-    They are for clusters of Linux namespaces, or for kind where this machine supports kind only. Raises UsageError with
+    They are for clusters of Linux namespaces, or for kind if this machine supports kind only. Raises UsageError with
     what is missing when it supports neither.
     """
     docker = ENGINES["docker"].is_available()

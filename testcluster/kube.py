@@ -80,14 +80,15 @@ class Kube:
         self, names: Iterable[str], seconds: float, since: datetime | None = None
     ) -> None:
         """Wait until all named nodes are Ready. Raises TimedOut with the Ready condition of each that is not."""
-        missing = set(names)
         deadline = time.monotonic() + seconds
-        while missing := missing - self.ready_nodes(since):
+        missing = set(names) - self.ready_nodes(since)
+        while missing:
             if time.monotonic() > deadline:
                 raise TimedOut(
                     f"not Ready after {seconds:g} s: {'; '.join(map(self._ready_message, sorted(missing)))}"
                 )
             time.sleep(0.1)
+            missing -= self.ready_nodes(since)
 
     def _ready_message(self, name: str) -> str:
         try:

@@ -265,7 +265,8 @@ class PodWatch:
             ):
                 ending["disruption"] = disruption
             for container in observed["status"].get("containerStatuses", []):
-                if terminated := container["state"].get("terminated"):
+                terminated = container["state"].get("terminated")
+                if terminated:
                     ending |= {
                         "code": terminated["exitCode"],
                         "message": terminated.get("message", ""),

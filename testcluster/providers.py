@@ -21,7 +21,7 @@ PROVIDERS: dict[str, Callable[..., Provider]] = {
 def choose(name: str, wanted: str | None, *, node_image: str | None = None) -> Provider:
     """Return a provider for a new cluster.
 
-    The default is kind where a Docker engine answers, else Linux namespaces.
+    The default is kind if a Docker engine answers, else Linux namespaces.
     """
     provider = wanted or (
         "kind" if ENGINES["docker"].is_available() else "linux-namespaces"

@@ -76,14 +76,15 @@ class Api:
                 "GET", f"{path}?{urlencode({**query, **more, 'limit': str(PAGE)})}"
             )
             items += page["items"]
-            if not (token := page["metadata"].get("continue")):
+            token = page["metadata"].get("continue")
+            if not token:
                 return items, page["metadata"]["resourceVersion"]
             more = {"continue": token}
 
     async def watch(
         self, path: str, version: str, **query: str
     ) -> AsyncIterator[Object]:
-        """Yield the events of a collection after this resourceVersion, forever. Raises ApiError where they expired."""
+        """Yield the events of a collection after this resourceVersion, forever. Raises ApiError if they expired."""
         no_end = aiohttp.ClientTimeout(total=None)
         while True:
             where = {
@@ -135,7 +136,8 @@ async def open_api(kubeconfig: Path, agent: str) -> AsyncIterator[Api]:
 
 
 def _authority(cluster: Object) -> str:
-    if encoded := cluster.get("certificate-authority-data"):
+    encoded = cluster.get("certificate-authority-data")
+    if encoded:
         return base64.b64decode(encoded).decode()
     return Path(cluster["certificate-authority"]).read_text()
 

@@ -99,7 +99,8 @@ def count_requests(log: Path, account: str, since: float) -> Requests:
         requests.by_agent.setdefault(agent_of(event), Counter())[event["verb"]] += 1
         if is_of(event, account):
             requests.of_account[f"{event['verb']} {resource}"] += 1
-            if (status := (event.get("responseStatus") or {}).get("code", 0)) >= 400:
+            status = (event.get("responseStatus") or {}).get("code", 0)
+            if status >= 400:
                 requests.errors[f"{status} {event['verb']} {resource}"] += 1
     return requests
 

@@ -96,7 +96,8 @@ class NullOperator:
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self.tasks.discard(task)
-        if error := task.exception():
+        error = task.exception()
+        if error:
             sys.exit(f"null operator: {error}")
 
     async def _begin(self, name: str) -> None:

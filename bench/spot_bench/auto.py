@@ -85,8 +85,7 @@ class Auto:
     def experience(self, given_up: dict[NodeGroup, Cause]) -> Experience:
         """Return what the operator has measured. The duration of a restart is its default until there was one."""
         run = self.run
-        known = {"restart": minutes(run.job.restart)} if run.measured else {}
-        return Experience(
+        experience = Experience(
             total=minutes(run.remaining() + run.done),
             remaining=minutes(run.remaining()),
             measured=run.measured,
@@ -96,8 +95,10 @@ class Auto:
             given_up=given_up,
             on_demand_attempts=self.on_demand_attempts,
             deadline=minutes(run.job.deadline - run.now) if self.has_deadline else None,
-            **known,
         )
+        if not run.measured:
+            return experience
+        return replace(experience, restart=minutes(run.job.restart))
 
     def run_on_spot(self, decision: Decision) -> None:
         """Wait for a spot node of the class, and run until it is taken."""
@@ -133,9 +134,10 @@ class Auto:
         quick = quick + 1 if run.now - started < QUICK else 0
         fruitless = fruitless + 1 if run.done == done else 0
         self.in_row[nodes] = quick, fruitless
-        if cause := reason_to_give_up(
+        cause = reason_to_give_up(
             quick, fruitless, self.experience(self.given_up), self.limits
-        ):
+        )
+        if cause:
             self.given_up[nodes] = cause
 
     def run_on_demand(self, decision: Decision) -> None:

@@ -19,7 +19,7 @@ def optimum(job: Job, trace: Trace, reserve: int = 0) -> float:
     policies: an attempt starts at any minute and costs the restart, a wait costs nothing. It knows when a node will be
     taken and stops in the minute before with all work saved, so losses never count: no policy can be cheaper.
 
-    With a reserve it starts on spot nodes only where so many minutes more than the work are left until the deadline.
+    With a reserve it starts on spot nodes only if so many minutes more than the work are left until the deadline.
     """
     run = start(job, trace)
     left = np.arange(job.work + 1)
@@ -57,7 +57,7 @@ class _Nodes:
         self._working.append(final)
 
     def step_back(self, minute: int, idle: Costs, most: int) -> None:
-        """Compute a minute from the next one; lower `idle` where starting an attempt is cheaper than waiting.
+        """Compute a minute from the next one; lower `idle` if starting an attempt is cheaper than waiting.
 
         On spot nodes it may start with `most` minutes of work that are left.
         """

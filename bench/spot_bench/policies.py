@@ -76,7 +76,7 @@ def _last_idle(run: Run) -> int:
 def _caught_up(run: Run, total: float) -> int:
     """Return when an attempt on on-demand nodes that starts now is as far as it should be two changeovers later.
 
-    It ends then only where the safety net still allows it.
+    It ends then only if the safety net still allows it.
     """
     job = run.job
     rate = total / job.deadline

@@ -87,7 +87,7 @@ class Run:
         self.now = max(self.now, until)
 
     def first_zone(self, node_class: str | None = None) -> tuple[int, Capacity]:
-        """Return when a spot node can start first, and where; the cheapest of those that can start together."""
+        """Return when a spot node can start first, and its zone; of zones with the same start, the cheapest."""
         starts = [
             (zone.next_start(self.now), zone)
             for zone in self.zones

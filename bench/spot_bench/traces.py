@@ -277,7 +277,7 @@ def _read_json(path: Path) -> list[tuple[float, float, bool]]:
 
 
 def merged(intervals: Sequence[Interval]) -> list[Interval]:
-    """Return intervals in order, those that touch as one."""
+    """Return intervals in order; intervals that touch become one."""
     joined: list[Interval] = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:

@@ -14,7 +14,7 @@ from train_bench.benchmark import BATCH, PAUSES_EVERY, PAUSES_RANK, Benchmark
 from train_bench.measuring import CLOCKS, Pause, timed
 
 
-class StepTimesCallback(TrainerCallback):
+class StepTimesCallback(TrainerCallback):  # type: ignore[misc]  # a library without types
     """Records the time at the end of each step."""
 
     def __init__(self, clock: str) -> None:
@@ -26,14 +26,14 @@ class StepTimesCallback(TrainerCallback):
         self.ends.append(CLOCKS[self.clock]())
 
 
-class InOrder(Trainer):
+class InOrder(Trainer):  # type: ignore[misc]  # a library without types
     """HF's Trainer without shuffling."""
 
     def _get_train_sampler(self, *_: object) -> None:
         return None
 
 
-def train(benchmark: Benchmark, **changes: object) -> list[float]:
+def train(benchmark: Benchmark, **changes: Any) -> list[float]:
     """Train with HF's Trainer; return the times at which the steps ended."""
     return train_with(
         benchmark,
@@ -63,12 +63,13 @@ def train_with(
     benchmark: Benchmark,
     make: Callable[..., Trainer],
     arguments: type[TrainingArguments],
-    **changes: object,
+    rank: int = 16,
+    **changes: Any,
 ) -> list[float]:
     """Train with HF's Trainer or a subclass, on our model and rows; return the times at which the steps ended."""
-    rank = changes.pop("rank", 16)
     config = benchmark.config("theirs", rank=rank)
     steps = config.recipe.max_steps
+    assert steps
     model = load_trainable(
         BaseModel("model", benchmark.model, ""), config, torch.device("cpu")
     ).module

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.data.documents import Document
@@ -81,6 +82,7 @@ class StepTimes(ProgressReporter):
         self.start_step: object = None
         """The step that the run began with: not 0 if it was resumed."""
 
+    @override
     def update(self, **fields: object) -> None:
         """Report the progress as training does, and record the time if a step has ended."""
         super().update(**fields)
@@ -147,3 +149,18 @@ def steps_by_pause(ends: list[float], pauses: list[Pause]) -> dict[bool, list[fl
 def spread(values: list[float], form: str) -> str:
     """Return median, minimum and maximum."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def longer(steps: dict[bool, list[float]]) -> str:
+    """Return how much longer steps with a checkpoint are than those without, by their medians."""
+    if not all(steps.values()):
+        return "not measured: there are too few steps"
+    with_one, without = (statistics.median(steps[has_one]) for has_one in (True, False))
+    return f"by {1e3 * (with_one - without):.1f} ms, to {1e3 * with_one:.1f} from {1e3 * without:.1f}"
+
+
+def milliseconds(seconds: list[float]) -> str:
+    """Return median, minimum and maximum in milliseconds."""
+    return (
+        f"{spread([1e3 * each for each in seconds], '.1f')} ms" if seconds else "none"
+    )

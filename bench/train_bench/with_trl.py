@@ -1,5 +1,7 @@
 """TRL's trainers, as bench/train.py runs them: without shuffling, so that they see our rows in our order."""
 
+from typing import Any
+
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
@@ -9,14 +11,14 @@ from train_bench.hf import pauses_of, stack_rows, train_with
 from train_bench.measuring import Pause
 
 
-class InOrderSFT(SFTTrainer):
+class InOrderSFT(SFTTrainer):  # type: ignore[misc]  # a library without types
     """TRL's SFTTrainer without shuffling."""
 
     def _get_train_sampler(self, *_: object) -> None:
         return None
 
 
-class InOrderDPO(DPOTrainer):
+class InOrderDPO(DPOTrainer):  # type: ignore[misc]  # a library without types
     """TRL's DPOTrainer without shuffling, on tokens."""
 
     def _get_train_sampler(self, *_: object) -> None:
@@ -26,7 +28,7 @@ class InOrderDPO(DPOTrainer):
         return dataset
 
 
-def train_sft(benchmark: Benchmark, **changes: object) -> list[float]:
+def train_sft(benchmark: Benchmark, **changes: Any) -> list[float]:
     """Train with trl.SFTTrainer; return the times at which the steps ended."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(benchmark.model)
     return train_with(
@@ -49,7 +51,7 @@ def pauses_sft(benchmark: Benchmark) -> tuple[list[float], list[Pause]]:
     return pauses_of(train_sft, InOrderSFT, benchmark)
 
 
-def train_dpo(benchmark: Benchmark, **changes: object) -> list[float]:
+def train_dpo(benchmark: Benchmark, **changes: Any) -> list[float]:
     """Train with trl.DPOTrainer; return the times at which the steps ended."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(benchmark.model)
     return train_with(

@@ -271,7 +271,7 @@ def _object(kind: str, name: str, version: str = "v1", **fields: Any) -> Object:
 def _recorded_states(argo_cd: ArgoCD) -> Iterator[None]:
     """Write sync and health of every Application to a file, at each change."""
     watch = ("get", "applications", "--watch", f"--output=jsonpath={STATES}")
-    command = [
+    command: list[str | Path] = [
         argo_cd.kube.kubectl,
         "--kubeconfig",
         argo_cd.kube.kubeconfig,

@@ -5,6 +5,7 @@ One cluster and one Argo CD for all tests, an Application for each. GITOPS=all a
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 from e2e.gitops.application import (
@@ -13,7 +14,7 @@ from e2e.gitops.application import (
     example,
     template_with_trigger,
 )
-from e2e.gitops.argo_cd import CUSTOMIZATIONS
+from e2e.gitops.argo_cd import CUSTOMIZATIONS, ArgoCD
 from e2e.gitops.manifests import (
     LATER,
     failing,
@@ -23,10 +24,18 @@ from e2e.gitops.manifests import (
     unreadable,
 )
 from e2e.gitops.second_lane import more
-from e2e.pipelines.driver import pipeline
+from e2e.pipelines.driver import PipelineDriver, pipeline
 from testcluster.kube_namespace import until
 
 Object = dict[str, Any]
+
+
+def object_of(driver: PipelineDriver) -> dict[str, Any]:
+    return driver.object
+
+
+def is_healthy(argo_cd: ArgoCD, name: str) -> bool:
+    return argo_cd.states(name)[-1:] == [("Synced", "Healthy")]
 
 
 def test_commit_creates_pipeline_that_becomes_healthy(application: Application):
@@ -224,7 +233,7 @@ def test_expired_pipeline_runs_again_only_if_it_deletes_itself(
     application.create()
     drivers = [application.pipeline(name) for name in ("kept", "deleted")]
     for driver in drivers:
-        until(lambda driver=driver: driver.object, 60, application.describe)
+        until(partial(object_of, driver), 60, application.describe)
     before = [driver.object["metadata"]["uid"] for driver in drivers]
     until(
         lambda: (
@@ -290,9 +299,7 @@ def test_application_set_creates_an_application_per_run(application: Application
     try:
         for name in ("june", "july"):
             until(
-                lambda name=name: (
-                    argo_cd.states(f"run-{name}")[-1:] == [("Synced", "Healthy")]
-                ),
+                partial(is_healthy, argo_cd, f"run-{name}"),
                 90,
                 argo_cd.logs,
             )

@@ -6,6 +6,7 @@ GITOPS=all adds a test, and watches for drift for ten minutes.
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -98,6 +99,14 @@ def test_chart_is_upgraded_and_rolled_back_with_its_crd(
     ]
 
 
+def is_synced(application: Application) -> bool:
+    return bool(application.state[0] == "Synced")
+
+
+def was_out_of_sync(application: Application) -> bool:
+    return "OutOfSync" in application.syncs
+
+
 def version_of(operator: Application) -> str:
     """Return the version that the operator's Deployment is labelled with."""
     labels = operator.namespace.get("deployment", chart.RELEASE)["metadata"]["labels"]
@@ -140,7 +149,7 @@ def test_no_drift_in_any_mode_of_comparison(
         applications.append(application)
     for application in applications:
         until(
-            lambda application=application: application.state[0] == "Synced",
+            partial(is_synced, application),
             60,
             application.describe,
         )
@@ -163,7 +172,7 @@ def test_no_drift_in_any_mode_of_comparison(
         # The control: the states are still watched, and the comparison sees a change.
         application.commit({"least.json": pipeline("least", seed=1)})
         until(
-            lambda application=application: "OutOfSync" in application.syncs,
+            partial(was_out_of_sync, application),
             60,
             application.describe,
         )

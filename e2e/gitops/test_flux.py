@@ -4,13 +4,20 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from e2e.gitops.flux import NAMESPACE, Flux, Kustomization, running_flux
+from e2e.gitops.flux_release import (
+    EXAMPLES,
+    Object,
+    example,
+    helm_release,
+    release,
+    released,
+    wait_released,
+)
 from e2e.gitops.git_repository import GitRepository
 from e2e.gitops.manifests import (
     NEWER_SUMMARY,
@@ -30,8 +37,6 @@ from testcluster import fixtures
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
 from testcluster.provider import Provider
 
-Object = dict[str, Any]
-EXAMPLES = Path(__file__).parents[2] / "deploy" / "flux"
 EARLY = "failed early due to stalled resources"
 TIMEOUT = "timeout waiting for"
 
@@ -84,50 +89,6 @@ def new_kustomization(
 def kustomization(new_kustomization: Callable[..., Kustomization]) -> Kustomization:
     """A new namespace with a repository for it; the test creates the Kustomization."""
     return new_kustomization()
-
-
-def example(name: str) -> Object:
-    """Return the last manifest of a file in deploy/flux."""
-    *_, manifest = yaml.safe_load_all((EXAMPLES / f"{name}.yaml").read_text())
-    return dict(manifest)
-
-
-def helm_release(**values: Any) -> Object:
-    """Return the example's HelmRelease with the images of the cluster and more values."""
-    manifest = example("operator")
-    manifest["spec"]["chart"]["spec"]["sourceRef"]["name"] = "charts"
-    manifest["spec"]["values"] = {
-        "image": {"tag": "dev"},
-        "trainer": {"image": {"tag": "dev"}},
-        **values,
-    }
-    return manifest
-
-
-def release(flux: Flux, **values: Any) -> None:
-    """Apply the example's HelmRelease with more values, and wait until it is Ready."""
-    flux.kube.apply([helm_release(**values)])
-    until(
-        lambda: flux.ready("helmrelease", chart.RELEASE).get("status") == "True",
-        120,
-        flux.logs,
-    )
-
-
-def released(flux: Flux) -> tuple[str, str]:
-    """Return the chart's version and the status of the newest Helm release of the HelmRelease."""
-    newest = flux.objects.get("helmrelease", chart.RELEASE)["status"]["history"][0]
-    return newest["chartVersion"], newest["status"]
-
-
-def wait_released(flux: Flux, commit: str) -> None:
-    """Wait until the chart of a commit is released."""
-    version = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())["version"]
-    until(
-        lambda: released(flux) == (f"{version}+{commit[:12]}", "deployed"),
-        120,
-        flux.logs,
-    )
 
 
 @pytest.mark.parametrize("name", ["operator", "pipelines", "platform"])

@@ -78,6 +78,7 @@ def docker_engine() -> Iterator[str]:
             missing(str(error))
         with step("node image loaded into Docker"):
             name = node_image.load(files, report) if files else fixtures.NODE_IMAGE
+        assert name
         yield name
 
 

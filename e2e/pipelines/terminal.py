@@ -40,9 +40,13 @@ class Terminal:
             "-n",
             self.namespace.name,
         ]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(
-            command, env={**os.environ, **variables}, cwd=self.folder, **pipes
+            command,
+            env={**os.environ, **variables},
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def run(

@@ -1,6 +1,7 @@
 """The command line on a cluster: its output matches the state of the cluster, and its requests take effect."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def test_commands_follow_a_pipeline_through_its_lifecycle(
     namespace: KubeNamespace, terminal: Terminal
 ):
     steps = {"train": 300}
-    fields = ({"prepare": UNMATCHED_NODE}, {})
+    fields: tuple[dict[str, Any], ...] = ({"prepare": UNMATCHED_NODE}, {})
     blocked, fixed = (
         pipeline("observed", steps=steps, train=WITH_OUTPUT, **more) for more in fields
     )

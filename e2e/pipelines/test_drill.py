@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,4 @@ def test_role_edit_may_drill(namespace: KubeNamespace):
         ("delete", "pods"),
         ("get", "pods/proxy"),
     ):
-        until(
-            lambda verb=verb, resource=resource: may(verb, resource), 30
-        )  # RBAC reads the binding from a cache
+        until(partial(may, verb, resource), 30)  # RBAC reads the binding from a cache

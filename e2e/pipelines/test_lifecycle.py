@@ -1,5 +1,7 @@
 """The lifecycle of a pipeline: its objects, its conditions, and the content of its workspace."""
 
+from typing import Any
+
 import pytest
 
 from e2e.pipelines.driver import PipelineDriver, memory, pipeline, variables
@@ -176,7 +178,7 @@ def test_deleted_pipeline_keeps_its_workspace(
 
 
 def test_deletion_removes_jobs_and_pods_in_every_state(namespace: KubeNamespace):
-    states = {
+    states: dict[str, dict[str, Any]] = {
         "unschedulable": {"prepare": {"pod": {"nodeSelector": {"there": "is-none"}}}},
         "suspended": {"suspend": True},
         "failed": {"prepare": {"pod": {"env": variables("prepare", FAIL_WITH="65")}}},

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -131,9 +132,8 @@ def test_upgrade_and_rollback_rerun_and_lose_nothing(
         release.install("image.tag=next", chart=following.chart)
         release.wait_settled()
         wait_written(finished, serving, running, by="next")
-        newer = PipelineDriver.start(
-            namespace, pipeline("newer", steps=HELD, **{OWNER: "team-a"})
-        )
+        owner: dict[str, Any] = {OWNER: "team-a"}
+        newer = PipelineDriver.start(namespace, pipeline("newer", steps=HELD, **owner))
         newer.wait_state("train", "Running", seconds=90)
         assert newer.object["spec"][OWNER] == "team-a"
         assert label_of(newer, "prepare") == "next"

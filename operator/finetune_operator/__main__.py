@@ -39,13 +39,14 @@ copying it (kopf does) takes two. More than 40,000 calls do not fit on a stack o
 
 def main(arguments: list[str]) -> int:
     """Run until SIGTERM or SIGINT; return 1 if no API server can be used."""
+    # Before anything is read: the first list may have an object that deep.
     sys.setrecursionlimit(RECURSION_LIMIT)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (most, most)
-    )  # a connection to each pod whose progress is read
+    # There may be a connection to each pod whose progress is read.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     chosen = _parser().parse_args(arguments)
     configure(chosen.log_level, chosen.log_format)
+    # The watch logs each failure of kopf in a line of its own.
     silence_kopf_log()
     options = _options(chosen)
     try:
@@ -80,6 +81,7 @@ def _options(chosen: argparse.Namespace) -> Options:
         burst=chosen.burst,
         settings=settings,
         metadata_notices=chosen.metadata_notices,
+        # A text: the chart writes its boolean value into the argument.
         node_notices=chosen.node_notices == "true",
         prices=chosen.prices,
     )

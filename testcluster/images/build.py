@@ -41,10 +41,11 @@ def main() -> int:
     parser.add_argument("--engine", choices=sorted(image_builders.ENGINES))
     parser.add_argument(
         "--base",
-        help="base image (default: the public one; where it cannot be pulled, one created by debootstrap)",
+        help="base image (default: the public one; if it cannot be pulled, one created by debootstrap)",
     )
     arguments = parser.parse_args()
-    if unknown := set(arguments.images) - IMAGES.keys():
+    unknown = set(arguments.images) - IMAGES.keys()
+    if unknown:
         parser.error(
             f"unknown image {', '.join(sorted(unknown))}; write {', '.join(IMAGES)}"
         )
@@ -140,7 +141,7 @@ def _uv_cache() -> Path | None:
 
 
 def _choose_base(engine: Engine) -> str:
-    """Return the public base image where it can be pulled, else one created by debootstrap.
+    """Return the public base image if it can be pulled, else one created by debootstrap.
 
     A created one is used without another pull, because a failing pull is slow in some networks.
     """

@@ -207,7 +207,8 @@ def export(image: str, folder: Path) -> Path:
 
 def _find(image: str) -> tuple[Engine, str]:
     for engine in ENGINES.values():
-        if engine.is_available() and (digest := engine.digest(image)):
+        digest = engine.digest(image) if engine.is_available() else None
+        if digest:
             return engine, digest
     raise UsageError(
         f"no engine has the image {image}; `make images` builds the operator's and the trainer's without CUDA, "

@@ -12,7 +12,7 @@ NETWORK = os.environ.get("KIND_EXPERIMENTAL_DOCKER_NETWORK", "kind")
 
 
 def containers(cluster: str) -> list[str]:
-    """Return the containers of a kind cluster, running or not; an empty list where no engine answers."""
+    """Return the containers of a kind cluster, running or not; an empty list if no engine answers."""
     try:
         output = run_command(
             "docker",

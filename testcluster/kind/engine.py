@@ -1,4 +1,4 @@
-"""A Docker engine of the tests' own, where none answers: Debian's docker.io in namespaces that end with this process.
+"""A Docker engine of the tests' own, if none answers: Debian's docker.io in namespaces that end with this process.
 
 Docker changes the firewall of its network namespace: it drops what the host forwards between other bridges. So this
 process enters a new network namespace, and starts the engine there. The engine's processes are in a pid namespace and a
@@ -140,7 +140,7 @@ def _debian_docker() -> Path:
 
 @contextmanager
 def _network() -> Iterator[None]:
-    """Move this thread to a new network namespace, and back. Raises UsageError where root lacks the right to that."""
+    """Move this thread to a new network namespace, and back. Raises UsageError if root lacks the right to that."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         try:

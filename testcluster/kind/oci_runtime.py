@@ -1,6 +1,6 @@
 """An OCI runtime in front of runc, for machines whose root lacks capabilities: `oci_runtime.py RUNC ARGUMENTS…`.
 
-For a privileged container Docker asks for every capability of the kernel. runc refuses them all where root lacks one.
+For a privileged container Docker asks for every capability of the kernel. runc refuses them all if root lacks one.
 This program removes from the container's configuration what root cannot grant, and then becomes runc. It imports the
 standard library only, because every `docker exec` waits for it.
 """

@@ -302,7 +302,7 @@ class Kind:
 
     @exclusive
     def revive(self, node: str) -> None:
-        """Start the container; its kubelet registers again where the Node object was deleted."""
+        """Start the container; its kubelet registers again if the Node object was deleted."""
         started = datetime.now(UTC).replace(microsecond=0)
         run_command("docker", "start", self._container(node))
         self.kube.wait_ready([self._container(node)], READY_WITHIN, since=started)

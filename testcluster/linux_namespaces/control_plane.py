@@ -192,7 +192,7 @@ def older_programs(kubernetes: str) -> list[str]:
 
 
 def _of_version(service: Service, kubernetes: str) -> Service:
-    """Return the service with the program of a version of Kubernetes, where it is one of Kubernetes."""
+    """Return the service with the program of a version of Kubernetes, if it has a program of Kubernetes."""
     name = f"{service.name}-{kubernetes}"
     if name not in older_programs(kubernetes):
         return service

@@ -68,7 +68,8 @@ class Machine:
                 start_new_session=True,
                 check=False,
             )
-        if (pid := self.pid) is None:
+        pid = self.pid
+        if pid is None:
             raise TimedOut(
                 f"{self.name} did not start; {self.folder}/log/init.log ends with: {self.log_tail('init')}"
             )
@@ -99,7 +100,8 @@ class Machine:
 
     def kill(self) -> None:
         """Power the machine off, whatever state it is in."""
-        if pid := self.pid:
+        pid = self.pid
+        if pid:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         # SIGKILL takes effect on a frozen process only when it is thawed.

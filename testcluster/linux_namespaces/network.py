@@ -65,7 +65,7 @@ class Network:
         return VethPair(self, index)
 
     def create(self) -> None:
-        """Create the bridge. Raises UsageError where root may not change the host's network."""
+        """Create the bridge. Raises UsageError if root may not change the host's network."""
         try:
             ip("link", "add", self.bridge, "type", "bridge")
         except TimedOut as denied:

@@ -373,7 +373,7 @@ class LinuxNamespaces:
 
     @exclusive
     def load(self, images: Sequence[str]) -> None:
-        """Load images onto every running node. Raises TimedOut that names the nodes where it failed."""
+        """Load images onto every running node. Raises TimedOut that names the nodes on which it failed."""
         folder = self.folder / "images"
         archives = [
             image_store.protect(image_builders.export(image, folder), folder)

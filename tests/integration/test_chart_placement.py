@@ -212,7 +212,9 @@ def test_example_of_the_values_file_is_valid():
     )
     example = "\n".join(line.removeprefix("  # ") for line in lines[first:last])
     placement = {"nodeClasses": yaml.safe_load(example)}
-    classes = options(placement).settings.placement_defaults.node_classes
+    defaults = options(placement).settings.placement_defaults
+    assert defaults
+    classes = defaults.node_classes
     assert [(node_class.name, str(node_class.price)) for node_class in classes] == [
         ("h100-spot", "0.80"),
         ("h100", "3.10"),

@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import yaml
@@ -38,7 +39,7 @@ def leaves(values: Object, *path: str) -> Iterator[tuple[str, ...]]:
             yield (*path, key)
 
 
-def value_at(values: Object, path: tuple[str, ...]) -> object:
+def value_at(values: Object, path: tuple[str, ...]) -> Any:
     for key in path:
         values = values[key]
     return values

@@ -4,7 +4,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from support.operator.pipeline_states import FAILED, STATES, Object
+from support.operator.pipeline_objects import Object
+from support.operator.pipeline_states import FAILED, STATES
 from support.programs import program
 
 from e2e.gitops.manifests import without_stalled

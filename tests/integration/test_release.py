@@ -106,9 +106,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     log = tmp_path / "calls"
     programs.mkdir()
     (programs / "helm").symlink_to(binaries.program("helm"))
-    (programs / "uv").symlink_to(
-        shutil.which("false")
-    )  # `offline` writes no bill of materials
+    # `offline` writes no bill of materials.
+    (programs / "uv").symlink_to(str(shutil.which("false")))
     (programs / "docker").write_text(DOCKER.replace("CALLS", repr(str(log))))
     (programs / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(programs), os.environ["PATH"]]))
@@ -127,9 +126,11 @@ def publish(registry: RegistryServer, checkout: Path) -> str:
     """Publish the checkout, and return the digest of the chart that the notes name."""
     assert RELEASE.main([f"{registry.host}/team", "--plain-http"], checkout) == 0
     notes = (checkout / "dist" / "notes.md").read_text()
-    return re.search(
+    match = re.search(
         rf"oci://{registry.host}/team/charts/finetune-operator@(sha256:\w+)", notes
-    )[1]
+    )
+    assert match
+    return match[1]
 
 
 @pytest.mark.usefixtures("calls", "offline")
@@ -326,7 +327,7 @@ def test_missing_program_is_named_before_a_push(
     checkout: Path, calls: Path, capsys, monkeypatch, program
 ):
     programs = calls.parent / "programs"
-    (programs / "git").symlink_to(shutil.which("git"))
+    (programs / "git").symlink_to(str(shutil.which("git")))
     (programs / program).unlink()
     monkeypatch.setenv("PATH", str(programs))
     assert RELEASE.main(["registry.example/team"], checkout) == 2

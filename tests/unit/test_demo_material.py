@@ -154,6 +154,8 @@ def test_task_prompt_equals_the_training_prompt(few, tmp_path):
 
 def test_manifest_uses_a_single_volume():
     spec = read(DEMO / "pipeline.yaml").spec
+    assert spec.push
+    assert spec.evaluate
     targets = spec.push.targets
     tasks = spec.evaluate.tasks
     uris = [
@@ -162,6 +164,6 @@ def test_manifest_uses_a_single_volume():
         *(target.uri for target in targets),
         *(task.file for task in tasks),
     ]
-    assert all(uri.startswith("pvc://demo/") for uri in uris)
+    assert all(str(uri).startswith("pvc://demo/") for uri in uris)
     [gate] = spec.evaluate.gates
     assert gate.value > 1 / len(docstrings.MODULES)

@@ -158,7 +158,10 @@ def event_reasons() -> set[str]:
         for call in events
         if "ordinary" not in {word.arg for word in call.keywords}
     ]
-    return {re.match(r"f?[\"'](\w+)", ast.unparse(call.args[1]))[1] for call in stored}
+    sources = [ast.unparse(call.args[1]) for call in stored]
+    matches = [re.match(r"f?[\"'](\w+)", source) for source in sources]
+    assert all(matches), sources
+    return {match[1] for match in matches if match}
 
 
 def test_every_event_has_a_row_in_troubleshooting():

@@ -1,6 +1,7 @@
 """The fault matrix: the cost of a fault by the journal of the trainer, and the table."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from e2e.pipelines.faults.journal import cost_of, read_journal
 from e2e.pipelines.faults.table import PROPERTY, Row, as_property, markdown, rows_of
@@ -73,7 +74,7 @@ def test_table_has_each_row_once_whatever_the_outcome():
         )
 
     eviction = Row("eviction", "Failed", "1", "1", "0", "1", "no")
-    stats = {
+    stats: dict[str, list[Any]] = {
         "passed": [report("setup", ROW), report("call", ROW)],
         "failed": [report("call", eviction)],
         "": [report("teardown", ROW)],

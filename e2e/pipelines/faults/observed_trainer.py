@@ -58,10 +58,10 @@ def eat() -> None:
 def observe_training() -> None:
     """Record every step and every save of the training."""
     from finetune_trainer.training import loop  # noqa: PLC0415  imports torch
+    from finetune_trainer.training.checkpoints import format as files  # noqa: PLC0415  imports torch
     from finetune_trainer.training.checkpoints import manager  # noqa: PLC0415  imports torch
 
     train_step = loop.train_step
-    write_files = manager.write_files
 
     def observed_step(run: Any) -> Any:
         hold(f"step-{POD}")
@@ -71,22 +71,22 @@ def observe_training() -> None:
         pause()
         return metrics
 
-    def observed_write(folder: Path, snapshot: Any, adapter_config: bytes) -> None:
+    def observed_write(folder: Path, snapshot: Any, weights_format: Any) -> None:
         record("save", snapshot.state.step)
         hold(f"save-{snapshot.state.step}")
         try:
-            write_files(folder, snapshot, adapter_config)
+            files.write_files(folder, snapshot, weights_format)
         except OSError:
             record("unsaved", snapshot.state.step)
             raise
 
     loop.train_step = observed_step
-    manager.write_files = observed_write
+    setattr(manager, "write_files", observed_write)  # noqa: B010  the module imported the name
 
 
 def observe_stage() -> None:
     """Record that the output of the stage is written."""
-    module = importlib.import_module(f"finetune_trainer.stages.{STAGE}")
+    module: Any = importlib.import_module(f"finetune_trainer.stages.{STAGE}")
     run = module.run
 
     def observed_run(config: Any, context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Environment variables for a check of stores: this shell's, and those that a manifest may add.
+"""Environment variables for a check of stores: this shell's, and variables that a manifest may add.
 
 A manifest may be another user's. It must not run code here, read this user's files, or get this user's credentials.
 """
@@ -86,7 +86,7 @@ STORES = {
 def environment_of(
     variables: Mapping[str, str],
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the variables for a check of stores: this shell's, and those that a stage's variables may add.
+    """Return the variables for a check of stores: this shell's, and variables that a stage may add.
 
     Return also the schemes of the stores that get no credentials, each with the variable of the stage that is the
     reason: it names another server than this shell's, and the stage has no credentials for it.

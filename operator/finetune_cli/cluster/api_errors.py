@@ -60,7 +60,7 @@ def _describe_forbidden(message: str) -> str:
 
 
 def scope_of(namespace: str | None) -> str:
-    """Return where a right is missing; without a namespace, the request was for all of them."""
+    """Return the place in which a right is missing; without a namespace, the request was for all of them."""
     if namespace is None:
         return "in all namespaces"
     return f"in the namespace {namespace}"

@@ -1,4 +1,4 @@
-"""Where the stages of a forecast would run, and what they would cost: for `finetune plan`."""
+"""The nodes on which the stages of a forecast would run, and their costs: for `finetune plan`."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime

@@ -46,7 +46,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def attempt_place(attempt: AttemptStatus) -> str:
-    """Return where an attempt runs, and its price; empty for on-demand nodes without a class."""
+    """Return the nodes on which an attempt runs, and their price; empty for on-demand nodes without a class."""
     if attempt.capacity is None:
         return ""
     place = f" on {attempt.capacity}"

@@ -74,6 +74,7 @@ async def run(options: Options) -> None:
         )
         client = open_client(
             await load_configuration(),
+            # A replica that may have lost the Lease writes nothing.
             seconds_to_write=lambda: elector.seconds_left if elector.is_leader else 0.0,
             on_response=_count_request,
             rate_limiter=TokenBucket(options.qps, options.burst),
@@ -88,6 +89,7 @@ async def run(options: Options) -> None:
                 try:
                     await _run_until_stopped(signals.requested, manager)
                 finally:
+                    # Before the sessions close, which the background requests use.
                     await manager.close()
 
 

@@ -177,6 +177,7 @@ def _create_series() -> None:
             ATTEMPTS.labels(kind.name, Outcome.INTERRUPTED, reason)
         for reason in sorted(FAILURES):
             ATTEMPTS.labels(kind.name, Outcome.FAILED, reason)
+        # Without a capacity: nodes that belong to no class.
         for capacity in ("", *CAPACITIES):
             ATTEMPT_SECONDS.labels(kind.name, capacity)
             SPENT.labels(kind.name, capacity)

@@ -5,14 +5,15 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Protocol
 
+from finetune_operator.cluster import Cluster
 from finetune_operator.controller.logging_format import pipeline_context
 from finetune_operator.controller.metrics import RECONCILE_SECONDS, RECONCILED
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject
-from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.reconcile import reconcile
 
 RECONCILE_TIMEOUT_SECONDS = 120.0
@@ -21,8 +22,18 @@ CONFLICT_DELAY_SECONDS = 0.05
 log = logging.getLogger(__name__)
 
 
+class SharedCluster(Cluster, Protocol):
+    """The cluster as several workers use it."""
+
+    def claim_lock(self, key: Key) -> asyncio.Lock:
+        """Return the lock of the pipelines that share a claim with this one."""
+
+    async def mark_invalid(self, key: Key, error: InvalidObject) -> None:
+        """Write to the status why the pipeline cannot be read."""
+
+
 async def run_worker(
-    queue: WorkQueue, cluster: KubernetesCluster, settings: Callable[[], Settings]
+    queue: WorkQueue, cluster: SharedCluster, settings: Callable[[], Settings]
 ) -> None:
     """Process one pipeline of the queue after the other, forever, each with the settings of that moment."""
     while True:
@@ -40,7 +51,7 @@ async def run_worker(
 
 
 async def process(
-    key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings
+    key: Key, queue: WorkQueue, cluster: SharedCluster, settings: Settings
 ) -> str:
     """Reconcile one pipeline and return the outcome, a label of the metric `finetune_reconcile`.
 
@@ -68,7 +79,7 @@ async def process(
 
 
 async def _reconcile(
-    key: Key, queue: WorkQueue, cluster: KubernetesCluster, settings: Settings
+    key: Key, queue: WorkQueue, cluster: SharedCluster, settings: Settings
 ) -> str:
     lock = cluster.claim_lock(key)
     # Another pipeline with the claim is reconciled: the worker takes other work meanwhile.
@@ -113,7 +124,7 @@ async def _reconcile(
 
 
 async def _mark_invalid(
-    key: Key, queue: WorkQueue, cluster: KubernetesCluster, problem: InvalidObject
+    key: Key, queue: WorkQueue, cluster: SharedCluster, problem: InvalidObject
 ) -> str:
     """Write the reason to the status. The pipeline is reconciled again when it changes."""
     try:

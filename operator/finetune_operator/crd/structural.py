@@ -23,7 +23,9 @@ INT_OR_STRING = "x-kubernetes-int-or-string"
 """The only union that a structural schema supports, and the only use of anyOf."""
 
 REWRITES: Mapping[str, Callable[[Any], Schema]] = {
+    # A structural schema has no const.
     "const": lambda value: {"enum": [value]},
+    # Kubernetes has the older form of OpenAPI 3.0: a boolean beside the bound.
     "exclusiveMinimum": lambda value: {"minimum": value, "exclusiveMinimum": True},
     "exclusiveMaximum": lambda value: {"maximum": value, "exclusiveMaximum": True},
     "title": lambda _: {},
@@ -108,6 +110,7 @@ class _Converter:
             raise UnsupportedSchema(
                 path, f"{name} contains itself; a structural schema cannot be recursive"
             )
+        # Definitions that are being inlined, to find one that contains itself.
         self.open.append(name)
         siblings = {key: value for key, value in schema.items() if key != "$ref"}
         converted = self.convert(self.definitions[name] | siblings, path)

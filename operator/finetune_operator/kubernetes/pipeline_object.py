@@ -33,6 +33,7 @@ def parse_pipeline(raw: Object) -> Pipeline:
             status=PipelineStatus.model_validate(raw.get("status") or {}),
         )
     except ValidationError as error:
+        # A newer version may have written fields that this version does not know.
         if all(problem["type"] == "extra_forbidden" for problem in error.errors()):
             raise NewerObject(describe_unknown_fields(error)) from error
         raise InvalidObject(describe_validation_error(error)) from error

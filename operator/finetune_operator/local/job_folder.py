@@ -42,6 +42,7 @@ def observe_job(folder: Path) -> ObservedJob | None:
         )
     if not started:
         return None
+    # A lost runner is no failure of the stage: the attempt counts as interrupted.
     return _finished(folder, started, {"code": None, "disruption": RUNNER_LOST})
 
 
@@ -74,6 +75,7 @@ def is_locked(folder: Path) -> bool:
         return False
     with lock:
         try:
+            # Shared: two readers would take each other for the runner.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

@@ -66,6 +66,7 @@ class PipelineFile:
             )
         if previous.spec == spec and previous.annotations == annotations:
             return previous
+        # As in Kubernetes, annotations do not count as an edit of the spec.
         generation = previous.generation + (previous.spec != spec)
         return self._write(
             replace(previous, spec=spec, annotations=annotations, generation=generation)
@@ -74,6 +75,7 @@ class PipelineFile:
     def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
         """Write the status and return the pipeline with it; raise Conflict if it has changed since it was read."""
         previous = self.read()
+        # As the API server refuses a stale write: an edit since then would be lost.
         if previous is None or previous.resource_version != pipeline.resource_version:
             raise Conflict(f"{pipeline.key} has changed since it was read")
         if previous.status == status:

@@ -81,7 +81,8 @@ def census() -> dict[str, Counter[str]]:
 def leftovers(before: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
     """Return what exists now and did not before. What disappeared may have belonged to another cluster."""
     after = census()
-    return {key: more for key in before if (more := after[key] - before[key])}
+    created = {key: after[key] - before[key] for key in before}
+    return {key: more for key, more in created.items() if more}
 
 
 SETTINGS = (

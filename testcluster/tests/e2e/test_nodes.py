@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -46,6 +47,10 @@ def ready(cluster: Provider, node: str) -> bool | None:
     return is_ready(objects[0]) if objects else None
 
 
+def is_lost(cluster: Provider, node: str) -> bool:
+    return ready(cluster, node) is False
+
+
 def test_gpu_node_advertises_a_gpu(cluster: Provider, namespace: KubeNamespace):
     gpu_pod = pod("wants", "echo got it", selector={"workload": "training"})
     gpu_pod["spec"]["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
@@ -80,7 +85,7 @@ def test_killed_paused_and_partitioned_nodes_recover(
     cluster.partition("spot-3")
     for node in ("spot-1", "spot-2", "spot-3"):
         until(
-            lambda node=node: ready(cluster, node) is False,
+            partial(is_lost, cluster, node),
             NODE_LOST,
             f"{node} is still Ready",
         )
@@ -90,7 +95,7 @@ def test_killed_paused_and_partitioned_nodes_recover(
     cluster.resume("spot-2")
     cluster.heal("spot-3")
     for node in ("spot-1", "spot-2", "spot-3"):
-        until(lambda node=node: ready(cluster, node), 60, f"{node} is not Ready again")
+        until(partial(ready, cluster, node), 60, f"{node} is not Ready again")
     # Pods on the paused and on the partitioned node go on; the pod on the killed node ended with it.
     assert (
         namespace.wait_phase("on-spot-1", "Failed", "Succeeded", seconds=60) == "Failed"

@@ -114,7 +114,7 @@ def content(folder):
 
 def test_missing_programs_are_built_and_reported(go):
     binaries.build_missing(["kubelet"])
-    lines = []
+    lines: list[str] = []
     folder = binaries.build_missing(PROGRAMS, lines.append)
     assert content(folder) == set(PROGRAMS)
     assert calls(go) == ["kubelet", "kube-proxy"]

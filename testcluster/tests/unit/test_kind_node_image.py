@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from testcluster import binaries
 from testcluster.errors import TimedOut, UsageError
 from testcluster.images.image_builders import Docker
 from testcluster.kind import engine, node_image, node_root, oci_runtime
@@ -126,7 +127,7 @@ def test_failed_load_names_the_output_of_docker(docker, archive, monkeypatch):
 
 
 def test_node_image_on_a_small_disk_is_refused(cache, monkeypatch):
-    monkeypatch.setattr(node_image.binaries, "build_missing", lambda *_: None)
+    monkeypatch.setattr(binaries, "build_missing", lambda *_: None)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 30))
     with pytest.raises(UsageError, match=r"1\.0 GiB free, but a node image needs 5"):
         node_image.build(lambda _: None)
@@ -134,7 +135,7 @@ def test_node_image_on_a_small_disk_is_refused(cache, monkeypatch):
 
 
 def test_archive_of_another_checkout_is_kept_for_a_day(cache, monkeypatch):
-    monkeypatch.setattr(node_image.binaries, "build_missing", lambda *_: None)
+    monkeypatch.setattr(binaries, "build_missing", lambda *_: None)
     monkeypatch.setattr(node_root, "provide", lambda _: node_root.archive())
     monkeypatch.setattr(node_image, "_build", lambda _, target: target.touch())
     monkeypatch.setattr(node_image, "REQUIRED_BYTES", 0)

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -167,13 +168,13 @@ class FakeCluster:
     [("taint", "Ready, taint, deleted"), ("drain", "Ready, drain, deleted")],
 )
 def test_reclaim_gives_notice_before_deletion(by, history):
-    cluster = FakeCluster()
+    cluster: Any = FakeCluster()
     reclaim(cluster, "spot-1", 0.1, by, report=lambda _: None)
     assert cluster.history["spot-1"] == history
 
 
 def test_reclaim_leaves_a_replaced_machine_alone():
-    cluster = FakeCluster()
+    cluster: Any = FakeCluster()
     cluster.uids = [["1"], ["2"]]
     with pytest.raises(UsageError, match="replaced by another machine"):
         reclaim(cluster, "spot-1", 0.0, "taint", report=lambda _: None)
@@ -181,7 +182,7 @@ def test_reclaim_leaves_a_replaced_machine_alone():
 
 
 def test_deleted_node_cannot_be_reclaimed():
-    cluster = FakeCluster()
+    cluster: Any = FakeCluster()
     cluster.uids = [[]]
     with pytest.raises(UsageError, match="already deleted"):
         reclaim(cluster, "spot-1", 0.0, "drain", report=lambda _: None)

@@ -8,7 +8,7 @@ them, and FAULTS=1/3, FAULTS=2/3 and FAULTS=3/3 a third each.
 import asyncio
 import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +73,7 @@ class Sweep:
     """The undisturbed life, and the lives that were cut off."""
 
     expected: Outcome
-    counts: dict[str, int]
+    counts: Mapping[Kind, int]
     writes: int
     lives: list[CutLife]
 
@@ -136,7 +136,7 @@ async def namespaces(
     await asyncio.gather(*(simulated.delete_namespace(name) for name in names))
 
 
-def all_points(counts: dict[str, int]) -> list[CutPoint]:
+def all_points(counts: Mapping[Kind, int]) -> list[CutPoint]:
     """Return every cut point; of the requests for the Lease the first two, which acquire it."""
     numbers = {"request": counts["request"], "watch": counts["watch"], "lease": 2}
     return [

@@ -69,13 +69,13 @@ async def greedy(pod: StagePod) -> Ending:
 
 
 def greedy_manifests() -> list[Object]:
-    deploy = {
+    deploy: Object = {
         "deploy": {
             "replicas": REPLICAS,
             "smokeTest": {"prompt": MUTE, "maxTokens": MAX_TOKENS},
         }
     }
-    large = {stage: {"pod": {"env": LARGE_ENV}} for stage in STAGES}
+    large: Object = {stage: {"pod": {"env": LARGE_ENV}} for stage in STAGES}
     annotation = {"note": "x" * 250_000}
     return [
         *(manifest(f"serving-{number}", **deploy) for number in range(SERVING)),

@@ -13,7 +13,7 @@ from finetune_trainer.stores.oci.store import RegistryTarget
 def code_of(item: Item) -> ExitCode | None:
     """Return the exit code of the stage that would fail, or None."""
     problem = look_at(item)
-    return problem and problem.exit_code
+    return problem.exit_code if problem else None
 
 
 def test_objects_that_are_there_can_be_used(prefix, bucket):

@@ -39,7 +39,7 @@ def uri(tmp_path_factory):
         "--artifacts-destination",
         str(folder),
     ]
-    command = [
+    command: list[str | Path] = [
         python,
         "-m",
         "mlflow",

@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 config = json.loads(os.environ["FINETUNE_CONFIG"])
 stage = config["stage"]
@@ -44,7 +45,7 @@ def end(message: dict[str, object], code: int) -> None:
     sys.exit(code)
 
 
-RESULTS = {
+RESULTS: dict[str, dict[str, Any]] = {
     "prepare": {
         "records": 1,
         "invalid": 0,

@@ -69,8 +69,7 @@ class Wanted:
         Push is not among them: a pipeline with push and deploy is never left suspended or cancelled.
         """
         stem = f"{self.name}-{self.uid.replace('-', '')[:8]}"
-        versions = ("", f"{self.train}")
-        versions = (*versions, f"{self.train}.{self.evaluate}")
+        versions = ("", f"{self.train}", f"{self.train}.{self.evaluate}")
         return frozenset(
             (f"{stem}-{stage}", version)
             for stage, version in zip(JOB_STAGES, versions, strict=True)

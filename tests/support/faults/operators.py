@@ -36,12 +36,15 @@ class OperatorForks:
 
     def request(self, request: dict[str, object]) -> int:
         """Send a request to the prefork process and return its answer."""
+        assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())
 
     def close(self) -> None:
         """End the prefork process."""
+        assert self._process.stdin
         self._process.stdin.close()
         self._process.wait(10)
 

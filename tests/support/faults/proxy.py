@@ -19,6 +19,7 @@ from support.faults.faults import (
     Delay,
     EndWatch,
     Fault,
+    Kind,
     Request,
     Rule,
     Stale,
@@ -132,10 +133,13 @@ class Proxy:
             return _abort(incoming)
 
     def _record(self, incoming: web.Request) -> Request:
+        kind: Kind
         if incoming.query.get("watch") in {"true", "1"}:
             kind = "watch"
+        elif "/leases" in incoming.path:
+            kind = "lease"
         else:
-            kind = "lease" if "/leases" in incoming.path else "request"
+            kind = "request"
         self._counts[kind] += 1
         request = Request(
             kind,
@@ -143,7 +147,7 @@ class Proxy:
             incoming.method,
             incoming.path,
             incoming.query_string,
-        )  # type: ignore[arg-type]
+        )
         self.requests.append(request)
         return request
 
@@ -213,9 +217,8 @@ class Proxy:
         try:
             while not watch.end.done() and _is_open(incoming):
                 line = line or asyncio.create_task(upstream.content.readline())
-                await asyncio.wait(
-                    {line, watch.end}, timeout=1, return_when=asyncio.FIRST_COMPLETED
-                )
+                ends: set[asyncio.Future[Any]] = {line, watch.end}
+                await asyncio.wait(ends, timeout=1, return_when=asyncio.FIRST_COMPLETED)
                 if watch.end.done() or not line.done():
                     continue
                 text = line.result()

@@ -7,6 +7,7 @@ from typing import Any
 from support.operator.scenario import merged
 
 from finetune_operator.errors import Conflict
+from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, ApiError
 
 Object = dict[str, Any]
@@ -14,10 +15,11 @@ PAGE = 2
 """Objects in one page of a list."""
 
 
-class FakeApi:
+class FakeApi(KubernetesClient):
     """The verbs of KubernetesClient."""
 
     def __init__(self) -> None:
+        # Without the constructor of the client: there is no server.
         self.objects: dict[str, Object] = {}
         self.version = 100
         """The resource version of the newest write."""
@@ -83,9 +85,11 @@ class FakeApi:
             }
             await asyncio.sleep(0)
 
-    async def watch(self, path: str, version: str, _seconds: int, **_query: str) -> Any:
+    async def watch(
+        self, path: str, resource_version: str, seconds: int, **query: str
+    ) -> Any:
         """Yield the events that the test has put there for this watch."""
-        self.watched.append((path, version))
+        self.watched.append((path, resource_version))
         streams = self.watches.get(path)
         if not streams:
             await asyncio.sleep(60)
@@ -95,7 +99,7 @@ class FakeApi:
                 raise event
             yield deepcopy(event)
 
-    async def create(self, path: str, body: Object) -> Object:
+    async def create(self, path: str, body: Object, **query: str) -> Object:
         """Store an object. Raises the error of rejected_creates, or AlreadyExists."""
         key = f"{path}/{body['metadata']['name']}"
         for part, error in self.rejected_creates.items():
@@ -106,7 +110,7 @@ class FakeApi:
         self.writes.append(f"create {key}")
         return self.put(key, body)
 
-    async def patch(self, path: str, body: Object) -> Object:
+    async def patch(self, path: str, body: Object, **query: str) -> Object:
         """Merge the body into an object. Raises the error of rejected_patches."""
         for part, error in self.rejected_patches.items():
             if part in str(body):
@@ -133,7 +137,11 @@ class FakeApi:
         return self.put(key, {**self.objects[key], "status": body["status"]})
 
     async def delete(
-        self, path: str, propagation: str = "Background", **preconditions: str
+        self,
+        path: str,
+        propagation: str = "Background",
+        options: Object | None = None,
+        **preconditions: str,
     ) -> None:
         """Delete an object at once. Raises the error of rejected_deletes, or Conflict if a precondition fails."""
         for part, error in self.rejected_deletes.items():

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
-from support.operator.memory_cluster import MemoryJob, StoredPipeline
+from support.operator.memory_objects import MemoryJob, StoredPipeline
 from support.operator.pods import (
     a_job,
     a_pod,
@@ -150,10 +150,10 @@ class FakeApiServer:
         annotations = {SERVING_ANNOTATION: json.dumps(asdict(job.template.serving))}
         labels = job.template.labels
         owners = [{"uid": job.owner}]
-        job = a_job(
+        known = a_job(
             name=name, labels=labels, annotations=annotations, ownerReferences=owners
         )
-        return {**job, "spec": {"replicas": 1}, "status": {}}
+        return {**known, "spec": {"replicas": 1}, "status": {}}
 
     def pods(self, namespace: str) -> Iterator[Object]:
         """Yield all pods that exist in a namespace."""

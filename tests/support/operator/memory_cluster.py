@@ -7,9 +7,15 @@ moment, and may raise any error to simulate a fault there.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
+
+from support.operator.memory_objects import (
+    InvariantViolation,
+    MemoryJob,
+    StoredPipeline,
+)
 
 from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_operator.api.spec import PipelineSpec
@@ -51,40 +57,6 @@ from finetune_trainer.contract import (
     Progress,
     TerminationMessage,
 )
-
-LIVE = frozenset({JobState.WAITING, JobState.RUNNING})
-
-
-class InvariantViolation(AssertionError):
-    """The operator broke one of its invariants."""
-
-
-@dataclass
-class StoredPipeline:
-    """A pipeline as an API server stores it: JSON text without nulls."""
-
-    uid: str
-    spec: str
-    status: str = "{}"
-    generation: int = 1
-    version: int = 1
-    annotations: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class MemoryJob:
-    """A Job, its observed state, and whether the operator asked it to stop."""
-
-    owner: str
-    claim: str
-    template: JobTemplate
-    observed: ObservedJob
-    asked_to_stop: bool = False
-
-    @property
-    def live(self) -> bool:
-        """Whether the Job may still have a running process."""
-        return self.observed.state in LIVE
 
 
 class MemoryCluster:

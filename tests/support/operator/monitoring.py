@@ -36,7 +36,7 @@ OF_TARGETS = frozenset({"job", "instance", "namespace", "pod"})
 """Labels that the Prometheus Operator gives every target."""
 OF_STAGES = frozenset({"pipeline", "attempt"})
 """Labels that the chart's PodMonitor gives the pods of stages."""
-VALUES = {
+VALUES: dict[str, set[str]] = {
     "phase": {*FINAL_PHASES, "Pending", "Running", "Suspended"},
     "outcome": set(Outcome),
     "reason": set(Reason),

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from finetune_operator.core.observation import ObservedJob
+from finetune_operator.kubernetes.translate.job import observe_job
+
 Object = dict[str, Any]
 CREATED = "2030-01-01T00:00:00Z"
 STARTED = "2030-01-01T00:00:05Z"
@@ -41,7 +44,7 @@ def a_pod(
     **more: Any,
 ) -> Object:
     """Return a pod of a_job(); `state` is its container's, `more` is added to its metadata."""
-    meta = {
+    meta: Object = {
         "name": "demo-train-a1-xyz",
         "uid": "pod-uid",
         "creationTimestamp": CREATED,
@@ -57,6 +60,13 @@ def a_pod(
         "spec": {"nodeName": "spot-1", "containers": []},
         "status": status,
     }
+
+
+def observed_job(*arguments: Any, **options: Any) -> ObservedJob:
+    """Return what `observe_job` sees of a Job that exists or has pods."""
+    job = observe_job(*arguments, **options)
+    assert job
+    return job
 
 
 def controller_reference(kind: str, name: str) -> Object:

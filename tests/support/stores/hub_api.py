@@ -14,6 +14,7 @@ from support.stores.hub_state import (
     Access,
     Entry,
     Hub,
+    Kind,
     Refused,
     Repository,
     git_oid,
@@ -100,7 +101,7 @@ def create(
     """Create a repository; 409 with its URL if it exists."""
     owner = body.get("organization") or getattr(access, "user", "")
     name = f"{owner}/{body['name']}"
-    kind = f"{body.get('type', 'model')}s"
+    kind: Kind = "datasets" if body.get("type") == "dataset" else "models"
     check_writable(name, access)
     prefix = "" if kind == "models" else f"{kind}/"
     answer = {"url": f"{hub.url}/{prefix}{name}", "name": name}

@@ -5,6 +5,7 @@ It prints what it has published, or the folder that it has fetched. It ends like
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from support.stores.models import names_in
@@ -25,11 +26,14 @@ def fetch_model(uri: str, cache: str) -> str:
     return str(fetch(HubSource(uri, "model"), None, Path(cache))[0])
 
 
+COMMANDS: dict[str, Callable[..., str]] = {"push": push, "fetch": fetch_model}
+
+
 def main() -> int:
     command, *arguments = sys.argv[1:]
     try:
         with stop.deferred():
-            print({"push": push, "fetch": fetch_model}[command](*arguments), flush=True)
+            print(COMMANDS[command](*arguments), flush=True)
     except StageError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code

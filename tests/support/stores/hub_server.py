@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from support.stores import hub_api as api
 from support.stores.hub_connection import Cut, HubConnection
 from support.stores.hub_state import Hub, Refused, Repository
+from support.stores.hub_xet import Permission
 
 LOOPBACK = "127.0.0.1"
 XET_HEADERS = ("X-Xet-Access-Token", "X-Xet-Token-Expiration", "X-Xet-Cas-Url")
@@ -86,7 +87,9 @@ class HubHandler(HubConnection):
                 self.send_json(api.description(repository, revision))
             case [("xet-read-token" | "xet-write-token") as route, revision]:
                 repository.resolve(revision)
-                permission = "write" if route == "xet-write-token" else "read"
+                permission: Permission = (
+                    "write" if route == "xet-write-token" else "read"
+                )
                 token = api.xet_token(self.hub, repository, self.access, permission)
                 self.send_json(
                     token,

@@ -58,7 +58,9 @@ class Tokens:
     def __call__(self, method: str, path: str, header: str | None) -> Fault | None:
         if path.startswith(TOKEN_PATH):
             return self.issue(parse_qs(urlsplit(path).query), header)
-        repository = re.search("/v2/(.+)/(?:blobs|manifests|tags)/", path)[1]
+        match = re.search("/v2/(.+)/(?:blobs|manifests|tags)/", path)
+        assert match
+        repository = match[1]
         action = "pull" if method in {"GET", "HEAD"} else "push"
         token = (header or "").removeprefix("Bearer ")
         scope = "::"

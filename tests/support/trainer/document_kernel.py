@@ -65,7 +65,8 @@ def _gradients(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     *saved, starts = context.saved_tensors
     inputs = [tensor.detach().requires_grad_() for tensor in saved]
     with torch.enable_grad():
-        attended = _attended(*inputs, starts, *context.options)
+        query, key, value = inputs
+        attended = _attended(query, key, value, starts, *context.options)
     return (*torch.autograd.grad(attended, inputs, gradient), None, None, None)
 
 

@@ -64,12 +64,15 @@ class ForkServer:
 
     def request(self, request: dict[str, object]) -> str:
         """Send a request to the prefork process and return its answer."""
+        assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return self._process.stdout.readline()
 
     def close(self) -> None:
         """End the prefork process."""
+        assert self._process.stdin
         self._process.stdin.close()
         self._process.wait(60)
 

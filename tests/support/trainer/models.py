@@ -2,7 +2,9 @@
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -58,12 +60,12 @@ def make_tiny_model(
     return folder
 
 
-def write_jsonl(path: Path, records: list[dict[str, object]]) -> Path:
+def write_jsonl(path: Path, records: Sequence[Mapping[str, object]]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
-def prompt_records(count: int) -> list[dict[str, object]]:
+def prompt_records(count: int) -> list[dict[str, Any]]:
     """Return records whose completion is determined by the prompt, so that a model can learn them."""
     return [
         {

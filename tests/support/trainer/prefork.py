@@ -73,14 +73,15 @@ def log_tokenized_texts(path: Path) -> None:
             file.writelines(f"{example.text}\n" for example in examples)
         return encode(self, examples)
 
-    Encoder.encode = logged  # type: ignore[method-assign]
+    Encoder.encode = logged
 
 
 def tokenize_in(processes: int) -> None:
     """Tokenize in that many processes from the first batch whose shape is known; wait for them to start."""
-    batch_tokenizer.usable_processors = lambda: processes
+    name = f"{batch_tokenizer.__name__}.usable_processors"
+    set_constants({name: lambda: processes})
     batch_tokenizer.POOL_CHARACTERS = 0
-    WorkerPool.is_ready = property(lambda pool: pool._ready.wait())  # type: ignore[method-assign,assignment]
+    WorkerPool.is_ready = property(lambda pool: pool._ready.wait())  # type: ignore[assignment]  # a property in place of a method
 
 
 def slow_names(seconds: float) -> None:
@@ -123,15 +124,28 @@ def no_locks(_descriptor: int, _operation: int) -> None:
     raise OSError(errno.ENOLCK, "No locks available")
 
 
+def remove_locks(exist: bool) -> None:  # noqa: FBT001  a request's value
+    """Remove the locks of the file system, unless they are to exist."""
+    if not exist:
+        fcntl.flock = no_locks  # type: ignore[assignment]  # a file system without locks
+
+
+def remove_exchange(exists: bool) -> None:  # noqa: FBT001  a request's value
+    """Remove the exchange of two names, unless it is to exist."""
+    if not exists:
+        name = f"{artifacts.__name__}.exchange"
+        set_constants({name: lambda _first, _second: False})
+
+
 def slow_fsync(seconds: float) -> None:
     """Make every fsync take that many seconds longer."""
     fsync = os.fsync
 
-    def slow(descriptor: int) -> None:
+    def slow(descriptor: Any) -> None:
         time.sleep(seconds)
         fsync(descriptor)
 
-    os.fsync = slow
+    os.fsync = slow  # type: ignore[assignment]  # its parameter has another name
 
 
 OPTIONS: dict[str, Callable[[Any], None]] = {
@@ -144,10 +158,8 @@ OPTIONS: dict[str, Callable[[Any], None]] = {
     "processes": tokenize_in,
     "ranks": fork_ranks,  # after the constants, which then hold for all ranks
     "freeze": lambda call: freeze_before(*call),
-    "locks": lambda exist: exist or setattr(fcntl, "flock", no_locks),
-    "exchange": lambda exists: (
-        exists or setattr(artifacts, "exchange", lambda _one, _other: False)
-    ),
+    "locks": remove_locks,
+    "exchange": remove_exchange,
     "slow_names": slow_names,
 }
 """What a request may set before the stage runs, in this order; `ForkServer.start` says what each does."""

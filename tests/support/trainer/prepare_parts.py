@@ -20,7 +20,7 @@ SMALL = {
 """Constants of `finetune_trainer.data` that make batches and parts small."""
 RECORDS = 3000
 
-SEVERAL = [
+SEVERAL: list[dict[str, Any]] = [
     {"uri": "rows-*.jsonl"},
     {"uri": "rows.jsonl.gz", "weight": 1.5},
     {"uri": "rows.parquet", "columns": {"text": "body"}, "weight": 0.5},

@@ -9,7 +9,9 @@ from finetune_trainer.data.records.conversations import conversation_of
 from finetune_trainer.data.records.records import InvalidRecord
 from finetune_trainer.data.records.rendering import Rendering, render
 
-TEMPLATES = Path(str(importlib.util.find_spec("trl").origin)).parent / "chat_templates"
+TRL = importlib.util.find_spec("trl")
+assert TRL
+TEMPLATES = Path(str(TRL.origin)).parent / "chat_templates"
 """The chat templates of models that TRL ships as data."""
 
 

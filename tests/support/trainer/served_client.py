@@ -1,8 +1,9 @@
 """The client of the API server, connected to a server that runs a test's handler."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiohttp import web
 from kubernetes.aio.client import Configuration
@@ -28,7 +29,7 @@ async def client_of(handler, **options):
             yield api
 
 
-def call(handler, request: Callable[[KubernetesClient], object], **options):
+def call(handler, request: Callable[[KubernetesClient], Awaitable[Any]], **options):
     """Send one request to the handler; return the result and the client."""
 
     async def scenario():

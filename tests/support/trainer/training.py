@@ -209,4 +209,6 @@ def run_train(
     progress = StoppingProgress(variables, stop, stop_at, validating=validating)
     folder = stage_folder(workspace, config.identity)
     folder.mkdir(parents=True, exist_ok=True)
-    return train.run(config, Context(variables, folder, progress, stop))
+    result = train.run(config, Context(variables, folder, progress, stop))
+    assert result
+    return result

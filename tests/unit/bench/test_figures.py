@@ -1,13 +1,20 @@
 """The figures of the benchmarks of the operator, from events, audit logs and samples."""
 
+import argparse
 import json
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 
+from figures import add_json_option, table, write_figures
 from operator_bench.audit import count_requests, created_objects
 from operator_bench.observer import Observer
 from operator_bench.runs import percentiles, transitions
 
+ROOT = Path(__file__).parents[3]
+MEASUREMENTS = runpy.run_path(str(ROOT / ".ci/generated/measurements.py"))
 OPERATOR = "system:serviceaccount:bench:operator"
 
 
@@ -122,6 +129,31 @@ def test_transition_is_from_a_stage_to_the_next_job():
     done = {"p": {"prepare": 2.0, "train": 5.0, "push": 9.0}}
     created = {"p": {"prepare": 1.0, "train": 2.5, "evaluate": 4.0}}
     assert transitions(done, created) == [500.0, -1000.0]
+
+
+def test_figures_have_the_command_and_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bench/merge.py", "--layers", "4"])
+    file = tmp_path / "figures.json"
+    write_figures(file, {"speeds": [1.5], "folder": tmp_path})
+    figures = json.loads(file.read_text())
+    assert figures["command"] == ["bench/merge.py", "--layers", "4"]
+    assert figures["machine"].keys() >= {"processors", "memory"}
+    assert (figures["speeds"], figures["folder"]) == ([1.5], str(tmp_path))
+
+
+def test_no_figures_are_written_without_the_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    parser = argparse.ArgumentParser()
+    add_json_option(parser)
+    write_figures(parser.parse_args([]).json, {"speeds": [1.5]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_generated_page_can_show_a_table_of_the_figures():
+    block = table(["policy", "cost"], [["Auto", "1.00"]])
+    assert MEASUREMENTS["block_text"](block) == (
+        "| policy | cost |\n| --- | --- |\n| Auto | 1.00 |"
+    )
 
 
 def test_percentiles_of_a_hundred_values():

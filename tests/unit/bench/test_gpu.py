@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 )
 def test_plan_measures_every_variant_and_resumes_equal_bytes(tmp_path: Path):
     output = tmp_path / "gpu.json"
-    command = [
+    command: list[str | Path] = [
         "bash",
         ROOT / "bench" / "gpu.sh",
         output,

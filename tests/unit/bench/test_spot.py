@@ -104,7 +104,7 @@ def test_optimum_equals_cheapest_of_all_plans(seed):
 
 def spot_intervals(minutes):
     """Return intervals of minutes that follow each other."""
-    intervals = []
+    intervals: list[tuple[int, int]] = []
     for begin, end in minutes:
         if intervals and intervals[-1][1] == begin:
             intervals[-1] = (intervals[-1][0], int(end))
@@ -281,8 +281,14 @@ def test_bench_prints_the_same_twice_and_draws(tmp_path, capsys, monkeypatch):
 
 def test_bench_runs_jobs_on_trace_of_user(tmp_path, capsys, monkeypatch):
     (tmp_path / "zone.csv").write_text("start,end,available\n0,7,1\n7,9,0\n")
-    monkeypatch.setattr(
-        sys, "argv", ["spot.py", "--traces", "2", "--trace", str(tmp_path / "zone.csv")]
-    )
+    options = ["--traces", "2", "--trace", str(tmp_path / "zone.csv")]
+    options += ["--json", str(tmp_path / "figures.json")]
+    monkeypatch.setattr(sys, "argv", ["spot.py", *options])
     assert spot.main() == 0
-    assert "| zone (2) |" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "| zone (2) |" in printed
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["command"] == ["spot.py", *options]
+    assert figures["table"]["columns"] == ["median, p95, missed", *POLICIES]
+    for row in figures["table"]["rows"]:
+        assert f"| {' | '.join(row)} |" in printed

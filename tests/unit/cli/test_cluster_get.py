@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.cli.session import TRAIN, interrupt_training, run_when
@@ -52,7 +53,7 @@ def test_pod_of_an_attempt_is_the_first_of_several():
         }
         pod = a_pod(name=f"job-{index}", creationTimestamp=created, labels=labels)
         api.put(f"/api/v1/namespaces/team/pods/job-{index}", pod)
-    session = SimpleNamespace(api=api, context=SimpleNamespace(namespace="team"))
+    session: Any = SimpleNamespace(api=api, context=SimpleNamespace(namespace="team"))
     assert asyncio.run(list_pods(session, "job"))["job"].name == "job-0"
 
 

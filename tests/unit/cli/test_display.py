@@ -29,6 +29,12 @@ def shown(renderable, width=200):
     """Return what a console prints."""
     console = Console(file=io.StringIO(), width=width)
     console.print(renderable)
+    return written(console)
+
+
+def written(console):
+    """Return what was written to the console's file."""
+    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
@@ -70,9 +76,7 @@ def failing(output, status=None):
 def test_events_repeat_no_error():
     output = LineOutput(Console(file=io.StringIO(), width=200))
     failing(output, Scenario().status)
-    lines = [
-        line.partition("] ")[2] for line in output.console.file.getvalue().splitlines()
-    ]
+    lines = [line.partition("] ")[2] for line in written(output.console).splitlines()]
     assert lines == [
         f"AttemptFailed: train attempt 1: {ERROR}",
         "AttemptFailed: train attempt 2: the same error, 2 times now",
@@ -85,20 +89,20 @@ def test_events_repeat_no_error():
 def test_error_is_an_event_where_no_status_follows():
     output = LineOutput(Console(file=io.StringIO(), width=200), status_follows=False)
     failing(output, Scenario().status)
-    assert f"StageFailed: train: {ERROR}" in output.console.file.getvalue()
+    assert f"StageFailed: train: {ERROR}" in written(output.console)
 
 
 def test_terminal_shows_the_error_of_a_stage_in_its_table_only():
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     failing(LiveTable(console, "demo"), Scenario().status)
-    assert console.file.getvalue().count(ERROR) == 1  # the line of the first attempt
+    assert written(console).count(ERROR) == 1  # the line of the first attempt
 
 
 def test_held_error_is_printed_when_the_run_ends():
     output = LineOutput(Console(file=io.StringIO(), width=200))
     with output:
         output.event(Event("Warning", "AttemptFailed", f"train attempt 1: {ERROR}"))
-    assert ERROR in output.console.file.getvalue()
+    assert ERROR in written(output.console)
 
 
 def test_stage_that_loads_has_its_elapsed_time():
@@ -143,11 +147,12 @@ def test_line_output_reports_now_and_then_what_loads(monkeypatch):
     )
     output = LineOutput(Console(file=io.StringIO(), width=200))
     output.update(scenario.status)
-    assert "prepare  starting, 25s" in output.console.file.getvalue()
+    assert "prepare  starting, 25s" in written(output.console)
 
 
 def test_title_has_the_duration_of_the_whole_run():
     status = Scenario().finish().status
+    assert status.finished_at
     status = status.model_copy(
         update={"started_at": status.finished_at - timedelta(minutes=83)}
     )

@@ -124,6 +124,7 @@ def test_cluster_manifest_has_only_uris_that_pods_can_read(
     )
     assert "kubectl apply -f pipeline.yaml" in capsys.readouterr().out
     manifest = read(tmp_path / "pipeline.yaml")
+    assert manifest.spec.push
     uris = (
         *manifest.spec.source_uris(),
         *(target.uri for target in manifest.spec.push.targets),
@@ -237,7 +238,9 @@ def test_value_that_no_manifest_can_have_is_refused(tmp_path, monkeypatch, capsy
 def test_target_like_a_repository_gets_the_scheme_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["init", "--target", "me/out"]) == 0
-    assert read(tmp_path / "pipeline.yaml").spec.push.targets[0].uri == "hf://me/out"
+    push = read(tmp_path / "pipeline.yaml").spec.push
+    assert push
+    assert push.targets[0].uri == "hf://me/out"
 
 
 def test_cluster_manifest_is_told_what_it_may_still_need(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -308,7 +309,7 @@ VALUES = [
 
 def written_at(path, value):
     """Return a valid spec but for this value, in place of what the setting replaces."""
-    spec = {
+    spec: dict[str, Any] = {
         key: deepcopy(part) for key, part in LEAST.items() if key != REPLACED.get(path)
     }
     stage = path.partition(".")[0]

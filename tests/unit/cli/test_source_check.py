@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import yaml
+from support.cli.checked_sources import LOCAL, TASK
 from support.operator.scenario import ALL_STAGES, merged
 
 from finetune_cli.__main__ import main
@@ -13,18 +14,6 @@ from finetune_cli.checks.built_in_tasks import read_built_in_tasks
 from finetune_cli.checks.task_file import task_metrics
 
 pytestmark = pytest.mark.usefixtures("unread_data", "unloaded_tasks")
-
-TASK = {
-    "task": "exam",
-    "output_type": "multiple_choice",
-    "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
-}
-LOCAL = {
-    "model": {"uri": "base"},
-    "datasets": [{"uri": "data.jsonl"}],
-    "push": {"targets": [{"uri": "published"}]},
-    "evaluate": {"tasks": [{"name": "exam", "file": "task.yaml"}]},
-}
 
 
 @pytest.fixture
@@ -285,6 +274,7 @@ def test_tasks_are_not_judged_without_lm_eval(check, monkeypatch):
 def test_names_of_installed_tasks_are_those_of_lm_eval():
     """A task, a group and a tag of each form in which the package writes them."""
     tasks = read_built_in_tasks()
+    assert tasks
     assert {"arc_easy", "mmlu", "gsm8k", "hellaswag"} <= set(tasks.files)
     assert {"glue", "ai2_arc", "african_flores_tasks", "acp_gen_2shot"} <= tasks.tags
     assert not tasks.tags & {"arc_easy", "mmlu"}

@@ -243,4 +243,5 @@ def test_read_returns_name_namespace_annotations_and_spec():
     manifest = read(ROOT / "tests/data/everything.yaml")
     assert (manifest.name, manifest.namespace) == ("everything", "research")
     assert manifest.annotations == {"finetune.dev/retry": "1"}
+    assert manifest.spec.train.lora
     assert manifest.spec.train.lora.variant == "RsLoRA"

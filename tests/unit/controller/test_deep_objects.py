@@ -8,7 +8,7 @@ import pytest
 from support.operator.scenario import a_pipeline
 
 from finetune_operator.errors import InvalidObject
-from finetune_operator.kubernetes.cluster import parse_pipeline
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """

@@ -4,10 +4,13 @@ import asyncio
 import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from typing import cast
 
 from support.operator.cluster_objects import pipeline_object, pod_of
 
 from finetune_operator.controller.health import Health
+from finetune_operator.controller.informers import Informers
+from finetune_operator.controller.leader_election import LeaderElector
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.report import unreadable_status
@@ -51,7 +54,7 @@ def get(
         informers = SimpleNamespace(
             synced_at=synced_at, cache=cache, silent_watch=lambda _seconds: silent
         )
-        health = Health(elector, informers, queue)
+        health = Health(cast(LeaderElector, elector), cast(Informers, informers), queue)
         response = await getattr(health, endpoint)(None)
         return (
             response.status,

@@ -1,6 +1,7 @@
 """Leader election: one replica leads at a time, and another takes over."""
 
 import asyncio
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,7 +16,7 @@ class FakeLeaseApi:
     """An API server with one Lease; `down` makes every request fail."""
 
     def __init__(self):
-        self.lease = None
+        self.lease: Any = None
         self.version = 0
         self.down = False
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from support.operator.cluster_objects import pipeline_object
+from support.operator.fake_api import FakeApi
 from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
@@ -97,7 +98,7 @@ def test_stage_that_this_version_does_not_know_is_ignored():
 
 def test_counts_of_all_changes_are_the_attempts_of_the_pipeline():
     scenario = Scenario(a_pipeline())
-    counted = Counter()
+    counted: Counter[AttemptLabels] = Counter()
     before = scenario.status
 
     def record():
@@ -173,6 +174,7 @@ def test_pipeline_is_counted_once_it_finishes(before, after, count):
             REGISTRY.get_sample_value(
                 "finetune_pipelines_finished_total", {"phase": phase}
             )
+            or 0
             for phase in FINAL_PHASES
         )
 
@@ -200,17 +202,17 @@ def test_series_of_alerts_exist_before_anything_ends():
         )
 
 
-class StatusApi:
+class StatusApi(FakeApi):
     """An API server that accepts or rejects each status."""
 
     conflicts = False
 
-    async def replace(self, _path, body):
+    async def replace(self, path, body):
         if self.conflicts:
             raise Conflict("changed")
         return pipeline_object(version=2, status=body["status"])
 
-    async def get(self, _path):
+    async def get(self, path):
         return pipeline_object()
 
 

@@ -3,59 +3,29 @@
 import asyncio
 import json
 import logging
-import tracemalloc
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 from support.http_server import serve_http
 from support.operator.fake_api import FakeApi
+from support.operator.noticed_nodes import REBALANCE, SPOT_ITN, Object, node
 from support.operator.pods import a_pod
 
 from finetune_operator.controller import node_watch, reflector
-from finetune_operator.controller.node_watch import NodeNotices, NodeWatch
+from finetune_operator.controller.node_watch import NodeWatch
 from finetune_operator.kubernetes.pods import progress as progress_module
 from finetune_operator.kubernetes.pods import saves as saves_module
 from finetune_operator.kubernetes.pods.http import open_session
 from finetune_operator.kubernetes.pods.progress import ProgressPoller
 from finetune_operator.kubernetes.pods.saves import SaveSender
 from finetune_operator.kubernetes.translate.api_errors import ApiError
-from finetune_operator.kubernetes.translate.node import (
-    CONDITIONS,
-    LABELS,
-    TAINTS,
-    notices_of,
-)
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
-Object = dict[str, Any]
-SPOT_ITN = "aws-node-termination-handler/spot-itn"
-REBALANCE = "aws-node-termination-handler/rebalance-recommendation"
 PATH = "/api/v1/nodes"
-
-
-def node(name: str, *taints: str, version: int = 1, **more: Any) -> Object:
-    """Return a node as an API server does, with what makes it large."""
-    meta = {
-        "name": name,
-        "uid": f"uid-of-{name}",
-        "resourceVersion": str(version),
-        **more.pop("metadata", {}),
-    }
-    images = [
-        {"names": [f"registry.example/{name}/{number}@sha256:{number:064}"]}
-        for number in range(50)
-    ]
-    status = {
-        "images": images,
-        "conditions": [{"type": "Ready", "status": "True"}],
-        **more.pop("status", {}),
-    }
-    raw = [{"key": key, "effect": "NoSchedule"} for key in ("spot", *taints)]
-    return {"metadata": meta, "spec": {"taints": raw, **more}, "status": status}
 
 
 def event(kind: str, raw: Object) -> Object:
@@ -79,76 +49,6 @@ def stage_pod(
 
 
 # ---- what counts
-
-
-@pytest.mark.parametrize("key", sorted(TAINTS))
-def test_taint_that_announces_the_end_is_a_notice(key: str) -> None:
-    assert notices_of(node("spot-1", key)) == {key}
-
-
-def test_label_or_condition_of_a_cloud_is_a_notice() -> None:
-    assert notices_of(node("spot-1", metadata={"labels": dict(LABELS)})) == set(LABELS)
-    conditions = [{"type": kind, "status": "True"} for kind in CONDITIONS]
-    assert notices_of(node("spot-1", status={"conditions": conditions})) == CONDITIONS
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        node("spot-1", "node.kubernetes.io/unschedulable", unschedulable=True),
-        node(
-            "spot-1",
-            "node.kubernetes.io/out-of-service",
-            "node.kubernetes.io/unreachable",
-        ),
-        node("spot-1", "DeletionCandidateOfClusterAutoscaler"),
-        node("spot-1", metadata={"labels": dict.fromkeys(LABELS, "PENDING")}),
-        node(
-            "spot-1",
-            status={
-                "conditions": [{"type": kind, "status": "False"} for kind in CONDITIONS]
-            },
-        ),
-        {"metadata": {"name": "bare"}},
-    ],
-    ids=["cordon", "lost", "candidate", "label", "condition", "bare"],
-)
-def test_other_mark_of_a_node_is_no_notice(raw: Object) -> None:
-    assert notices_of(raw) == frozenset()
-
-
-def test_only_new_notices_are_passed_on() -> None:
-    seen: list[tuple[str, str]] = []
-    cache = NodeNotices(lambda *notice: seen.append(notice))
-    for taints in ([], [REBALANCE], [REBALANCE], [REBALANCE, SPOT_ITN]):
-        cache.update("nodes", node("spot-1", *taints))
-    assert seen == [("spot-1", REBALANCE), ("spot-1", SPOT_ITN)]
-    assert cache.notices == {"spot-1": {REBALANCE, SPOT_ITN}}
-
-
-def test_node_that_is_gone_or_recovers_is_forgotten() -> None:
-    cache = NodeNotices(lambda *_: None)
-    for name in ("a", "b", "c"):
-        cache.update("nodes", node(name, SPOT_ITN))
-    cache.update("nodes", node("a"))
-    cache.remove("nodes", node("b"))
-    assert set(cache.notices) == {"c"}
-    assert list(cache.sweep("nodes", {("None", "d")}, 9, None)) == []
-    assert cache.notices == {}
-
-
-def test_thousand_nodes_keep_less_than_ten_kilobytes() -> None:
-    cache = NodeNotices(lambda *_: None)
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    for number in range(1000):
-        cache.update(
-            "nodes", node(f"node-{number}", *([SPOT_ITN] if number % 100 == 0 else []))
-        )
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(cache.notices) == 10
-    assert after - before < 10_000
 
 
 # ---- requests to save
@@ -223,7 +123,7 @@ def test_taint_asks_each_pod_on_that_node_once():
                 stage_pod(port, "two"),
                 stage_pod(other, "three", "spot-2"),
             ]
-            tainted = [
+            tainted: list[dict[str, Any] | Exception] = [
                 event("MODIFIED", node("spot-1", SPOT_ITN, version=number))
                 for number in (300, 301)
             ]
@@ -273,7 +173,7 @@ def test_first_pod_saves_for_the_nodes_of_all():
             index = {"batch.kubernetes.io/job-completion-index": "1"}
             second = stage_pod(other, "two", "spot-2")
             second.raw["metadata"]["labels"] |= index
-            tainted = [
+            tainted: list[dict[str, Any] | Exception] = [
                 event("MODIFIED", node(name, SPOT_ITN, version=300))
                 for name in ("spot-2", "spot-1")
             ]
@@ -380,7 +280,9 @@ def test_progress_is_polled_soon_after_the_request():
                 SaveSender(session, poller.poll_soon).send(pod, SPOT_ITN, pod.node)
                 await until(lambda: poller.latest(pod))
                 task.cancel()
-            return poller.latest(pod).saved_step
+            progress = poller.latest(pod)
+            assert progress
+            return progress.saved_step
 
     assert run(scenario) == 7
 
@@ -402,7 +304,9 @@ class ForbiddenApi(FakeApi):
 def test_missing_right_turns_the_watch_off_with_one_line(caplog):
     async def scenario():
         api = ForbiddenApi()
-        await NodeWatch(api, list, SaveSender(None, lambda _: None)).run()
+        await NodeWatch(
+            api, list, SaveSender(cast(ClientSession, None), lambda _: None)
+        ).run()
         return api.reads
 
     with caplog.at_level(logging.INFO):

@@ -79,7 +79,9 @@ def test_list_replaces_the_prices_that_it_names(folder):
         "h100-spot": (Decimal("0.95"), date(2026, 5, 4)),
         "h100": (Decimal("3.10"), None),
     }
-    assert settings.current.placement_defaults.currency == "USD"
+    placement = settings.current.placement_defaults
+    assert placement
+    assert placement.currency == "USD"
 
 
 def test_price_of_null_is_not_known(folder):

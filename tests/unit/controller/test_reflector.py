@@ -1,6 +1,7 @@
 """A reflector: pages of a list, versions of a watch, and objects that cannot be read."""
 
 import asyncio
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -43,7 +44,7 @@ class Reflected:
     def __init__(self, kind=JOBS, first=()):
         self.api = FakeApi()
         self.cache = ResourceCache()
-        self.changes = []
+        self.changes: list[Any] = []
         self.path = PATHS[kind]
         self.cache.update(
             PIPELINES, pipeline_object(status=running_status("demo-train-a1"))
@@ -223,7 +224,10 @@ def test_watch_that_only_fails_gives_no_answer(stream, answered):
         began = reflected.reflector.answered_at
         while len(reflected.api.watched) < 2:  # noqa: ASYNC110  the fake API appends to a list
             await asyncio.sleep(0.005)
-        assert (reflected.reflector.answered_at > began) is answered
+        answered_at = reflected.reflector.answered_at
+        assert began
+        assert answered_at
+        assert (answered_at > began) is answered
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         assert reflected.reflector.answered_at is None

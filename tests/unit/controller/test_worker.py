@@ -39,7 +39,7 @@ class FailingCluster(MemoryCluster):
     async def mark_invalid(self, key, error):
         self.invalid.append((key, error))
 
-    def claim_lock(self, _key):
+    def claim_lock(self, key):
         return self.lock
 
 
@@ -222,7 +222,7 @@ def test_pipelines_with_one_claim_are_reconciled_in_turn():
 
 def test_reconciles_without_requests_do_not_hold_up_other_tasks():
     """The Lease is renewed by another task of the same event loop: 5,000 finished pipelines take half a minute."""
-    finished = []
+    finished: list[Key] = []
     turns = [0]
 
     async def renew():

@@ -58,7 +58,7 @@ def test_busy_pipeline_waits_behind_the_others():
 
 async def get_all(queue, limit=100):
     """Get pipelines, as idle workers do, until none is left for them; return how many of each namespace."""
-    taken = Counter()
+    taken: Counter[str] = Counter()
     while taken.total() < limit:
         try:
             taken[(await asyncio.wait_for(queue.get(), 0.02)).namespace] += 1

@@ -68,9 +68,12 @@ def test_resume_waits_until_stopping_job_has_ended():
 
 def killed_before_apply(scenario: Scenario) -> Scenario:
     """Reconcile once, but kill the operator after the status is written and before any action."""
-    scenario.cluster.inject_fault = lambda moment: (
-        1 / 0 if moment == "before apply" else None
-    )
+
+    def kill(moment: str) -> None:
+        if moment == "before apply":
+            raise ZeroDivisionError
+
+    scenario.cluster.inject_fault = kill
     with pytest.raises(ZeroDivisionError):
         scenario.reconcile()
     scenario.cluster.inject_fault = lambda moment: None

@@ -2,10 +2,10 @@
 
 import random
 from dataclasses import replace
-from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from support.operator.experience import HOUR, MINUTE, of, offer
 
 from finetune_operator.api.placement import AUTO, ON_DEMAND, SPOT
 from finetune_operator.core.capacity.decision import (
@@ -27,36 +27,13 @@ from finetune_operator.core.capacity.policy import (
     return_time,
 )
 
-HOUR = timedelta(hours=1)
-MINUTE = timedelta(minutes=1)
-ON_DEMAND_CLASSES = {"h100", "a100", "b200", "4090"}
-
-
-def nodes(name: str) -> NodeGroup:
-    return NodeGroup(ON_DEMAND if name in ON_DEMAND_CLASSES else SPOT, name or None)
-
-
-def offer(
-    name: str, price: Decimal | None = None, interruptions_per_hour: float | None = None
-):
-    return Offer(nodes(name), price, interruptions_per_hour)
-
-
 H100 = [offer("h100-spot", Decimal("0.80"))], [offer("h100", Decimal("3.10"))]
 A100 = [offer("a100-spot", Decimal("1.14"))], [offer("a100", Decimal("1.04"))]
 
 
-def of(hours: float, **fields) -> Experience:
-    """A stage that needs some hours more."""
-    duration = {"total": hours * HOUR, "remaining": hours * HOUR, "measured": True}
-    given_up = {
-        nodes(name): cause for name, cause in fields.pop("given_up", {}).items()
-    }
-    return Experience(**(duration | fields), given_up=given_up)
-
-
 def choose(offers, experience, capacity=AUTO, **limits):
-    decision = decide(capacity, *offers, experience, Limits(**limits))
+    spot, on_demand = offers
+    decision = decide(capacity, spot, on_demand, experience, Limits(**limits))
     return decision.capacity, decision.offer.node_class, decision.cause
 
 
@@ -230,16 +207,19 @@ def test_decision_has_numbers_of_both_capacities():
 
 def test_rate_moves_from_expected_to_observed():
     spot = offer("spot", Decimal(1), interruptions_per_hour=0.5)
-    rates = [
-        estimate(spot, of(4, interruptions=n, spot_time=n * HOUR)).rate
+    estimates = [
+        estimate(spot, of(4, interruptions=n, spot_time=n * HOUR))
         for n in (0, 10, 1000)
     ]
+    rates = [expected.rate for expected in estimates if expected]
     assert rates == [0.5, 0.75, pytest.approx(1, abs=0.01)]
 
 
 def test_cost_has_no_end_if_interruptions_leave_no_time():
     spot = offer("spot", Decimal(1), interruptions_per_hour=60)
-    assert estimate(spot, of(4, restart=HOUR)).cost == Decimal("Infinity")
+    expected = estimate(spot, of(4, restart=HOUR))
+    assert expected
+    assert expected.cost == Decimal("Infinity")
 
 
 @pytest.mark.parametrize(
@@ -254,6 +234,7 @@ def test_cost_is_that_of_many_simulated_runs(rate, restart, loss):
     ]
     spot = offer("spot", Decimal(1), interruptions_per_hour=rate)
     expected = estimate(spot, of(4, restart=restart * MINUTE, loss=loss * MINUTE))
+    assert expected
     assert float(expected.cost) == pytest.approx(sum(runs) / len(runs), rel=0.05)
 
 
@@ -367,10 +348,9 @@ def test_return_time_doubles_only_without_deadline(cause, attempts, deadline, ex
     ],
 )
 def test_running_attempt_returns_only_where_that_pays(offers, experience, expected):
-    assert (
-        pays_to_return(decide(AUTO, *offers, experience, Limits()), experience)
-        is expected
-    )
+    spot, on_demand = offers
+    decision = decide(AUTO, spot, on_demand, experience, Limits())
+    assert pays_to_return(decision, experience) is expected
 
 
 def test_deadline_is_kept_after_interruption_in_worst_moment():
@@ -378,6 +358,7 @@ def test_deadline_is_kept_after_interruption_in_worst_moment():
     for hours in (1, 4, 24):
         for restart in (2, 10):
             experience = of(hours, restart=restart * MINUTE, loss=20 * MINUTE)
+            assert experience.remaining
             needed = experience.remaining + 2 * experience.restart + experience.loss
             late = choose(
                 H100,

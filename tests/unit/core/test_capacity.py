@@ -3,6 +3,7 @@
 import re
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from support.operator.placements import (
@@ -359,7 +360,7 @@ def test_few_steps_say_more_than_a_used_up_estimate():
 
 def test_program_that_saves_nothing_loses_all_of_its_work():
     """Ten hours may be lost just before the end: the deadline must leave the time to do them again."""
-    own = {
+    own: dict[str, Any] = {
         "pod": {**GPU, "image": "own", "command": ["train"]},
         "placement": {"expectedSeconds": 36_000},
     }

@@ -53,8 +53,11 @@ SITUATIONS = {
 def test_summary_conditions_in_each_state(state, present, ready, finished):
     scenario = built(state)
     assert summary_condition_types(scenario) == present
-    assert scenario.condition("Ready")[0] == ready
-    assert scenario.condition("Finished")[0] == finished
+    statuses = {kind: scenario.condition(kind) for kind in ("Ready", "Finished")}
+    assert {kind: status[0] for kind, status in statuses.items() if status} == {
+        "Ready": ready,
+        "Finished": finished,
+    }
     assert all(
         c.status == "True"
         for c in scenario.status.conditions
@@ -103,9 +106,10 @@ def test_condition_keeps_its_last_transition_time():
 
 def test_finished_at_is_set_only_while_finished():
     scenario = Scenario().finish()
-    assert (scenario.status.finished_at - scenario.status.started_at) == timedelta(
-        seconds=300
-    )
+    status = scenario.status
+    assert status.finished_at
+    assert status.started_at
+    assert status.finished_at - status.started_at == timedelta(seconds=300)
     scenario.after(100).edit(seed=7)
     assert scenario.status.finished_at is None
     assert scenario.finish().status.finished_at == scenario.cluster.now

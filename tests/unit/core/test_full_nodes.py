@@ -48,7 +48,7 @@ def test_full_spot_classes_wait_in_turns_while_deadline_allows():
     scenario = training(
         *classes, deadline=deadline, placement={"expectedSeconds": 4 * 3600}
     )
-    chosen = []
+    chosen: list[str | None] = []
     while len(chosen) < 12 and placed(scenario)[0] == "Spot":
         chosen.append(placed(scenario)[1])
         find_no_node(scenario)

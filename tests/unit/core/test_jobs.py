@@ -1,6 +1,7 @@
 """The Job of an attempt: name, labels, config, environment and placement."""
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -185,11 +186,11 @@ def test_more_gpus_than_the_trainer_uses_are_rejected(stage, name):
     own = a_pipeline(**{stage: {"pod": several | {"command": ["torchrun"]}}}).stage(
         stage
     )
+    deploy = a_pipeline(deploy={"pod": several}).stage("deploy")
+    assert own
+    assert deploy
     assert own.pod.resources.accelerators == 2
-    assert (
-        a_pipeline(deploy={"pod": several}).stage("deploy").pod.resources.accelerators
-        == 2
-    )
+    assert deploy.pod.resources.accelerators == 2
 
 
 def test_several_gpus_for_all_stages_are_rejected():
@@ -302,7 +303,7 @@ def test_operator_settings_define_capacity_and_pools():
         }
     )
     settings = Settings(placement_defaults=defaults)
-    changes = {"train": {"placement": {"capacity": "Spot"}}}
+    changes: dict[str, Any] = {"train": {"placement": {"capacity": "Spot"}}}
     spot = templates(Scenario(a_pipeline(**changes), settings=settings))[
         "train"
     ].placement

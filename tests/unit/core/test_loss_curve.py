@@ -3,7 +3,7 @@
 import pytest
 from support.operator.scenario import Scenario
 
-from finetune_operator.kubernetes.cluster import without_progress
+from finetune_operator.kubernetes.pipeline_object import without_progress
 from finetune_trainer.contract import LossCurve
 
 

@@ -40,6 +40,7 @@ def test_switched_traffic_is_observed_at_once():
     )
     scenario.reconcile()
     assert scenario.cluster.servers[job].current
+    assert scenario.requeue_after
     assert timedelta() < scenario.requeue_after <= timedelta(seconds=1)
     scenario.reconcile()
     assert scenario.status.phase == "Succeeded"

@@ -266,4 +266,6 @@ def test_single_pod_starts_again_at_once():
     scenario.reconcile_until_stable()
     scenario.after(600).reconcile_until_stable()
     end_stopped(scenario)
-    assert scenario.stage("train").running_attempt.number == 2
+    attempt = scenario.stage("train").running_attempt
+    assert attempt
+    assert attempt.number == 2

@@ -207,7 +207,9 @@ def test_pipeline_is_not_finished_while_old_job_is_stopping():
     scenario = Scenario().run("prepare")
     job = scenario.start("train")
     scenario.cancel("now")
-    assert scenario.condition("Finished")[0] == "False"
+    finished = scenario.condition("Finished")
+    assert finished
+    assert finished[0] == "False"
     assert scenario.condition("Stalled") is None
     scenario.cluster.evict(job, disruption=None)
     assert scenario.reconcile_until_stable().condition("Finished") == (

@@ -12,7 +12,7 @@ from finetune_cli.output.status_text import stage_summary
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import PipelineStatus, StageState, StageStatus
 from finetune_operator.errors import InvalidObject
-from finetune_operator.kubernetes.cluster import parse_pipeline
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_trainer.contract import Progress, TerminationMessage, TrainConfig
 
@@ -209,9 +209,9 @@ def test_deep_unknown_field_is_dropped():
     deep: list = []
     for _ in range(100):
         deep = [deep]
-    assert message(
-        failure={"message": "m", "unknown": deep, "code": 7}
-    ).failure.model_extra == {"code": 7}
+    failure = message(failure={"message": "m", "unknown": deep, "code": 7}).failure
+    assert failure
+    assert failure.model_extra == {"code": 7}
 
 
 def test_json_without_a_known_field_is_no_termination_message():
@@ -226,6 +226,8 @@ def test_json_without_a_known_field_is_no_termination_message():
             "status": {"containerStatuses": [state]},
         }
     )
+    assert pod.termination_message
+    assert pod.termination_message.failure
     assert pod.termination_message.failure.message == text
 
 

@@ -111,5 +111,6 @@ def test_message_names_the_other_pipeline(writing, text):
         seniority=OWN, users=(ClaimUser("x", writing=writing, seniority=OLDER),)
     )
     blocker = start_blocker(workspace)
+    assert blocker
     assert blocker.reason is Reason.WORKSPACE_IN_USE
     assert f"the workspace of the pipeline x, which {text}" in blocker.message

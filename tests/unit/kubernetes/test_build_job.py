@@ -266,7 +266,9 @@ def test_claim_has_an_owner_only_when_deleted_with_it():
 def test_foreign_claim_of_the_same_name_is_not_used():
     pipeline = Pipeline(Key("team", "demo"), "uid-1", 1, a_pipeline())
     foreign = {"metadata": {"name": "demo-workspace"}}
-    assert "was not created for this pipeline" in ownership_error(pipeline, foreign)
+    assert "was not created for this pipeline" in str(
+        ownership_error(pipeline, foreign)
+    )
     assert ownership_error(pipeline, build_claim(pipeline)) is None
 
 

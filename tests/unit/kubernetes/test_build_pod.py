@@ -78,7 +78,7 @@ def variables(raw: Object) -> dict[str, Object]:
     return {variable["name"]: variable for variable in env}
 
 
-@pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
+@pytest.fixture(params=list(WAYS.values()), ids=list(WAYS))
 def changes(request):
     return request.param
 

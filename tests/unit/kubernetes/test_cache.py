@@ -1,6 +1,18 @@
 """The pipelines that a change wakes, and the deleted pods that the cache keeps."""
 
 import pytest
+from support.operator.cached_training import (
+    DEMO,
+    JOB,
+    LATER,
+    NOW,
+    OTHER,
+    SAVED,
+    end_attempt,
+    pod_status,
+    sharing,
+    training,
+)
 from support.operator.cluster_objects import (
     cache_of,
     job_of,
@@ -16,7 +28,6 @@ from support.operator.pods import (
     waiting,
 )
 
-from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.cache.cache import (
     CLAIMS,
     EVENTS,
@@ -25,41 +36,10 @@ from finetune_operator.kubernetes.cache.cache import (
     PODS,
 )
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
-from finetune_operator.kubernetes.cluster import parse_pipeline
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 
-DEMO = Key("team", "demo")
-OTHER = Key("team", "other")
-JOB = "demo-train-a1"
-SAVED = '{"interruption": {"step": 40, "savedStep": 40}}'
-NOW = Change((DEMO,), Urgency.NOW)
-LATER = Change((DEMO,), Urgency.LATER)
 COMPLETE = job_condition("Complete")
 FAILED = job_condition("Failed")
-
-
-def training(**status):
-    """Return a cache with a pipeline whose attempt of train runs, its Job and its running pod."""
-    pipeline = pipeline_object(version=1, status=running_status(JOB) | status)
-    return cache_of(
-        finetunepipelines=[pipeline],
-        jobs=[job_of(version=2)],
-        pods=[pod_of(state=running(), version=3)],
-    )
-
-
-def sharing():
-    """Return such a cache with another pipeline, which waits for the same claim."""
-    cache = training()
-    cache.update(PIPELINES, pipeline_object("other", version=1, claim="demo-workspace"))
-    return cache
-
-
-def end_attempt(cache, version=20):
-    """Write to the status that the attempt has ended."""
-    return cache.update(
-        PIPELINES,
-        pipeline_object(version=version, status=running_status(JOB, outcome="Failed")),
-    )
 
 
 def test_new_pipeline_and_an_edit_are_urgent():
@@ -137,7 +117,7 @@ def test_pod_is_urgent_when_the_operator_acts_on_it(state, change):
 
 def test_unschedulable_pod_is_urgent_once():
     cache = training()
-    pod = pod_of(None, version=10) | {
+    pod = pod_of(version=10) | {
         "metadata": pod_of(version=10, name="second")["metadata"]
     }
     pod["status"] |= {"phase": "Pending", "conditions": [unschedulable("0/3 nodes")]}
@@ -152,12 +132,6 @@ def succeed(cache, version=10):
         state=terminated(0, "{}", "Completed"), phase="Succeeded", version=version
     )
     return cache.update(PODS, pod_status(pod, "Succeeded"))
-
-
-def pod_status(pod, phase):
-    pod["metadata"].pop("phase", None)
-    pod["status"]["phase"] = phase
-    return pod
 
 
 def test_complete_job_after_its_pods_success_wakes_nobody():
@@ -250,128 +224,7 @@ def test_written_status_wakes_the_pipeline_whose_turn_it_is(changes, freed):
     )
 
 
-def test_end_of_a_deleted_pod_is_kept_while_its_attempt_runs():
-    cache = training()
-    cache.update(
-        PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed")
-    )
-    cache.remove(PODS, pod_of(state=running(), version=11))
-    [pod] = cache.pods_of("team", JOB)
-    assert (
-        pod.gone,
-        pod.exit_code,
-        pod.termination_message.interruption.saved_step,
-    ) == (
-        True,
-        75,
-        40,
-    )
-    end_attempt(cache)
-    assert cache.pods_of("team", JOB) == []
-
-
-def test_finished_pod_of_an_ended_attempt_is_not_kept():
-    cache = training()
-    end_attempt(cache)
-    cache.update(PODS, pod_status(pod_of(state=terminated(1), version=30), "Failed"))
-    assert cache.pods_of("team", JOB) == []
-
-
-def test_running_pod_outlasts_the_end_of_its_attempt():
-    """Its process still writes to the claim."""
-    cache = training()
-    end_attempt(cache)
-    assert cache.pods_of("team", JOB)[0].started_at
-    assert len(cache.writers("team", "demo-workspace")) == 2
-
-
-def test_late_version_of_a_deleted_pod_is_dropped():
-    cache = training()
-    cache.remove(PODS, pod_of(state=terminated(75), version=11))
-    assert cache.update(PODS, pod_of(state=running(), version=10)) == NO_CHANGE
-    assert cache.pods_of("team", JOB)[0].gone
-
-
-def test_younger_pod_of_a_job_counts():
-    cache = training()
-    created = "2030-01-01T00:01:00Z"
-    younger = pod_of(
-        state=running(), version=10, name="younger", uid="u2", creationTimestamp=created
-    )
-    cache.update(PODS, younger)
-    cache.remove(PODS, pod_of(state=terminated(137), version=11))
-    assert cache.pods_of("team", JOB)[0].name == "younger"
-
-
-@pytest.mark.parametrize(
-    "meta",
-    [
-        {"ownerReferences": []},
-        {
-            "ownerReferences": [
-                {"kind": "ReplicaSet", "name": JOB, "uid": "x", "controller": True}
-            ]
-        },
-        {"annotations": {}},
-        {"labels": {}},
-    ],
-    ids=["no owner", "another controller", "no pipeline", "no label"],
-)
-def test_pod_of_another_program_is_not_kept(meta):
-    cache = cache_of(jobs=[job_of()])
-    assert (
-        cache.update(PODS, pod_of(state=terminated(0, "{}"), version=5, **meta))
-        == NO_CHANGE
-    )
-    assert len(cache.pods) == 0
-
-
-def test_pod_with_another_jobs_uid_does_not_end_the_job():
-    cache = training()
-    forged = pod_of(state=terminated(0, "{}"), version=10, name="forged", uid="u2")
-    forged["metadata"]["ownerReferences"][0]["uid"] = "another"
-    cache.update(PODS, pod_status(forged, "Succeeded"))
-    assert not cache.is_over(cache.jobs.get(("team", JOB)))
-
-
 # A complete list, after a watch has missed events.
-
-
-def test_sweep_removes_what_the_list_does_not_have():
-    cache = sharing()
-    assert list(cache.sweep(JOBS, set(), 10, None)) == [
-        Change((DEMO, OTHER), Urgency.NOW)
-    ]
-    assert len(cache.jobs) == 0
-    assert list(cache.sweep(PIPELINES, {("team", "other")}, 10, "team")) == [
-        Change((DEMO, OTHER), Urgency.NOW)
-    ]
-    assert list(cache.sweep(PIPELINES, set(), 10, "elsewhere")) == []
-
-
-def test_sweep_keeps_the_end_of_a_missing_pod():
-    cache = training()
-    cache.update(
-        PODS, pod_status(pod_of(state=terminated(75, SAVED), version=10), "Failed")
-    )
-    list(cache.sweep(PODS, set(), 20, None))
-    [pod] = cache.pods_of("team", JOB)
-    assert (pod.gone, pod.exit_code) == (True, 75)
-    assert list(cache.sweep(PODS, set(), 30, None)) == [], "it is swept once"
-
-
-def test_sweep_of_a_running_pod_wakes_the_waiting_pipeline():
-    cache = sharing()
-    assert list(cache.sweep(PODS, set(), 20, None)) == [
-        Change((DEMO, OTHER), Urgency.NOW)
-    ]
-    assert cache.pods_of("team", JOB)[0].gone
-
-
-def test_sweep_spares_objects_newer_than_the_list():
-    cache = training()
-    assert list(cache.sweep(JOBS, set(), 1, None)) == []
-    assert len(cache.jobs) == 1
 
 
 # Warning events.

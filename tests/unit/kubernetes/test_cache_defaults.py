@@ -9,7 +9,8 @@ from finetune_operator.controller.informers import CHILDREN
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.cache.cache import DEFAULTS, PIPELINES, ResourceCache
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
-from finetune_operator.kubernetes.cluster import KubernetesCluster, parse_pipeline
+from finetune_operator.kubernetes.cluster import KubernetesCluster
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
 
@@ -36,7 +37,9 @@ def with_pipelines() -> ResourceCache:
     cache = cache_of(finetunepipelines=[pipeline_object()])
     cache.update(PIPELINES, pipeline_object("done", status=FINISHED))
     cache.update(PIPELINES, pipeline_object("other", namespace="others"))
-    assert cache.pipelines.get(("team", "done")).finished
+    done = cache.pipelines.get(("team", "done"))
+    assert done
+    assert done.finished
     return cache
 
 

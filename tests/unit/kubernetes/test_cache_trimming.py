@@ -3,6 +3,8 @@
 import json
 from copy import deepcopy
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 from support.operator.cluster_objects import pipeline_object, running_status
 from support.operator.pods import a_pod, controller_reference, terminated
@@ -18,7 +20,7 @@ from finetune_operator.kubernetes.cache.cache import (
     ResourceCache,
 )
 from finetune_operator.kubernetes.cache.trim import claims_of, trim_claim, trim_service
-from finetune_operator.kubernetes.cluster import parse_pipeline
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.pods.progress import metrics_port
 from finetune_operator.kubernetes.resources.claim import (
     build_claim,
@@ -36,7 +38,8 @@ from finetune_operator.kubernetes.translate.job import observe_job
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 PIPELINE = Pipeline(Key("team", "demo"), UID, 1, a_pipeline())
-LONG = {"managedFields": [{"fieldsV1": "x" * 9_000}]}
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+LONG: dict[str, Any] = {"managedFields": [{"fieldsV1": "x" * 9_000}]}
 APPLIED = {"kubectl.kubernetes.io/last-applied-configuration": "x" * 9_000}
 MAX_STORED = 3_000
 """Characters of JSON."""
@@ -91,10 +94,11 @@ def test_trimmed_job_and_pod_give_the_same_observation():
     stored_job = cache.jobs.get(("team", name))
     [stored_pod] = cache.pods_of("team", name)
     assert max(length(stored_job), length(stored_pod.raw)) < MAX_STORED < length(job)
+    assert stored_job
     assert is_owned_by(PIPELINE, stored_job)
     assert metrics_port(stored_pod) == metrics_port(ObservedPod(pod)) > 0
-    assert observe_job(name, stored_job, [stored_pod], None) == observe_job(
-        name, job, [ObservedPod(pod)], None
+    assert observe_job(name, stored_job, [stored_pod], NOW) == observe_job(
+        name, job, [ObservedPod(pod)], NOW
     )
 
 
@@ -105,6 +109,7 @@ def test_trimmed_deployment_keeps_serving_replicas_and_labels():
     cache.update(DEPLOYMENTS, deployment)
     stored = cache.deployments.get(("team", template.name))
     assert length(stored) < MAX_STORED < length(deployment)
+    assert stored
     assert serving_of(stored) == template.serving
     assert stored["spec"]["replicas"] == deployment["spec"]["replicas"]
     for name in (SERVER, STAGE, IDENTITY):
@@ -120,6 +125,7 @@ def test_trimmed_pipeline_lacks_only_metadata_of_other_programs():
     cache = ResourceCache()
     cache.update(PIPELINES, result)
     stored = cache.pipelines.get(("team", "demo"))
+    assert stored
     assert parse_pipeline(stored.content()) == replace(
         parse_pipeline(result), annotations={}
     )

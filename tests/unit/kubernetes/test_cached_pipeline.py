@@ -22,7 +22,7 @@ from finetune_operator.api.status import StageState
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.report import unreadable_status
 from finetune_operator.kubernetes.cache.pipeline import WaitingStage, trim_pipeline
-from finetune_operator.kubernetes.cluster import parse_pipeline
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 
 
 def at(minute):
@@ -86,10 +86,9 @@ def test_suspended_pipeline_does_not_wait():
 def test_unreadable_pipeline_does_not_wait(stalled):
     """Its stages belong to an earlier spec, and so does their reason."""
     before = stored_object(Scenario(a_pipeline()).reconcile_until_stable())
-    assert (trim_pipeline(before).waiting.stage, trim_pipeline(before).unreadable) == (
-        "prepare",
-        False,
-    )
+    trimmed = trim_pipeline(before)
+    assert trimmed.waiting
+    assert (trimmed.waiting.stage, trimmed.unreadable) == ("prepare", False)
     result = merged(
         before,
         {"status": unreadable_status("train: no", 1, START, "", stalled=stalled)},
@@ -219,6 +218,8 @@ def test_only_what_a_user_changes_makes_pipelines_differ(changes, differs):
     after = cache_of(
         finetunepipelines=[pipeline_object(version=2, **changes)]
     ).pipelines.get(("team", "demo"))
+    assert before
+    assert after
     assert after.differs(before) is differs
     assert not before.differs(replace(before, parsed=parse_pipeline(pipeline_object())))
 
@@ -238,6 +239,7 @@ def test_malformed_status_has_no_running_job(status):
     known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(
         ("team", "demo")
     )
+    assert known
     assert (known.running_jobs, known.writing) == (frozenset(), False)
 
 
@@ -246,4 +248,5 @@ def test_server_stage_does_not_write_to_the_claim():
     known = cache_of(finetunepipelines=[pipeline_object(status=status)]).pipelines.get(
         ("team", "demo")
     )
+    assert known
     assert (known.running_jobs, known.writing) == (frozenset({"demo-deploy-a1"}), False)

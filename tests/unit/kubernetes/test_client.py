@@ -10,13 +10,9 @@ from support.trainer.served_client import call, client_of, rejecting
 
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.kubernetes import client as module
-from finetune_operator.kubernetes.client import (
-    AlreadyExists,
-    ApiError,
-    NotLeader,
-    open_client,
-)
+from finetune_operator.kubernetes.client import NotLeader, open_client
 from finetune_operator.kubernetes.token_bucket import MAX_PAUSE_SECONDS
+from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, ApiError
 
 
 @pytest.mark.parametrize("status", [401, 403, 422, 429, 500, 502, 503, 504])

@@ -10,7 +10,7 @@ from support.trainer.served_client import client_of, rejecting
 
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import client as module
-from finetune_operator.kubernetes.client import ApiError
+from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 
 def streaming(*pieces, silent=False, broken=False):

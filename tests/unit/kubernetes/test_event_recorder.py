@@ -11,8 +11,8 @@ from support.operator.fake_api import FakeApi
 from finetune_operator.core.events import Event
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes import event_recorder as module
-from finetune_operator.kubernetes.cluster import parse_pipeline
 from finetune_operator.kubernetes.event_recorder import EventRecorder
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 PIPELINE = parse_pipeline(pipeline_object(version=7))
@@ -66,10 +66,10 @@ def test_failed_event_is_logged_and_the_next_is_created(caplog):
     create = api.create
     errors = [ApiError(503, "not now")]
 
-    async def create_after_an_error(path, body):
+    async def create_after_an_error(path, body, **query):
         if errors:
             raise errors.pop()
-        return await create(path, body)
+        return await create(path, body, **query)
 
     api.create = create_after_an_error
     assert recorded([FAILED, FINISHED], api=api) == [FINISHED.message]
@@ -80,10 +80,10 @@ def test_slow_namespace_delays_its_own_events_only():
     class SlowApi(FakeApi):
         """An API server with an admission webhook in the namespace team that does not answer."""
 
-        async def create(self, path, body):
+        async def create(self, path, body, **query):
             if "/team/" in path:
                 await asyncio.Event().wait()
-            return await super().create(path, body)
+            return await super().create(path, body, **query)
 
     async def scenario():
         recorder = EventRecorder(SlowApi())
@@ -110,7 +110,7 @@ def test_event_interrupted_by_lost_leadership_is_created_later():
     started = asyncio.Event()
     create = api.create
 
-    async def hang(_path, _body):
+    async def hang(path, body, **query):
         started.set()
         await asyncio.Event().wait()
 

@@ -1,7 +1,7 @@
-"""Observe a Job and its pod, classify the ending, and diagnose what blocks the attempt."""
+"""Observe a Job and its pod, and classify the ending."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 from support.operator.pods import (
@@ -9,13 +9,11 @@ from support.operator.pods import (
     a_pod,
     disrupted,
     job_condition,
+    observed_job,
     running,
     terminated,
-    unschedulable,
-    waiting,
 )
 
-from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.endings import classify_ending
 from finetune_operator.core.observation import JobState
@@ -191,7 +189,7 @@ ENDINGS = {
 def test_ending_is_classified(case):
     condition, state, more, outcome, text, code = case
     pod = ObservedPod(a_pod(state, phase="Failed", **more)) if state else None
-    job = observe_job(NAME, a_job(condition), [pod] if pod else [], NOW)
+    job = observed_job(NAME, a_job(condition), [pod] if pod else [], NOW)
     ending = classify_ending(ATTEMPT, job)
     assert (ending.outcome, job.exit_code) == (outcome, code)
     assert text in ending.message
@@ -205,7 +203,7 @@ def test_out_of_memory_pod_names_its_own_limit():
         {"name": "stage", "resources": {"limits": {"memory": "256Mi"}}}
     ]
     ending = classify_ending(
-        ATTEMPT, observe_job(NAME, a_job(FAILED), [ObservedPod(pod)], NOW)
+        ATTEMPT, observed_job(NAME, a_job(FAILED), [ObservedPod(pod)], NOW)
     )
     assert (
         ending.message
@@ -221,29 +219,29 @@ def test_disruption_names_the_cause_and_the_node():
             phase="Failed",
         )
     )
-    assert observe_job(NAME, a_job(FAILED), [pod], NOW).disruption == (
+    assert observed_job(NAME, a_job(FAILED), [pod], NOW).disruption == (
         "EvictionByEvictionAPI on spot-1: Eviction API: evicting"
     )
 
 
 def test_deleted_job_runs_until_its_pod_is_gone():
     assert (
-        observe_job(NAME, None, [ObservedPod(a_pod(running()))], NOW).state
+        observed_job(NAME, None, [ObservedPod(a_pod(running()))], NOW).state
         is JobState.RUNNING
     )
     ended = ObservedPod(a_pod(terminated(75, SAVED), phase="Failed"), gone=True)
-    assert observe_job(NAME, None, [ended], NOW).exit_code == 75
+    assert observed_job(NAME, None, [ended], NOW).exit_code == 75
 
 
 def test_pods_result_completes_a_job_without_conditions():
     succeeded = a_pod(terminated(0, DONE, "Completed"), phase="Succeeded")
     assert (
-        observe_job(NAME, a_job(), [ObservedPod(succeeded)], NOW).state
+        observed_job(NAME, a_job(), [ObservedPod(succeeded)], NOW).state
         is JobState.COMPLETE
     )
     without_result = a_pod(terminated(0, "", "Completed"), phase="Succeeded")
     assert (
-        observe_job(NAME, a_job(), [ObservedPod(without_result)], NOW).state
+        observed_job(NAME, a_job(), [ObservedPod(without_result)], NOW).state
         is JobState.RUNNING
     )
 
@@ -252,7 +250,7 @@ def test_job_deleted_after_success_has_succeeded():
     pod = ObservedPod(
         a_pod(terminated(0, DONE, "Completed"), phase="Succeeded"), gone=True
     )
-    job = observe_job(NAME, None, [pod], NOW)
+    job = observed_job(NAME, None, [pod], NOW)
     assert classify_ending(ATTEMPT, job).outcome is Outcome.SUCCEEDED
 
 
@@ -260,127 +258,6 @@ def test_deleted_job_without_evidence_is_none():
     assert observe_job(NAME, None, [], NOW) is None
     assert (
         observe_job(NAME, None, [ObservedPod(a_pod(running()), gone=True)], NOW) is None
-    )
-
-
-BLOCKERS = {
-    "quota": (
-        None,
-        "pods is forbidden: exceeded quota: team",
-        Reason.WAITING_FOR_QUOTA,
-        "quota is raised",
-    ),
-    "policy": (
-        None,
-        'violates PodSecurity "restricted:latest"',
-        Reason.POD_REFUSED,
-        "Pod Security level does not admit",
-    ),
-    "no account": (
-        None,
-        'serviceaccount "x" not found',
-        Reason.DEPENDENCY_NOT_READY,
-        "serviceAccountName",
-    ),
-    "no node": (
-        a_pod(
-            None,
-            unschedulable(
-                "0/3 nodes are available: 3 node(s) had untolerated taint(s)."
-            ),
-            phase="Pending",
-        ),
-        "",
-        Reason.WAITING_FOR_CAPACITY,
-        "untolerated taint",
-    ),
-    "no gpu": (
-        a_pod(
-            None,
-            unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
-            phase="Pending",
-        ),
-        "",
-        Reason.WAITING_FOR_CAPACITY,
-        "no node has nvidia.com/gpu available: wait for other pods, or check that its device plugin runs",
-    ),
-    "no volume": (
-        a_pod(
-            None,
-            unschedulable("pod has unbound immediate PersistentVolumeClaims"),
-            phase="Pending",
-        ),
-        "",
-        Reason.VOLUME_NOT_READY,
-        "kubectl describe pvc",
-    ),
-    "no image": (
-        a_pod(
-            waiting("ImagePullBackOff", 'Back-off pulling image "x"'), phase="Pending"
-        ),
-        "",
-        Reason.IMAGE_PULL_FAILED,
-        "check the stage's image",
-    ),
-    "no secret": (
-        a_pod(
-            waiting("CreateContainerConfigError", 'secret "keys" not found'),
-            phase="Pending",
-        ),
-        "",
-        Reason.SECRET_NOT_FOUND,
-        "remove it from the stage's pod.envFrom and pod.env",
-    ),
-    "no mount": (
-        a_pod(waiting("ContainerCreating"), phase="Pending"),
-        "MountVolume.SetUp failed for volume pvc-1",
-        Reason.VOLUME_NOT_READY,
-        "MountVolume",
-    ),
-    "lost node": (
-        a_pod(running(), deletionTimestamp="2030-01-01T00:10:00Z"),
-        "",
-        Reason.NODE_LOST,
-        "node spot-1 does not answer",
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("pod", "warning", "reason", "text"), BLOCKERS.values(), ids=BLOCKERS
-)
-def test_blocker_has_the_reason_and_names_the_fix(pod, warning, reason, text):
-    warnings = {pod["metadata"]["name"] if pod else NAME: warning}
-    job = observe_job(
-        NAME, a_job(), [ObservedPod(pod)] if pod else [], NOW, warnings=warnings
-    )
-    assert job.blocker.reason is reason
-    assert text in job.blocker.message
-
-
-def test_starting_pod_has_no_blocker():
-    assert (
-        observe_job(
-            NAME,
-            a_job(),
-            [ObservedPod(a_pod(waiting("ContainerCreating"), phase="Pending"))],
-            NOW,
-        ).blocker
-        is None
-    )
-    assert observe_job(NAME, a_job(), [], NOW).blocker is None
-    assert (
-        observe_job(NAME, a_job(), [ObservedPod(a_pod(running()))], NOW).blocker is None
-    )
-
-
-def test_terminating_pod_in_its_grace_period_has_no_blocker():
-    soon = (NOW + timedelta(seconds=10)).isoformat()
-    assert (
-        observe_job(
-            NAME, a_job(), [ObservedPod(a_pod(running(), deletionTimestamp=soon))], NOW
-        ).blocker
-        is None
     )
 
 
@@ -397,15 +274,16 @@ def test_final_progress_wins_over_the_polled_progress():
     polled = Progress(
         stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=30
     )
-    job = observe_job(
+    job = observed_job(
         NAME,
         a_job(job_condition("Failed")),
         [ObservedPod(a_pod(terminated(75, message), phase="Failed"))],
         NOW,
         progress=polled,
     )
+    assert job.progress
     assert (job.progress.step, job.progress.start_step) == (41, 7)
-    without = observe_job(
+    without = observed_job(
         NAME,
         a_job(job_condition("Failed")),
         [ObservedPod(a_pod(terminated(75, SAVED), phase="Failed"))],

@@ -45,7 +45,7 @@ def probe_result(handler, serving: Serving = SERVING) -> ProbeResult | None:
 
 async def wait_result(session, serving: Serving = SERVING) -> ProbeResult | None:
     """Return the result once the probe has enqueued the pipeline."""
-    enqueued = asyncio.Queue()
+    enqueued: asyncio.Queue[Key] = asyncio.Queue()
     probe = ServerProbe(session, enqueued.put_nowait)
     probe.start(A_POD, "demo", serving)
     assert probe.result(A_POD) is None
@@ -126,6 +126,7 @@ def test_redirect_is_not_followed():
         raise web.HTTPFound("/secret")
 
     actual = probe_result(respond)
+    assert actual
     assert "status 302" in actual.failure
     assert "token" not in actual.failure
 
@@ -151,6 +152,7 @@ def test_long_response_is_truncated():
 )
 def test_malformed_response_raises_no_error(text):
     actual = probe_result(responding(text))
+    assert actual
     assert actual.failure or actual.text.encode()
 
 
@@ -221,7 +223,7 @@ def test_server_is_probed_once():
     async def scenario():
         async with serve_http(respond) as port, open_session() as session:
             with patch.multiple(probe_module, PORT=port):
-                enqueued = asyncio.Queue()
+                enqueued: asyncio.Queue[Key] = asyncio.Queue()
                 probe = ServerProbe(session, enqueued.put_nowait)
                 for _ in range(3):
                     probe.start(A_POD, "demo", SERVING)
@@ -287,7 +289,7 @@ def test_hundred_mute_servers_do_not_delay_another_namespace(namespaces, request
     async def scenario():
         async with serve_http(respond) as port, open_session() as session:
             with patch.multiple(probe_module, PORT=port):
-                enqueued = asyncio.Queue()
+                enqueued: asyncio.Queue[Key] = asyncio.Queue()
                 probe = ServerProbe(session, enqueued.put_nowait)
                 for number in range(100):
                     probe.start(

@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from support.operator.pods import (
@@ -10,6 +11,7 @@ from support.operator.pods import (
     a_pod,
     disrupted,
     job_condition,
+    observed_job,
     running,
     terminated,
     unschedulable,
@@ -20,7 +22,6 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.endings import classify_ending
 from finetune_operator.core.observation import JobState
-from finetune_operator.kubernetes.translate.job import observe_job
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 NAME = "demo-train-a1"
@@ -76,7 +77,7 @@ def pod(index, state=None, *conditions, phase="Failed", node="", gone=False, **m
 
 
 def ended(*pods, condition=FAILED, count=2):
-    job = observe_job(NAME, indexed_job(condition, pods=count), pods, NOW)
+    job = observed_job(NAME, indexed_job(condition, pods=count), pods, NOW)
     ending = classify_ending(ATTEMPT, job)
     return ending.outcome, ending.message, job
 
@@ -173,7 +174,7 @@ def test_unseen_eviction_is_known_from_the_job():
 
 
 def test_steps_and_node_are_those_of_the_first_pod():
-    message = {"interruption": {"step": 40, "savedStep": 40}}
+    message: dict[str, Any] = {"interruption": {"step": 40, "savedStep": 40}}
     message["progress"] = {
         "stage": "train",
         "updatedAt": "2030-01-01T00:00:00Z",
@@ -193,19 +194,21 @@ def test_result_counts_when_no_other_process_is_left():
     first = pod(0, DONE, phase="Succeeded")
     both = [first, pod(1, QUIET, phase="Succeeded")]
     assert (
-        observe_job(
+        observed_job(
             NAME, indexed_job(), [first, pod(1, running(), phase="Running")], NOW
         ).state
         is JobState.RUNNING
     )
-    assert observe_job(NAME, indexed_job(), [first], NOW).state is not JobState.COMPLETE
-    job = observe_job(NAME, indexed_job(), both, NOW)
+    assert (
+        observed_job(NAME, indexed_job(), [first], NOW).state is not JobState.COMPLETE
+    )
+    job = observed_job(NAME, indexed_job(), both, NOW)
     assert classify_ending(ATTEMPT, job).outcome is Outcome.SUCCEEDED
 
 
 def test_success_of_the_others_alone_is_no_result():
     pods = [pod(0, running(), phase="Running"), pod(1, QUIET, phase="Succeeded")]
-    assert observe_job(NAME, indexed_job(), pods, NOW).state is JobState.RUNNING
+    assert observed_job(NAME, indexed_job(), pods, NOW).state is JobState.RUNNING
 
 
 def test_complete_job_without_its_first_pod_runs_again():
@@ -222,20 +225,22 @@ def test_complete_job_without_its_first_pod_runs_again():
 def test_attempt_starts_with_its_last_pod():
     late = {"running": {"startedAt": "2030-01-01T00:03:00Z"}}
     first = pod(0, running(), phase="Running")
-    waits = observe_job(
+    waits = observed_job(
         NAME,
         indexed_job(),
         [first, pod(1, waiting("ContainerCreating"), phase="Pending")],
         NOW,
     )
     assert (waits.state, waits.started_at) == (JobState.WAITING, None)
-    runs = observe_job(NAME, indexed_job(), [first, pod(1, late, phase="Running")], NOW)
+    runs = observed_job(
+        NAME, indexed_job(), [first, pod(1, late, phase="Running")], NOW
+    )
     assert (runs.state, runs.started_at) == (
         JobState.RUNNING,
         datetime(2030, 1, 1, 0, 3, tzinfo=UTC),
     )
     assert (
-        observe_job(
+        observed_job(
             NAME, indexed_job(pods=3), [first, pod(1, late, phase="Running")], NOW
         ).started_at
         is None
@@ -253,13 +258,13 @@ def test_attempt_ends_with_its_last_pod():
 def test_deleted_job_runs_until_all_of_its_pods_are_gone():
     stopped = pod(0, SAVED, gone=True)
     assert (
-        observe_job(
+        observed_job(
             NAME, None, [stopped, pod(1, running(), phase="Running")], NOW
         ).state
         is JobState.RUNNING
     )
     assert (
-        observe_job(NAME, None, [stopped, pod(1, STOPPED)], NOW).state
+        observed_job(NAME, None, [stopped, pod(1, STOPPED)], NOW).state
         is JobState.FAILED
     )
 
@@ -269,7 +274,7 @@ def scheduling(message, since="2030-01-01T00:02:00Z"):
 
 
 def blocked(*pods, count=3, warnings=None):
-    return observe_job(
+    return observed_job(
         NAME, indexed_job(pods=count), pods, NOW, warnings=warnings or {}
     )
 

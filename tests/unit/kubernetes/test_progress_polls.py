@@ -22,6 +22,7 @@ from finetune_operator.kubernetes.pods.progress import (
     metrics_port,
 )
 from finetune_operator.kubernetes.translate.pod import ObservedPod
+from finetune_trainer.contract import Progress
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def with_poller(handler, scenario, **settings):
 
     async def run():
         async with serve_http(handler) as port, open_session() as session:
-            enqueued = asyncio.Queue()
+            enqueued: asyncio.Queue[Key] = asyncio.Queue()
             pods = [training_pod(port)]
             poller = ProgressPoller(session, lambda: pods, enqueued.put_nowait)
             with patch.multiple(
@@ -320,9 +321,7 @@ def request_times(pods: list[ObservedPod], seconds: int) -> list[float]:
 
     async def answer(_pod):
         times.append(now)
-        return progress_module.Progress.model_validate_json(
-            progress_json(len(times), startStep=0)
-        )
+        return Progress.model_validate_json(progress_json(len(times), startStep=0))
 
     async def scenario():
         nonlocal now

@@ -5,7 +5,7 @@ from support.operator.cluster_objects import cache_of, pipeline_object
 from support.operator.scenario import Scenario
 
 from finetune_operator.kubernetes.cache.totals import servers_down
-from finetune_operator.kubernetes.cluster import parse_pipeline
+from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.resources.server import (
     build_deployment,
     build_service,
@@ -21,6 +21,7 @@ PIPELINE = parse_pipeline(FOUND)
 
 
 def deployment(ready):
+    assert TEMPLATE.serving
     return build_deployment(PIPELINE, TEMPLATE, TEMPLATE.serving) | {
         "status": {"readyReplicas": ready}
     }

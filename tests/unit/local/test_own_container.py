@@ -162,6 +162,7 @@ def test_sigterm_interrupts_and_next_attempt_succeeds(stage: StageRun):
 def test_diverged_training_has_the_lowest_score(stage: StageRun, loss):
     stage.write_training(TRAINED.model_copy(update={"validation_loss": loss}))
     code, message = stage.run()
+    assert isinstance(message.result, EvaluateResult)
     assert (code, message.result.scores["held-out"]["probability"].value) == (0, 0.0)
 
 

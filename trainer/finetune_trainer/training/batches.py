@@ -5,7 +5,7 @@ loader position.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,7 +117,9 @@ class Documents:
         return Documents(self.boundaries.to(device), self.longest)
 
 
-def load_batch(rows: PackedRows, indices: Indices, *, flat: bool = False) -> Batch:
+def load_batch(
+    rows: PackedRows, indices: Iterable[int] | Indices, *, flat: bool = False
+) -> Batch:
     """Read the rows with these indices; raise DataInvalid if a row is corrupt.
 
     Rows with a single document each are cut to the longest document, so that little is computed for padding.

@@ -74,6 +74,7 @@ def trim_deployment(deployment: Object) -> Object:
         # The API server's default.
         "spec": {"replicas": (deployment.get("spec") or {}).get("replicas", 1)},
         "status": {
+            # Absent while it is 0.
             "readyReplicas": status.get("readyReplicas") or 0,
             "conditions": _conditions(deployment, frozenset({"ReplicaFailure"})),
         },
@@ -99,6 +100,7 @@ def trim_claim(claim: Object) -> Object:
 def trim_metadata(raw: Object) -> Object:
     """Return the metadata that the operator reads; all ownerReferences, because a patch replaces all of them."""
     meta = raw["metadata"]
+    # Others may be large: kubectl keeps a copy of the whole object in one.
     own = {
         name: value
         for name, value in (meta.get("annotations") or {}).items()
@@ -116,6 +118,7 @@ def trim_metadata(raw: Object) -> Object:
 def claims_of(pod_spec: Object) -> list[str]:
     """Return the claims that a pod mounts for writing."""
     volumes = pod_spec.get("volumes") or []
+    # A volume that is mounted read-only has no writer, and keeps no pipeline waiting.
     mounts = [volume.get("persistentVolumeClaim") or {} for volume in volumes]
     return sorted(
         str(mount["claimName"])

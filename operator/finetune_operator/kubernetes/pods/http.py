@@ -93,6 +93,7 @@ class NamespaceLimits:
                 yield
         finally:
             limit.users -= 1
+            # A namespace may be deleted, and would stay here forever.
             if not limit.users:
                 del self.limits[namespace]
 
@@ -139,6 +140,7 @@ class BackgroundRequests:
             self.enqueue(key)
 
     def _on_done(self, uid: str, task: asyncio.Task[None]) -> None:
+        # A cancelled request ends late: the pod may have another request by then.
         if self.tasks.get(uid) is task:
             del self.tasks[uid]
 

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,8 +62,8 @@ def test_every_document_is_undivided_in_exactly_one_row(
     write(tmp_path, documents)
 
     rows = PackedRows(tmp_path, "train")
-    paddings = []
-    others = []
+    paddings: list[Any] = []
+    others: list[Any] = []
     for tokens, loss_mask in documents_in(rows):
         is_padding = tokens[0] == PAD
         (paddings if is_padding else others).append((tokens, loss_mask))

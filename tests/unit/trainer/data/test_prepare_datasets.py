@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.stores.hub_environment import hub_in
@@ -264,7 +265,7 @@ def test_data_sets_of_different_shapes_train_together(
 ) -> None:
     """A batch ends with its data set."""
     monkeypatch.setattr(record_batches, "BATCH_RECORDS", 7)
-    kinds = {
+    kinds: dict[str, list[Any]] = {
         "chat": [{"messages": CHAT}] * 5,
         "prompts": prompt_records(10),
         "texts": texts(*range(5)),
@@ -292,7 +293,7 @@ def test_shape_may_change_between_data_sets_only(
     write_jsonl(manifest_dir / "a-2.jsonl", prompt_records(1))
 
     message, _ = run_to_failure(prepare_config(model, "a-?.jsonl"), environment)
-    assert prepare(
+    prepare(
         prepare_config(model, datasets=[{"uri": "a-1.jsonl"}, {"uri": "a-2.jsonl"}]),
         environment,
     )

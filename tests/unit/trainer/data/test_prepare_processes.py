@@ -34,7 +34,7 @@ CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-INVALID = {"max_invalid_fraction": 0.9}
+INVALID: dict[str, Any] = {"max_invalid_fraction": 0.9}
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return batches
 
 
-MIXED = [
+MIXED: list[dict[str, Any]] = [
     {"uri": "chat.jsonl", "weight": 1.5},
     {"uri": "prompts.jsonl", "weight": 0.7},
     {"uri": "texts.parquet"},
@@ -301,7 +301,7 @@ def test_process_needs_no_torch(tokenizer_folder: Path) -> None:
     recipe = PrepareRecipe(context_length=64)
     pool = WorkerPool(1, settings_message(TokenizerSettings.of(tokenizer), recipe))
     try:
-        records = [{"text": "the file 🙂"}, {"text": 3}]
+        records: list[dict[str, Any]] = [{"text": "the file 🙂"}, {"text": 3}]
         message = records_message(records, "text")
         assert message
         batch = pool.submit(message).result(60)
@@ -312,8 +312,12 @@ def test_process_needs_no_torch(tokenizer_folder: Path) -> None:
     assert batch
     expected = RecordTokenizer(tokenizer, recipe).tokenize(records, "text")
     assert [type(outcome) for outcome in batch.outcomes] == [tuple, str]
-    [document] = batch.outcomes[0]
-    [expected_document] = expected.outcomes[0]
+    tokenized = batch.outcomes[0]
+    alone = expected.outcomes[0]
+    assert isinstance(tokenized, tuple)
+    assert isinstance(alone, tuple)
+    [document] = tokenized
+    [expected_document] = alone
     assert document.tokens.tolist() == expected_document.tokens.tolist()
     assert document.loss_mask.tolist() == expected_document.loss_mask.tolist()
     assert batch.outcomes[1] == expected.outcomes[1]

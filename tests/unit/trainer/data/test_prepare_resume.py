@@ -30,7 +30,7 @@ from finetune_trainer.contract import Environment, ExitCode, PrepareResult
 from finetune_trainer.data.packing.parts import PartFolder
 from finetune_trainer.data.tokenizing.encoder import Encoder
 
-INVALID = {"max_invalid_fraction": 0.5}
+INVALID: dict[str, Any] = {"max_invalid_fraction": 0.5}
 
 
 @pytest.mark.usefixtures("small_parts")

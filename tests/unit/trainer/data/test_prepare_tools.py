@@ -18,6 +18,7 @@ from support.trainer.prepared import (
 )
 from support.trainer.renderings import TEMPLATES, TokenizerWithTemplate, learned
 from support.trainer.stages import run_to_failure
+from support.trainer.tool_calls import call, record
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.data.records.chat_template import ChatTemplate
@@ -26,59 +27,7 @@ from finetune_trainer.data.records.records import InvalidRecord
 from finetune_trainer.data.records.rendering import render
 
 QWEN = (TEMPLATES / "qwen2_5.jinja").read_text()
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add two numbers.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                name: {"type": "number", "description": "A number."}
-                for name in ("a", "b")
-            },
-            "required": ["a", "b"],
-        },
-    },
-}
-
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
-
-
-def call(*, arguments: Any = None, name: str = "add") -> dict[str, Any]:
-    return {
-        "id": "call00001",
-        "type": "function",
-        "function": {
-            "name": name,
-            "arguments": {"a": 2, "b": 3} if arguments is None else arguments,
-        },
-    }
-
-
-def record(
-    *calls: dict[str, Any], answer: str = "5", **assistant: Any
-) -> dict[str, Any]:
-    """Return a conversation in which the assistant calls tools and then answers."""
-    return {
-        "messages": [
-            {"role": "user", "content": "2 + 3?"},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": list(calls) or [call()],
-                **assistant,
-            },
-            {
-                "role": "tool",
-                "content": answer,
-                "tool_call_id": "call00001",
-                "name": "add",
-            },
-            {"role": "assistant", "content": "It is 5."},
-        ],
-        "tools": [ADD],
-    }
 
 
 def turns(template: str, fields: dict[str, Any]) -> list[str]:

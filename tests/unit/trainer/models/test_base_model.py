@@ -173,6 +173,7 @@ def test_adapter_of_another_model_is_refused(stage, model, tmp_path):
 
 def test_prepare_reports_the_digest_of_the_model(model, tmp_path):
     environment = environment_in(tmp_path)
+    assert environment.manifest_dir
     write_jsonl(environment.manifest_dir / "data.jsonl", prompt_records(8))
     config = prepare_config(model)
     result = run_to_result(config, environment, PrepareResult)
@@ -181,6 +182,7 @@ def test_prepare_reports_the_digest_of_the_model(model, tmp_path):
 
 def test_hub_model_is_downloaded_once_and_stays_at_its_commit(tiny_model, tmp_path):
     environment = environment_in(tmp_path)
+    assert environment.manifest_dir
     write_jsonl(environment.manifest_dir / "data.jsonl", prompt_records(40))
     source = ModelSource(uri="hf://people/tiny")
     prepare = prepare_config(tiny_model).model_copy(update={"model": source})
@@ -197,9 +199,10 @@ def test_hub_model_is_downloaded_once_and_stays_at_its_commit(tiny_model, tmp_pa
         }
         for config in (prepare, train, train.model_copy(update={"identity": "s" * 16})):
             prepared = read_result(environment.stage_dir("prepare", prepare.identity))
-            pinned = (
-                {"model_pin": prepared.model_pin} if prepared else {}
-            )  # as the operator does
+            # As the operator does.
+            pinned = {}
+            if isinstance(prepared, PrepareResult):
+                pinned["model_pin"] = prepared.model_pin
             process = start_stage(
                 config.model_copy(update=pinned), environment, **variables
             )

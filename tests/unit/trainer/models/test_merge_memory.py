@@ -33,7 +33,9 @@ def peak_bytes(layers: int, folder: Path) -> float:
     done = subprocess.run(
         [*command, "--folder", str(folder)], capture_output=True, text=True, check=True
     )
-    return float(re.search(r"peak memory ([0-9.]+) GiB", done.stdout)[1]) * 2**30
+    match = re.search(r"peak memory ([0-9.]+) GiB", done.stdout)
+    assert match, done.stdout
+    return float(match[1]) * 2**30
 
 
 def test_memory_of_a_merge_does_not_grow_with_the_layers(tmp_path):

@@ -47,6 +47,7 @@ def family(request):
 def prepared(family, tmp_path_factory) -> Environment:
     """A model of the family, and packed conversations."""
     environment = environment_in(tmp_path_factory.mktemp("family"))
+    assert environment.manifest_dir
     make_family_model(family, environment.manifest_dir / "model")
     messages = [
         {"role": "user", "content": QUESTION},
@@ -110,6 +111,7 @@ def push(environment: Environment, trained: str) -> Path:
         }
     )
     run_to_result(config, environment, PushResult)
+    assert environment.manifest_dir
     return environment.manifest_dir / "published" / trained / "latest"
 
 

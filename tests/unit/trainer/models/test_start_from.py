@@ -254,9 +254,9 @@ def test_prepare_finds_the_digest_that_train_requires(
         update={"start_from": source}
     )
     result = prepare(config, environment(tmp_path))
-    assert (
-        result.start_digest == open_start_adapter(source, environment(tmp_path)).digest
-    )
+    start = open_start_adapter(source, environment(tmp_path))
+    assert start
+    assert result.start_digest == start.digest
     training = from_adapter(tiny_model, adapter).model_copy(
         update={"prepare": result.identity, "start_digest": result.start_digest}
     )

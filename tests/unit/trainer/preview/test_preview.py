@@ -125,6 +125,7 @@ def test_process_answers_on_stdout_and_writes_nothing(tiny_model, tmp_path):
         env=os.environ | {"FINETUNE_WORKSPACE": str(tmp_path / "workspace")},
     )
     report = PreviewReport.model_validate_json(process.stdout)
+    assert report.counts
     assert report.counts.records == 40
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -19,6 +19,7 @@ from finetune_trainer.runtime.artifacts import (
     verify,
 )
 from finetune_trainer.runtime.errors import ServiceUnavailable, SourceNotFound
+from finetune_trainer.runtime.locks import try_lock
 from finetune_trainer.serving.verify import verify_model
 
 
@@ -185,7 +186,6 @@ def test_seal_ignores_the_manifest_of_a_killed_process(tmp_path):
 
 
 def test_name_whose_lock_another_process_took_is_not_used(tmp_path, monkeypatch):
-    try_lock = artifacts.try_lock
     names = []
 
     def taken_once(path, **options):

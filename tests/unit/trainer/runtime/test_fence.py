@@ -1,37 +1,20 @@
 """Fencing: an attempt that was frozen and replaced publishes nothing when it wakes up."""
 
-import signal
+import os
 import threading
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.trainer.forkserver import ForkedStage, ForkServer
-from support.trainer.training import (
-    adapter_digest,
-    environment,
-    stage_folder,
-    train_config,
-)
 
-from finetune_trainer.contract import ExitCode, TerminationMessage, TrainConfig
+from finetune_trainer.contract import ExitCode
 from finetune_trainer.files import write_durably
 from finetune_trainer.runtime import artifacts, fence
 from finetune_trainer.runtime.errors import Replaced
 from finetune_trainer.runtime.fence import Attempt, Fence, SilentHolder, take_token
 from finetune_trainer.runtime.stage_folder import exclusive
 
-FAST = {
-    "finetune_trainer.runtime.fence.SILENT_SECONDS": 0.5,
-    "finetune_trainer.runtime.fence.HEARTBEAT_SECONDS": 0.1,
-}
-OUTPUT_ONLY = {"every_steps": 1000}
-CHECKPOINTS = {"every_steps": 2}
-
 FIRST = Attempt("p", 1)
 SECOND = Attempt("p", 2)
-TRAINER = "finetune_trainer"
 
 
 # ---- tokens
@@ -252,7 +235,7 @@ def test_heartbeat_starts_the_time_anew(tmp_path: Path, clock: list[float]) -> N
     holder()
     for second in range(5):
         clock[0] += 29
-        fence.os.utime(lock, (second, second))  # a clock that is decades behind
+        os.utime(lock, (second, second))  # a clock that is decades behind
         assert not holder()
 
 
@@ -277,7 +260,7 @@ def test_live_holder_beats_and_is_told_when_it_is_replaced(
         noticed.set()
 
     with exclusive(tmp_path, FIRST, on_replaced):
-        fence.os.utime(tmp_path / ".lock", (1, 1))
+        os.utime(tmp_path / ".lock", (1, 1))
         deadline = threading.Event()
         while (tmp_path / ".lock").stat().st_mtime == 1:
             assert not deadline.wait(0.01)
@@ -289,156 +272,3 @@ def test_live_holder_beats_and_is_told_when_it_is_replaced(
 
 
 # ---- two processes
-
-
-def config_for(model: Path, rule: dict[str, object], **changes: object) -> TrainConfig:
-    return train_config(model, max_steps=8, eval_steps=4, checkpoint=rule, **changes)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(fork_server: ForkServer, tiny_model: Path, packed: Path) -> str:
-    config = config_for(tiny_model, CHECKPOINTS, identity="w" * 16)
-    assert (
-        fork_server.start(config, environment(packed), packed / "log").wait()
-        == ExitCode.DONE
-    )
-    return adapter_digest(packed, "w" * 16)
-
-
-Start = Callable[..., ForkedStage]
-
-
-@pytest.fixture
-def start(fork_server: ForkServer, tiny_model: Path, workspace: Path) -> Start:
-    """Start an attempt of the stage, with its own termination message and log."""
-
-    def start(number: int, rule: dict[str, object], **options: object) -> ForkedStage:
-        variables = replace(
-            environment(workspace),
-            pipeline_uid="p",
-            attempt=number,
-            termination_log=workspace / f"termination-{number}.json",
-            progress_file=None,
-        )
-        config = config_for(tiny_model, rule)
-        return fork_server.start(
-            config, variables, workspace / f"log-{number}", constants=FAST, **options
-        )
-
-    return start
-
-
-def content_of(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-FREEZES = {
-    "before the lock": (f"{TRAINER}.runtime.locks.try_lock", 1, CHECKPOINTS),
-    "after the lock": (f"{TRAINER}.runtime.stage_folder.take_token", 1, CHECKPOINTS),
-    "before its token": (f"{TRAINER}.runtime.fence._create", 1, CHECKPOINTS),
-    "before it cleans up": (
-        f"{TRAINER}.training.checkpoints.manager._prepare_folder",
-        1,
-        CHECKPOINTS,
-    ),
-    "before it resumes metrics": (
-        f"{TRAINER}.tracking.appended_file.write_durably",
-        1,
-        CHECKPOINTS,
-    ),
-    "in a step": (f"{TRAINER}.training.loop.clip_gradients", 3, CHECKPOINTS),
-    "before a save": (
-        f"{TRAINER}.training.checkpoints.manager.write_files",
-        1,
-        CHECKPOINTS,
-    ),
-    "in a save": (
-        f"{TRAINER}.training.checkpoints.format.save_tensors",
-        2,
-        CHECKPOINTS,
-    ),
-    "before the rename of a save": (
-        f"{TRAINER}.runtime.artifacts.move_into_place",
-        1,
-        CHECKPOINTS,
-    ),
-    "after the rename of a save": (
-        f"{TRAINER}.runtime.artifacts.sync_folder",
-        1,
-        CHECKPOINTS,
-    ),
-    "in its output": (
-        f"{TRAINER}.training.methods.trainable.save_tensors",
-        1,
-        OUTPUT_ONLY,
-    ),
-    "before the rename of its output": (
-        f"{TRAINER}.runtime.artifacts.move_into_place",
-        1,
-        OUTPUT_ONLY,
-    ),
-    "before its result": (f"{TRAINER}.runtime.entrypoint.write_result", 1, OUTPUT_ONLY),
-    "in its result": (f"{TRAINER}.files.temporary_name", 4, OUTPUT_ONLY),
-}
-
-
-@pytest.mark.parametrize("moment", FREEZES)
-def test_frozen_attempt_publishes_nothing_when_it_wakes_up(
-    moment: str, workspace: Path, undisturbed: str, start: Start
-) -> None:
-    function, number, rule = FREEZES[moment]
-    check_zombie(workspace, undisturbed, start, rule, freeze=(function, number))
-
-
-@pytest.mark.parametrize(
-    "moment", ["before a save", "before the rename of a save", "before its result"]
-)
-def test_fence_holds_without_locks(
-    moment: str, workspace: Path, undisturbed: str, start: Start
-) -> None:
-    function, number, rule = FREEZES[moment]
-    check_zombie(
-        workspace, undisturbed, start, rule, freeze=(function, number), locks=False
-    )
-
-
-def check_zombie(
-    workspace: Path,
-    undisturbed: str,
-    start: Start,
-    rule: dict[str, object],
-    *,
-    locks: bool = True,
-    **freeze: object,
-) -> None:
-    """Freeze attempt 1, let attempt 2 finish, wake attempt 1: it ends with 75 and has changed no byte."""
-    zombie = start(1, rule, locks=locks, **freeze)
-    try:
-        assert zombie.until(zombie.is_frozen)
-        assert start(2, rule, locks=locks).wait() == ExitCode.DONE, (
-            workspace / "log-2"
-        ).read_text()
-        before = content_of(stage_folder(workspace))
-        assert adapter_digest(workspace) == undisturbed
-    finally:
-        zombie.kill(signal.SIGCONT)
-    assert zombie.wait() == ExitCode.INTERRUPTED, (workspace / "log-1").read_text()
-    assert content_of(stage_folder(workspace)) == before
-    message = TerminationMessage.model_validate_json(
-        (workspace / "termination-1.json").read_bytes()
-    )
-    assert message.interruption
-    assert (
-        message.interruption.message
-        == "attempt 1 was replaced by attempt 2: it ends and publishes nothing"
-    )
-    unfinished = [
-        path
-        for path in stage_folder(workspace).rglob(".*")
-        if path.name not in {".attempts", ".lock"}
-    ]
-    assert unfinished == []

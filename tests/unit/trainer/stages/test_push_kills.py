@@ -94,7 +94,9 @@ def test_two_pushes_at_once_publish_both_models(publishers, target):
     assert verify_target(target) == {
         digest.replace(":", "-") for digest in (third.digest, *pushed)
     }
-    assert read_published(target / "latest").digest in pushed
+    published = read_published(target / "latest")
+    assert published
+    assert published.digest in pushed
     assert unfinished_in(target) == []
 
 
@@ -137,8 +139,8 @@ def test_killed_pushes_never_leave_half_a_model(publishers, target):
     options = {"slow_names": 0.05, "slow_disk": 0.005}
     folders = [folder_of(target, publish_alone(publisher)) for publisher in publishers]
     killed = 0
-    left = []
-    switched = set()
+    left: list[str] = []
+    switched: set[str | None] = set()
     expected = (UNFINISHED, {folder.name for folder in folders})
     # A loaded machine is seldom at the second rename within the 0.8 s below, and needs more kills to hit it.
     while killed < KILLS or (

@@ -25,6 +25,12 @@ from support.trainer.pushes import (
     with_targets,
 )
 from support.trainer.stages import run_in_process, run_to_failure
+from support.trainer.target_state import (
+    FileState,
+    flip_last_byte,
+    forget_result,
+    state_of,
+)
 
 from finetune_trainer.contract import (
     Environment,
@@ -39,8 +45,6 @@ from finetune_trainer.runtime.errors import DataInvalid, SourceNotFound
 from finetune_trainer.stages.push import is_output_valid
 from finetune_trainer.stop_signal import stop
 from finetune_trainer.stores.port import Listing
-
-FileState = tuple[int, int, bytes]
 
 
 @pytest.fixture
@@ -62,24 +66,6 @@ def other(tiny_model: Path) -> PushConfig:
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
     return tmp_path / "claims" / "models" / "names"
-
-
-def state_of(folder: Path) -> dict[str, FileState]:
-    """Return inode, modification time in ns and content of all files below a folder."""
-    files = {
-        str(path.relative_to(folder)): path
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-    return {
-        name: (path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes())
-        for name, path in files.items()
-    }
-
-
-def forget_result(config: PushConfig, environment: Environment) -> None:
-    """Make the stage run again, as if it had been killed before it wrote its result."""
-    (environment.stage_dir("push", config.identity) / "result.json").unlink()
 
 
 def test_model_lies_under_its_digest_and_is_the_latest(
@@ -186,12 +172,6 @@ def test_output_is_invalid_once_a_store_has_lost_a_part(
         "finetune_trainer.stages.push.open_source", lambda *_: DamagedSource()
     )
     assert not is_output_valid(result, config, environment)
-
-
-def flip_last_byte(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
 
 
 @pytest.fixture

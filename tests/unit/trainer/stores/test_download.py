@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from support.stores.models import MIB, MemorySource, contents
@@ -103,7 +104,7 @@ def test_wrong_digest_is_refused_by_name(tmp_path):
     source = MemorySource(FILES, has_digests=True)
     listing = source.list_files(None)
     source.files = FILES | {"config.json": b"[]"}
-    source.list_files = lambda _pin: listing
+    source.list_files = lambda pin: listing
     with pytest.raises(
         DataInvalid, match=r"config\.json has the digest sha256:.*, expected sha256:"
     ):
@@ -230,10 +231,17 @@ def test_stop_signal_in_a_deferred_block_raises_interrupted(tmp_path, monkeypatc
     source = MemorySource(FILES)
     is_waiting = threading.Event()
     go_on = threading.Event()
-    source.before_write = lambda _name, _path: (is_waiting.set(), go_on.wait(10))
-    threading.Thread(
-        target=lambda: (is_waiting.wait(10), setattr(stop, "requested", True))
-    ).start()
+
+    def wait(_name: str, _path: Path) -> None:
+        is_waiting.set()
+        go_on.wait(10)
+
+    def request_stop() -> None:
+        is_waiting.wait(10)
+        stop.requested = True
+
+    source.before_write = wait
+    threading.Thread(target=request_stop).start()
     try:
         with pytest.raises(Interrupted):
             fetch(source, None, tmp_path)
@@ -262,6 +270,7 @@ def test_sigterm_ends_a_download_that_blocks_outside_python(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", BLOCKED, tmp_path]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout
         assert process.stdout.readline() == b"blocked\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == ExitCode.INTERRUPTED

@@ -51,15 +51,18 @@ def test_library_uploads_and_downloads_a_folder(
     api.upload_folder(
         repo_id=NAME, repo_type=kind, folder_path=write(tmp_path / "model")
     )
-    options = {"endpoint": hub.url, "cache_dir": tmp_path / "cache"}
-    folder = Path(snapshot_download(NAME, repo_type=kind, **options))
+    cache = tmp_path / "cache"
+    downloaded = snapshot_download(
+        NAME, repo_type=kind, endpoint=hub.url, cache_dir=cache
+    )
+    folder = Path(downloaded)
 
     assert {
         path.name: path.read_bytes()
         for path in folder.iterdir()
         if path.name != ".gitattributes"
     } == FILES
-    repository = hub.repository(NAME, f"{kind}s")
+    repository = hub.repository(NAME, "models" if kind == "model" else "datasets")
     assert repository
     assert repository.files() == FILES
 
@@ -89,7 +92,7 @@ def test_server_runs_as_a_process_of_its_own(
 ) -> None:
     hub = Hub(tmp_path / "hub")
     hub.add_repository(NAME, FILES)
-    command = [
+    command: list[str | Path] = [
         sys.executable,
         "-m",
         "support.stores.hub_server",

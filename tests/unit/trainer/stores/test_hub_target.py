@@ -162,7 +162,7 @@ def test_push_that_is_asked_to_stop_ends_in_an_upload(
 ) -> None:
     """The stage only notes the signal; without a push that looks at the note, the upload would go on to its end."""
     hub.set_faults(bytes_per_second=20_000)
-    command = [
+    command: list[str | Path] = [
         sys.executable,
         "-m",
         "support.stores.hub_process",
@@ -193,7 +193,14 @@ def start_push(hub: Hub, model: HubModel) -> subprocess.Popen[bytes]:
         "import sys; from pathlib import Path; from finetune_trainer.stores.hub.target import HubTarget\n"
         f"HubTarget({URI!r}).publish(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])"
     )
-    command = [sys.executable, "-c", code, model.folder, model.digest, *model.names]
+    command: list[str | Path] = [
+        sys.executable,
+        "-c",
+        code,
+        model.folder,
+        model.digest,
+        *model.names,
+    ]
     return subprocess.Popen(command, env=process_environment(hub), cwd=ROOT)
 
 

@@ -90,7 +90,9 @@ def test_layer_is_a_tar_archive_of_one_file(model: SealedModel):
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             (entry,) = archive
             assert entry.name == f"models/{name}"
-            assert archive.extractfile(entry).read() == model.contents[name]
+            file = archive.extractfile(entry)
+            assert file
+            assert file.read() == model.contents[name]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,7 @@ def test_long_names_and_large_sizes_fit_in_the_header(name: str, size: int):
     header = oci_image.archive_header(name, size)
     with tarfile.open(fileobj=io.BytesIO(header + bytes(1024))) as archive:
         entry = archive.next()
+    assert entry
     assert (entry.name, entry.size) == (f"models/{name}", size)
     assert oci_image.archive_size(name, size) % 512 == 0
 

@@ -3,6 +3,7 @@
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -148,9 +149,12 @@ def test_anonymous_token_needs_no_credentials(config: Path):
     authorization = Authorization("host.test", "model")
     challenge = 'Bearer realm="https://tokens.test/",service="s",scope="repository:model:pull",error="x"'
     asked = []
-    authorization.answer(
-        challenge, None, lambda *request: asked.append(request) or response
-    )
+
+    def answer(*request: object) -> requests.Response:
+        asked.append(request)
+        return response
+
+    authorization.answer(challenge, None, answer)
     assert authorization.header == "Bearer abc"
     assert asked == [
         (
@@ -185,11 +189,12 @@ def asked_with(registry: str, realm: str) -> list[str | None]:
     """Return the headers that a server of tokens has got from a registry's client."""
     headers: list[str | None] = []
     authorization = Authorization(registry, "model")
-    authorization.answer(
-        f'Bearer realm="{realm}"',
-        None,
-        lambda *request: headers.append(request[2]) or TOKEN,
-    )
+
+    def answer(*request: Any) -> requests.Response:
+        headers.append(request[2])
+        return TOKEN
+
+    authorization.answer(f'Bearer realm="{realm}"', None, answer)
     return headers
 
 

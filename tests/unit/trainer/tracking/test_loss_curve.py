@@ -58,7 +58,9 @@ def test_curve_has_at_most_64_points(steps):
     width = builder._every
     for step in range(width, steps + 1, width):
         builder.add(step, {"loss": 1.0})
-    assert len(builder.curve().losses) <= 64
+    curve = builder.curve()
+    assert curve
+    assert len(curve.losses) <= 64
 
 
 def test_newest_and_best_validation_are_in_the_curve():
@@ -67,6 +69,8 @@ def test_newest_and_best_validation_are_in_the_curve():
     for step in range(1, 31):
         builder.add(step, {"loss": 2.0, "validation_loss": 1.0 if step == 13 else 2.0})
     curve = builder.curve()
+    assert curve
+    assert curve.best
     assert [point.step for point in curve.validations] == [10, 13, 20, 30]
     assert (curve.best.step, curve.best.loss) == (13, 1.0)
 
@@ -110,6 +114,7 @@ def test_largest_curve_fits_beside_the_result():
         saved_step=10**6, loss=2.123456789012345, validation_loss=2.123456789012345, tokens_per_second=12345.67890123,
         step_seconds=0.123456789012345, eta_seconds=0.0, notice="x" * 256, loss_curve=builder.curve(),
     )  # fmt: skip
+    assert progress.loss_curve
     assert len(progress.loss_curve.validations) == 65
     message = TerminationMessage(result=RESULT, progress=progress)
     assert (

@@ -3,10 +3,12 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from finetune_trainer.contract.metric_rows import read_rows
+from finetune_trainer.files import write_durably
 from finetune_trainer.tracking import appended_file
 from finetune_trainer.tracking.metrics_file import MetricsFile
 
@@ -178,12 +180,11 @@ def test_rows_are_recorded_while_another_thread_syncs(path, monkeypatch):
 def test_sync_during_close_returns_when_the_rows_are_durable(path, monkeypatch):
     begun = threading.Event()
     released = threading.Event()
-    write = appended_file.write_durably
 
-    def slow_write(*arguments: object) -> None:
+    def slow_write(*arguments: Any) -> None:
         begun.set()
         assert released.wait(20)
-        write(*arguments)
+        write_durably(*arguments)
 
     file = written(path, 1)
     monkeypatch.setattr(appended_file, "write_durably", slow_write)

@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import time
+from typing import Any
 
 import pytest
 from support.trainer.forkserver import ForkServer
@@ -90,7 +91,7 @@ def tracked(config, **trackers):
 
 def expected_points(undisturbed):
     """Return the points of the training without kills, by metric."""
-    points = {name: [] for name in REPEATABLE}
+    points: dict[str, list[Any]] = {name: [] for name in REPEATABLE}
     for row in read_rows(stage_folder(undisturbed) / METRICS):
         for name in REPEATABLE:
             if name in row.values:

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from typing import ClassVar
 
 import pytest
 
@@ -11,17 +12,17 @@ from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.runtime.errors import ConfigInvalid, Interrupted
 from finetune_trainer.tracking import trackers as module
 from finetune_trainer.tracking.mlflow import MlflowTracker
-from finetune_trainer.tracking.port import ReportEnd
+from finetune_trainer.tracking.port import ReportEnd, Tracker
 from finetune_trainer.tracking.registry import TRACKERS, _requested
 from finetune_trainer.tracking.trackers import Trackers
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
 
 
-class MemoryTracker:
+class MemoryTracker(Tracker):
     """A tracker that keeps what it gets, as the port asks; each call may wait for `released` or raise."""
 
-    name = "memory"
-    package = "json"
+    name: ClassVar[str] = "memory"
+    package: ClassVar[str] = "json"
 
     def __init__(self, error=None):
         self.steps = []
@@ -36,8 +37,14 @@ class MemoryTracker:
             raise self.error
         self.steps += [row.step for row in rows if row.step not in self.steps]
 
-    def close(self, outcome):
-        self.outcome = outcome
+    def log_scores(self, scores):
+        """Keep none: no test here logs scores."""
+
+    def register_model(self, uri, digest):
+        """Keep none: no test here publishes a model."""
+
+    def close(self, end):
+        self.outcome = end
 
 
 @pytest.fixture
@@ -145,6 +152,7 @@ def test_server_that_is_down_ends_the_call_within_the_limit(
     new_run, tmp_path, capsys, monkeypatch
 ):
     settings = Tracking.model_validate({"mlflow": {"uri": "http://127.0.0.1:9"}}).mlflow
+    assert settings
     tracker = MlflowTracker(settings, new_run(), Environment(tmp_path))
     with Trackers("train", [tracker]) as trackers:
         trackers.log_rows(rows(3))

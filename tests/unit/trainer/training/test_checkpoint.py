@@ -1,6 +1,5 @@
 """A corrupt checkpoint is named and skipped: training resumes from the one before and ends in the same bytes."""
 
-import json
 import os
 import re
 import shutil
@@ -9,7 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from support.trainer.checkpoint_damage import (
+    emptied,
+    empty,
+    first_as,
+    first_renamed,
+    flip,
+    missing,
+    put_folder,
+    replaced_by_file,
+    resealed,
+    truncate,
+    with_manifest,
+    with_state,
+    with_tensors,
+)
 from support.trainer.training import (
     adapter_digest,
     documents,
@@ -65,89 +78,6 @@ def copy(stopped, tmp_path):
     return workspace
 
 
-def resealed(change: Callable[[Path], object]) -> Callable[[Path], object]:
-    """Change a checkpoint and write a matching manifest, as a program with a bug would."""
-
-    def damage(folder: Path) -> None:
-        metadata = json.loads((folder / "manifest.json").read_text())["about"]
-        change(folder)
-        artifacts.seal(folder, metadata)
-
-    return damage
-
-
-def with_tensors(
-    name: str, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
-):
-    return resealed(
-        lambda folder: save_file(change(load_file(folder / name)), folder / name)
-    )
-
-
-def with_state(**values: object):
-    def change(folder: Path) -> None:
-        state = json.loads((folder / "state.json").read_text())
-        (folder / "state.json").write_text(json.dumps(state | values))
-
-    return resealed(change)
-
-
-def with_manifest(change: Callable[[dict], object]):
-    def damage(folder: Path) -> None:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        change(manifest)
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-
-    return damage
-
-
-def truncate(name: str):
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-9])
-
-
-def empty(name: str):
-    return lambda folder: (folder / name).write_bytes(b"")
-
-
-def missing(name: str):
-    return lambda folder: (folder / name).unlink()
-
-
-def flip(name: str):
-    def damage(folder: Path) -> None:
-        content = bytearray((folder / name).read_bytes())
-        content[len(content) // 2] ^= 1
-        (folder / name).write_bytes(content)
-
-    return damage
-
-
-def replaced_by_file(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("not a folder")
-
-
-def emptied(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def first_renamed(tensors):
-    name = min(tensors)
-    return {
-        ("another." + key if key == name else key): value
-        for key, value in tensors.items()
-    }
-
-
-def first_as(make):
-    def change(tensors):
-        name = min(tensors)
-        return tensors | {name: make(tensors[name])}
-
-    return change
-
-
 WEIGHTS = "adapter_model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 
@@ -178,17 +108,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "core.123 is not in its manifest",
     ),
     "a folder in place of a file": (
-        lambda folder: (
-            (folder / "state.json").unlink(),
-            (folder / "state.json").mkdir(),
-        ),
+        lambda folder: put_folder(folder / "state.json"),
         "state.json is missing",
     ),
     "a folder in place of the manifest": (
-        lambda folder: (
-            (folder / "manifest.json").unlink(),
-            (folder / "manifest.json").mkdir(),
-        ),
+        lambda folder: put_folder(folder / "manifest.json"),
         "directory",
     ),
     "a manifest that is not JSON": (

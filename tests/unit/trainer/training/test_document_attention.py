@@ -121,6 +121,7 @@ def test_flat_batch_leaves_out_padding(tmp_path):
     assert flat.size == padded.size < padded.tokens.numel()
     assert torch.equal(flat.targets, padded.targets)
     assert torch.equal(flat.tokens[0, flat.target_positions + 1], flat.targets)
+    assert flat.documents
     assert len(flat.documents.boundaries) == 10
 
 

@@ -1,6 +1,7 @@
 """A GPU that was asked for and cannot be used: the error names the cause."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ def test_hidden_device_is_named(node, monkeypatch):
 
 @pytest.mark.parametrize("stage", ["train", "evaluate"])
 def test_stage_does_not_fall_back_to_the_cpu_in_silence(node, tiny_model, stage):
-    configs = {
+    configs: dict[str, Any] = {
         "train": train_config(tiny_model),
         "evaluate": EvaluateConfig(
             identity="e",

@@ -1,5 +1,7 @@
 """The training loop: stopping and resuming at step boundaries, checkpoints, progress, and the learning rate."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from support.trainer.training import (
@@ -21,10 +23,12 @@ from finetune_trainer.stages import train
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.training.checkpoints.format import Snapshot
 from finetune_trainer.training.checkpoints.manager import CheckpointManager
+from finetune_trainer.training.methods.trainable import WeightsFormat
 from finetune_trainer.training.schedule import learning_rate
 from finetune_trainer.training.state import State
 
 torch.set_num_threads(1)
+FORMAT = WeightsFormat("", {})
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +187,14 @@ def test_progress_reports_start_saved_step_and_throughput(tiny_model, workspace)
     assert (now.step, now.total, now.start_step) == (10, 10, 5)
     assert now.saved_step in {5, 6, 9}
     assert now.eta_seconds == 0
-    assert now.loss > 0
-    assert now.validation_loss > 0
-    assert now.tokens_per_second > 0
-    assert now.step_seconds > 0
+    for number in (
+        now.loss,
+        now.validation_loss,
+        now.tokens_per_second,
+        now.step_seconds,
+    ):
+        assert number
+        assert number > 0
     steps = [fields["step"] for fields in progress.history if "loss" in fields]
     assert steps == [6, 7, 8, 9, 10]
 
@@ -240,7 +248,7 @@ def test_stop_raises_the_error_of_a_write_not_tried_again(tmp_path, monkeypatch)
         "finetune_trainer.training.checkpoints.manager.write_files", full
     )
     with CheckpointManager(
-        tmp_path / "checkpoints", Checkpoint(), BaseModel("m", tmp_path, ""), {}, b""
+        tmp_path / "checkpoints", Checkpoint(), BaseModel("m", tmp_path, ""), {}, FORMAT
     ) as checkpoints:
         assert checkpoints.lacks(8)
         checkpoints.save(Snapshot(State(step=8), {}, {}, None))
@@ -273,10 +281,10 @@ def test_checkpoint_is_due_after_every_seconds(tmp_path, monkeypatch):
         "finetune_trainer.training.checkpoints.manager.time.monotonic", lambda: clock[0]
     )
     rule = train_config(
-        "m", checkpoint={"every_steps": 500, "every_seconds": 30}
+        Path("m"), checkpoint={"every_steps": 500, "every_seconds": 30}
     ).checkpoint
     with CheckpointManager(
-        tmp_path / "checkpoints", rule, BaseModel("m", tmp_path, "sha256:0"), {}, b""
+        tmp_path / "checkpoints", rule, BaseModel("m", tmp_path, "sha256:0"), {}, FORMAT
     ) as checkpoints:
         assert not checkpoints.should_save(7)
         clock[0] += 30
@@ -292,7 +300,7 @@ def test_kill_costs_three_minutes_by_default(tmp_path, monkeypatch):
         "finetune_trainer.training.checkpoints.manager.time.monotonic", lambda: clock[0]
     )
     with CheckpointManager(
-        tmp_path / "checkpoints", Checkpoint(), BaseModel("m", tmp_path, ""), {}, b""
+        tmp_path / "checkpoints", Checkpoint(), BaseModel("m", tmp_path, ""), {}, FORMAT
     ) as checkpoints:
         clock[0] += 179
         assert not checkpoints.should_save(7)
@@ -352,7 +360,7 @@ def test_decay_ends_at_the_least_learning_rate(scheduler):
 
 def test_early_stopping_state_survives_serialization():
     rule = train_config(
-        "m", early_stopping={"patience": 2, "min_delta": 0.1}
+        Path("m"), early_stopping={"patience": 2, "min_delta": 0.1}
     ).recipe.early_stopping
     state = State()
     for loss, stops in [

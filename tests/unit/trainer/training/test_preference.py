@@ -1,6 +1,7 @@
 """The objective DPO: its loss, its gradients and its metrics, compared with TRL's, and its reference."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def workspace(tmp_path):
 
 def metric_rows(workspace, identity="a" * 16):
     path = stage_folder(workspace, identity) / METRICS
-    rows = {}
+    rows: dict[int, dict[str, Any]] = {}
     for line in path.read_text().splitlines():
         row = json.loads(line)
         rows.setdefault(row["step"], {}).update(row)
@@ -229,6 +230,7 @@ def test_loss_before_training_is_that_of_equal_rewards(tiny_model, workspace):
 def test_every_method_learns_the_preference(tiny_model, workspace, method):
     recipe = {"max_steps": 30, "eval_steps": 10, "dpo": {"beta": 1.0}} | DPO | method
     result = run_train(train_config(tiny_model, **recipe), workspace)
+    assert result.validation_loss
     assert result.validation_loss < 0.5
     best = metric_rows(workspace)[result.best_step - 1]
     assert best["validation_loss"] == result.validation_loss

@@ -5,6 +5,7 @@ import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.trainer.training import environment, train_config
@@ -29,7 +30,9 @@ def test_store_of_another_process_waits_as_long_as_a_sum(monkeypatch):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     recipe = train_config(Path("m"), processes_per_node=2).recipe
     place = replace(environment(Path()), local_rank=1, master_port=store.port)
-    processes = RankProcesses(recipe, Context(place, Path(), None, StopSignal()))
+    processes = RankProcesses(
+        recipe, Context(place, Path(), ProgressReporter("train", place), StopSignal())
+    )
     assert processes._connect().timeout == TIMEOUT
 
 
@@ -78,16 +81,19 @@ def test_process_that_hears_nothing_ends_with_the_lost_one(
     if (child := os.fork()) == 0:
         progress = ProgressReporter("train", place)
         progress.update(step=7, saved_step=5)
-        rank_processes.end_in_hang(
-            ProcessesWithLoss(failure), Context(place, tmp_path, progress, StopSignal())
-        )
+        processes: Any = ProcessesWithLoss(failure)
+        context = Context(place, tmp_path, progress, StopSignal())
+        rank_processes.end_in_hang(processes, context)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
     message = TerminationMessage.model_validate_json(place.termination_log.read_bytes())
+    assert message.progress
     assert message.progress.step == 7
     if failure:
+        assert message.failure
         assert message.failure.message == "process 1 of 2 was killed"
     else:
+        assert message.interruption
         assert (message.interruption.step, message.interruption.saved_step) == (7, 5)
 
 

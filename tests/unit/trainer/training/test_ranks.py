@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -234,7 +235,7 @@ def test_frozen_process_is_given_up_after_sigterm(new_training):
 
 
 SHARDED_PAIR = {"processes_per_node": 2, "parallelism": "FSDP", "max_steps": 400}
-SOON_ENDED = {
+SOON_ENDED: dict[str, Any] = {
     "constants": {f"{PROCESSES}.HANG_SECONDS": 0.1, f"{PROCESSES}.WATCH_SECONDS": 0.05},
     "slow_disk": 0.3,
 }

@@ -98,6 +98,11 @@ def is_saving(workspace: Path) -> bool:
     return any((stage_folder(workspace) / "checkpoints").glob(".step-*"))
 
 
+def message_in(workspace: Path) -> TerminationMessage:
+    text = (workspace / "termination.json").read_text()
+    return TerminationMessage.model_validate_json(text)
+
+
 class KilledTraining:
     """A train stage in a workspace of its own that is started and killed repeatedly, then finished."""
 
@@ -283,9 +288,9 @@ def test_twelve_consecutive_kills_do_not_change_the_adapter(
 def test_sigterm_during_a_save_waits_for_the_checkpoint(new_training, uninterrupted):
     training = new_training()
     assert training.kill("saving", 0, signal.SIGTERM) == ExitCode.INTERRUPTED
-    message = TerminationMessage.model_validate_json(
-        (training.workspace / "termination.json").read_text()
-    )
+    message = message_in(training.workspace)
+    assert message.interruption
+    assert message.interruption.saved_step
     assert message.interruption.step == message.interruption.saved_step >= 3
     folders = sorted(
         folder.name
@@ -304,9 +309,7 @@ def test_repeated_sigterm_does_not_corrupt_anything(new_training, uninterrupted)
         process.kill(signal.SIGTERM)
         time.sleep(0.002)
     assert process.wait() == ExitCode.INTERRUPTED
-    TerminationMessage.model_validate_json(
-        (training.workspace / "termination.json").read_text()
-    )
+    message_in(training.workspace)
     assert training.finish() == uninterrupted
 
 
@@ -333,9 +336,8 @@ def test_disk_too_small_for_the_last_checkpoint_is_a_failure(
     process.until(lambda: reported_step(workspace) > 2)
     process.kill(signal.SIGTERM)
     assert process.wait() == ExitCode.UNAVAILABLE
-    message = TerminationMessage.model_validate_json(
-        (workspace / "termination.json").read_text()
-    )
+    message = message_in(workspace)
+    assert message.failure
     assert (
         "enlarge spec.workspace.size; training will start from the beginning"
         in message.failure.message
@@ -369,9 +371,7 @@ def test_program_stops_on_sigterm_during_import_and_training(
     importing.terminate()
     assert importing.wait(20) == ExitCode.INTERRUPTED
     assert time.monotonic() - signalled < 5
-    assert TerminationMessage.model_validate_json(
-        (workspace / "termination.json").read_text()
-    ).interruption
+    assert message_in(workspace).interruption
 
     training = start_program(config, workspace)
     while reported_step(workspace) < 2:
@@ -379,17 +379,16 @@ def test_program_stops_on_sigterm_during_import_and_training(
         time.sleep(0.005)
     training.terminate()
     assert training.wait(20) == ExitCode.INTERRUPTED
-    first = TerminationMessage.model_validate_json(
-        (workspace / "termination.json").read_text()
-    )
+    first = message_in(workspace)
+    assert first.interruption
     assert first.interruption.saved_step
+    assert first.progress
     assert (first.progress.start_step, first.progress.step) == (
         0,
         first.interruption.step,
     )
 
     assert KilledTraining(fork_server, config, workspace).finish() == uninterrupted
-    last = TerminationMessage.model_validate_json(
-        (workspace / "termination.json").read_text()
-    )
+    last = message_in(workspace)
+    assert last.progress
     assert last.progress.start_step == first.interruption.saved_step  # no step was lost

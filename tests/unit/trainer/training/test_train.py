@@ -210,6 +210,7 @@ def test_adapter_with_lowest_validation_loss_is_the_result(tiny_model, tmp_path)
     result = run_train(config, tmp_path)
     assert result.best_step < result.steps == 24
     base = load_base(tiny_model, torch.float32)
+    assert config.recipe.lora
     model = TrainedModel(
         trainable_adapter(base, config.recipe.lora, config.model, 0),
         torch.device("cpu"),

@@ -25,6 +25,7 @@ torch.set_num_threads(1)
 def adapted(tiny_model, *, seed=3, noise=True, **recipe):
     config = train_config(tiny_model, **recipe)
     base = load_base(tiny_model, dtype_of(config.recipe.dtype, tiny_model))
+    assert config.recipe.lora
     model = TrainedModel(
         trainable_adapter(base, config.recipe.lora, config.model, seed),
         torch.device("cpu"),

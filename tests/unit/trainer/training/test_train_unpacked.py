@@ -32,6 +32,7 @@ def trained(tiny_model):
     """Return a model whose adapter changes the output, without dropout."""
     config = train_config(tiny_model, lora={"rank": 4, "dropout": 0.0})
     base = load_base(tiny_model, torch.float32)
+    assert config.recipe.lora
     model = TrainedModel(
         trainable_adapter(base, config.recipe.lora, config.model, 3),
         torch.device("cpu"),

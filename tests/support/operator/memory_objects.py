@@ -1,0 +1,43 @@
+"""What a cluster in memory stores."""
+
+from dataclasses import dataclass, field
+
+from finetune_operator.core.job_template import JobTemplate
+from finetune_operator.core.observation import (
+    JobState,
+    ObservedJob,
+)
+
+LIVE = frozenset({JobState.WAITING, JobState.RUNNING})
+
+
+class InvariantViolation(AssertionError):
+    """The operator broke one of its invariants."""
+
+
+@dataclass
+class StoredPipeline:
+    """A pipeline as an API server stores it: JSON text without nulls."""
+
+    uid: str
+    spec: str
+    status: str = "{}"
+    generation: int = 1
+    version: int = 1
+    annotations: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class MemoryJob:
+    """A Job, its observed state, and whether the operator asked it to stop."""
+
+    owner: str
+    claim: str
+    template: JobTemplate
+    observed: ObservedJob
+    asked_to_stop: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Whether the Job may still have a running process."""
+        return self.observed.state in LIVE

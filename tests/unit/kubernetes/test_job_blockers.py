@@ -1,0 +1,140 @@
+"""What blocks an attempt: the reason, and a message that names the fix."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from support.operator.pods import (
+    a_job,
+    a_pod,
+    observed_job,
+    running,
+    unschedulable,
+    waiting,
+)
+
+from finetune_operator.api.conditions import Reason
+from finetune_operator.kubernetes.translate.pod import ObservedPod
+
+NAME = "demo-train-a1"
+NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
+BLOCKERS = {
+    "quota": (
+        None,
+        "pods is forbidden: exceeded quota: team",
+        Reason.WAITING_FOR_QUOTA,
+        "quota is raised",
+    ),
+    "policy": (
+        None,
+        'violates PodSecurity "restricted:latest"',
+        Reason.POD_REFUSED,
+        "Pod Security level does not admit",
+    ),
+    "no account": (
+        None,
+        'serviceaccount "x" not found',
+        Reason.DEPENDENCY_NOT_READY,
+        "serviceAccountName",
+    ),
+    "no node": (
+        a_pod(
+            None,
+            unschedulable(
+                "0/3 nodes are available: 3 node(s) had untolerated taint(s)."
+            ),
+            phase="Pending",
+        ),
+        "",
+        Reason.WAITING_FOR_CAPACITY,
+        "untolerated taint",
+    ),
+    "no gpu": (
+        a_pod(
+            None,
+            unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+            phase="Pending",
+        ),
+        "",
+        Reason.WAITING_FOR_CAPACITY,
+        "no node has nvidia.com/gpu available: wait for other pods, or check that its device plugin runs",
+    ),
+    "no volume": (
+        a_pod(
+            None,
+            unschedulable("pod has unbound immediate PersistentVolumeClaims"),
+            phase="Pending",
+        ),
+        "",
+        Reason.VOLUME_NOT_READY,
+        "kubectl describe pvc",
+    ),
+    "no image": (
+        a_pod(
+            waiting("ImagePullBackOff", 'Back-off pulling image "x"'), phase="Pending"
+        ),
+        "",
+        Reason.IMAGE_PULL_FAILED,
+        "check the stage's image",
+    ),
+    "no secret": (
+        a_pod(
+            waiting("CreateContainerConfigError", 'secret "keys" not found'),
+            phase="Pending",
+        ),
+        "",
+        Reason.SECRET_NOT_FOUND,
+        "remove it from the stage's pod.envFrom and pod.env",
+    ),
+    "no mount": (
+        a_pod(waiting("ContainerCreating"), phase="Pending"),
+        "MountVolume.SetUp failed for volume pvc-1",
+        Reason.VOLUME_NOT_READY,
+        "MountVolume",
+    ),
+    "lost node": (
+        a_pod(running(), deletionTimestamp="2030-01-01T00:10:00Z"),
+        "",
+        Reason.NODE_LOST,
+        "node spot-1 does not answer",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("pod", "warning", "reason", "text"), BLOCKERS.values(), ids=BLOCKERS
+)
+def test_blocker_has_the_reason_and_names_the_fix(pod, warning, reason, text):
+    warnings = {pod["metadata"]["name"] if pod else NAME: warning}
+    job = observed_job(
+        NAME, a_job(), [ObservedPod(pod)] if pod else [], NOW, warnings=warnings
+    )
+    assert job.blocker
+    assert job.blocker.reason is reason
+    assert text in job.blocker.message
+
+
+def test_starting_pod_has_no_blocker():
+    assert (
+        observed_job(
+            NAME,
+            a_job(),
+            [ObservedPod(a_pod(waiting("ContainerCreating"), phase="Pending"))],
+            NOW,
+        ).blocker
+        is None
+    )
+    assert observed_job(NAME, a_job(), [], NOW).blocker is None
+    assert (
+        observed_job(NAME, a_job(), [ObservedPod(a_pod(running()))], NOW).blocker
+        is None
+    )
+
+
+def test_terminating_pod_in_its_grace_period_has_no_blocker():
+    soon = (NOW + timedelta(seconds=10)).isoformat()
+    assert (
+        observed_job(
+            NAME, a_job(), [ObservedPod(a_pod(running(), deletionTimestamp=soon))], NOW
+        ).blocker
+        is None
+    )
