@@ -105,6 +105,18 @@ def test_template_of_the_manifest_is_used_for_the_rows(
 
 
 @pytest.mark.usefixtures("data")
+@pytest.mark.parametrize("start", ["\n\n ", "  {% if true %}\n", "{{- '' }}\n "])
+def test_rows_begin_as_the_text_that_a_server_renders(
+    environment: Environment, base: Path, start: str
+) -> None:
+    template = start + BASE + ("{% endif %}" if "if true" in start else "")
+    prepare(prepare_config(base, chat_template=template), environment)
+    tokenizer = tokenizer_of(base, environment)
+    text = tokenizer.apply_chat_template(EXCHANGE, tokenize=False)
+    assert text_of(base, environment) == text
+
+
+@pytest.mark.usefixtures("data")
 def test_arguments_are_defaults_of_the_base_models_template(
     tmp_path: Path, environment: Environment
 ) -> None:

@@ -29,7 +29,8 @@ _FROZEN_CLOCK = (
     "{{ format | replace('%d', '26') | replace('%b', 'Jul') | replace('%B', 'July') | replace('%m', '07')"
     " | replace('%Y', '2024') | replace('%y', '24') | replace('%A', 'Friday') | replace('%H', '12')"
     " | replace('%M', '00') | replace('%S', '00') }}"
-    "{%- endmacro -%}"
+    # A line break, which Jinja drops, and no minus sign: the white space that a template begins with stays.
+    "{%- endmacro %}\n"
 )
 """Some templates put today's date into the text, but the same data must give the same tokens on any day.
 
