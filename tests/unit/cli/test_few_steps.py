@@ -36,6 +36,7 @@ BATCH = {"microBatchSize": 4, "gradientAccumulationSteps": 8}
 )  # fmt: skip
 def test_batch_larger_than_the_data_is_noted(tmp_path, train, rows, line):
     warning = few_steps_line(spec_of(tmp_path, **train), rows)
+    assert warning
     assert line in warning
     assert warning.endswith("lower microBatchSize and gradientAccumulationSteps")
 

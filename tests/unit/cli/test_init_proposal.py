@@ -128,6 +128,7 @@ def test_csv_and_compressed_records_are_read(tmp_path, monkeypatch):
     for name in ("a.csv", "b.jsonl.gz"):
         assert main(["init", "--force", "--data", name]) == 0
         [dataset] = read(tmp_path / "pipeline.yaml").spec.datasets
+        assert dataset.columns
         assert dataset.columns.prompt == "question"
 
 

@@ -63,12 +63,11 @@ def reasons(status):
 def shown(status, *, color=False):
     """Return the tree as it is printed, with the codes of colours on a terminal."""
     file = io.StringIO()
-    system = "standard" if color else None
     Console(
         file=file,
         width=300,
         force_terminal=color,
-        color_system=system,
+        color_system="standard" if color else None,
         soft_wrap=True,
     ).print(live_table("demo", status))
     return file.getvalue()

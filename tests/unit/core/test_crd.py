@@ -4,6 +4,7 @@ import copy
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -234,7 +235,7 @@ def test_large_affinity_is_refused():
         )
 
 
-INVALID = [
+INVALID: list[tuple[str, Any]] = [
     ("model.uri", "s3 bucket"),
     ("model.uri", ""),
     ("model", None),

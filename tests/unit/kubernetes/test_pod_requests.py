@@ -103,6 +103,7 @@ def test_conversations_are_asked_with_a_message(message, text):
 def test_answer_that_proves_nothing_is_a_permanent_failure(text, expect, failure):
     response = json.dumps({"choices": [{"text": text}]})
     actual = probe_result(responding(response), replace(SERVING, expect=expect))
+    assert actual
     assert failure in actual.failure
     assert actual.is_permanent == bool(failure)
 

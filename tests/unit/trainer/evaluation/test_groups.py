@@ -11,7 +11,8 @@ from support.trainer.models import write_jsonl
 from support.trainer.stages import environment_in, run_to_result
 
 from finetune_trainer.contract import Environment, EvaluateResult, Task
-from finetune_trainer.evaluation.tasks import Loaded, load_tasks
+from finetune_trainer.evaluation.task_files import Loaded
+from finetune_trainer.evaluation.tasks import load_tasks
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")

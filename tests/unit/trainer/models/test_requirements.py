@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -223,7 +224,8 @@ def add_token(model: Path, token: str, **special: str) -> None:
     from transformers import AutoTokenizer  # noqa: PLC0415  the import takes seconds
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.add_special_tokens(special or {"additional_special_tokens": [token]})
+    added: dict[str, Any] = {"additional_special_tokens": [token]}
+    tokenizer.add_special_tokens(special or added)
     tokenizer.save_pretrained(model)
 
 
