@@ -58,7 +58,7 @@ from finetune_trainer.runtime.entrypoint import main
 AutoTokenizer.from_pretrained(sys.argv[1])
 import finetune_trainer.stages.prepare
 if int(sys.argv[2]):
-    from finetune_trainer.data import batch_tokenizer
+    from finetune_trainer.data.tokenizing import batch_tokenizer
     batch_tokenizer.usable_processors = lambda: int(sys.argv[2])
 start, before = time.perf_counter(), sum(os.times()[:4])
 code = main(["prepare"])
