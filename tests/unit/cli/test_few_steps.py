@@ -41,6 +41,11 @@ def test_batch_larger_than_the_data_is_noted(tmp_path, train, rows, line):
     assert warning.endswith("lower microBatchSize and gradientAccumulationSteps")
 
 
+def test_single_row_has_another_fix_than_a_smaller_batch(tmp_path):
+    warning = few_steps_line(spec_of(tmp_path), 1)
+    assert warning.startswith("train: 1 step in all: the data has 1 row; add records")
+
+
 @pytest.mark.parametrize(
     ("train", "rows"),
     [({"epochs": 3, **BATCH}, 100), ({"maxSteps": 1, **BATCH}, 100), ({}, 2)],

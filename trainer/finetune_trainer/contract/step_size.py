@@ -1,6 +1,7 @@
 """Whether a training has so few steps that it learns nothing, in the words of plan and of train."""
 
-FEWER = "lower microBatchSize and gradientAccumulationSteps"
+SMALLER_STEPS = "lower microBatchSize and gradientAccumulationSteps"
+MORE_ROWS = "add records, raise epochs, or lower prepare.contextLength"
 
 
 def few_steps(steps: int, examples: int, per_step: int, noun: str) -> str | None:
@@ -13,4 +14,6 @@ def few_steps(steps: int, examples: int, per_step: int, noun: str) -> str | None
     count = f"{steps:,} steps in all"
     if steps == 1:
         count = "1 step in all"
-    return f"{count}: a step takes {per_step:,} {noun}s, and the data has {examples:,}; {FEWER}"
+    if per_step == 1:
+        return f"{count}: the data has 1 {noun}; {MORE_ROWS}"
+    return f"{count}: a step takes {per_step:,} {noun}s, and the data has {examples:,}; {SMALLER_STEPS}"
