@@ -1,5 +1,7 @@
 """The types of the manifest's fields, by the keys of the manifest."""
 
+from collections.abc import Mapping
+from functools import cache
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
@@ -26,7 +28,9 @@ def is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, ContractModel)
 
 
-def aliases(kind: type[ContractModel]) -> dict[str, Any]:
+# Cached: each unknown key of a manifest looks at all models.
+@cache
+def aliases(kind: type[ContractModel]) -> Mapping[str, Any]:
     """Return the keys of a model as the manifest spells them, with the types of their values."""
     return {
         info.alias or name: _constrained(info)

@@ -123,7 +123,9 @@ def split_pair(text: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def _field_for(value: Any, names: Iterable[str], fields: dict[str, Any]) -> str | None:
+def _field_for(
+    value: Any, names: Iterable[str], fields: Mapping[str, Any]
+) -> str | None:
     """Return the first of these fields that takes the value, also inside a list or a mapping."""
     if value is None or isinstance(value, bool | dict):
         return None

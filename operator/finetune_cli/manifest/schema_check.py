@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -143,9 +144,9 @@ class SchemaChecker:
         # An entry of a list without its required key has a wrong name, and no key of another place.
         if not required_keys(kind):
             place = _only_place(key)
-        if place and not _is_same_word(key, closest_match(key, known)):
+        if place and not _is_same_word(key, match):
             return f"did you mean {place}?", None
-        return _hint_here(known, value, key)
+        return _hint_here(known, value, key, match)
 
     def _mark_replaced(self, location: Location) -> None:
         """Mark a location and all above it: none of them is missing."""
@@ -171,15 +172,17 @@ def _is_meant(key: str, match: str, known: Mapping[str, Any], value: YamlNode) -
 
 
 def _hint_here(
-    known: Mapping[str, Any], value: YamlNode, key: str
+    known: Mapping[str, Any], value: YamlNode, key: str, match: str | None
 ) -> tuple[str, str | None]:
-    """Return the hint for an unknown key by the keys of its own mapping, and the key that it may mean."""
+    """Return the hint for an unknown key by the keys of its own mapping, and the key that it may mean.
+
+    `match` is the most similar key of the mapping.
+    """
     name, rest = split_pair(key)
     if name in known:
         return f"a key ends with a colon and a blank: write {name}: {rest}", name
     if value.source in known and key.isprintable():
         return f"the key comes first: write {value.source}: {key}", value.source
-    match = closest_match(key, known)
     if match:
         return f"did you mean {match}?", match
     return f"known keys are {', '.join(known)}", None
@@ -205,12 +208,25 @@ def _only_place(key: str) -> str | None:
     name = key
     if "_" in key:
         name = to_camel(key)
-    places = list(_nested_paths(PipelineSpec, name, "spec."))
-    if name in aliases(PipelineSpec):
-        places.append(f"spec.{name}")
+    places = _places_in_spec().get(name, [])
     if len(places) != 1:
         return None
     return places[0]
+
+
+@cache
+def _places_in_spec() -> dict[str, list[str]]:
+    """Return the paths of all keys of the spec, by the keys' names; the keys of list entries are left out."""
+    places: dict[str, list[str]] = {}
+    mappings: list[tuple[str, type[ContractModel]]] = [("spec", PipelineSpec)]
+    while mappings:
+        path, kind = mappings.pop()
+        for name, annotation in aliases(kind).items():
+            places.setdefault(name, []).append(f"{path}.{name}")
+            inner = unwrap_optional(annotation)
+            if is_model(inner):
+                mappings.append((f"{path}.{name}", inner))
+    return places
 
 
 def format_path(document: YamlNode, location: Location) -> str:
