@@ -81,6 +81,8 @@ def test_template_writes_the_values_of_columns(
         ("{{ a.__class__ }}", {"a": "x"}, "unsafe"),
         ("{% for x in a %}{% endfor %}", {"a": 1}, "not iterable"),
         ("{{ a / 0 }}", {"a": 1}, "division by zero"),
+        ("{{ a * 1000000000 }}", {"a": "x"}, "operator * is not available"),
+        ("{{ '%999999999s' % a }}", {"a": "x"}, "operator % is not available"),
         ("{% if a.append(1) %}{% endif %}", {"a": [1]}, "unsafe"),
     ],
 )

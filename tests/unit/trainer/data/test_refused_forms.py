@@ -35,6 +35,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
+        {"messages": [{"role": ["user"], "content": "a"}, ANSWER]},
+        "messages[0].role must be a string, it is a list",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": ["text"]}]}, ANSWER]},
+        "messages[0].content[0] is a part ",
+    ),
+    (
         {"conversations": [{"from": "narrator", "value": "a"}, GPT]},
         "conversations[0].from is narrator: write human, gpt, system, function_call or observation",
     ),

@@ -4,7 +4,10 @@ import re
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, UndefinedError, meta, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing_extensions import override
 
 from finetune_trainer.data.records.records import (
     Fields,
@@ -91,8 +94,18 @@ def _is_record(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Name) and node.name == RECORD
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """A sandbox in which a template cannot make a short text so long that it fills the memory."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    @override
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        raise SecurityError(f"the operator {operator} is not available")
+
+
+def _environment() -> _Sandbox:
+    environment = _Sandbox(
         undefined=StrictUndefined,
         finalize=_written,
         # A line break at the end of a prompt is part of the prompt.

@@ -69,7 +69,11 @@ def are_usual(messages: list[Any]) -> bool:
     for message in messages:
         if type(message) is not dict or type(message.get("content")) is not str:
             return False
-        if message.get("role") not in USUAL_ROLES or "function_call" in message:
+        role = message.get("role")
+        # A list has no hash, so that `in` would raise TypeError.
+        if type(role) is not str or role not in USUAL_ROLES:
+            return False
+        if "function_call" in message:
             return False
     return True
 
@@ -146,9 +150,10 @@ def _part(part: object, path: str) -> str:
         )
     kind = part.get("type")
     text = part.get("text")
-    if kind in TEXT_PARTS and isinstance(text, str):
+    is_text = isinstance(kind, str) and kind in TEXT_PARTS
+    if is_text and isinstance(text, str):
         return text
-    if kind in TEXT_PARTS:
+    if is_text:
         raise InvalidRecord(f"{path}.text must be a string, it is {kind_of(text)}")
     shown = shortened(str(kind)) if kind else "without a type"
     raise InvalidRecord(
