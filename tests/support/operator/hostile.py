@@ -64,7 +64,8 @@ def string_fields(
     for name, field in schema.get("properties", {}).items():
         yield from string_fields(field, (sample or {}).get(name), (*path, name))
     if schema.get("x-kubernetes-preserve-unknown-fields"):
-        yield (*path, FREE)
+        # Without properties it is a scalar of any type.
+        yield path if schema.get("maxProperties") == 0 else (*path, FREE)
     values = schema.get("additionalProperties")
     if values:
         yield (*path, KEY)
