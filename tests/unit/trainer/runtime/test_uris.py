@@ -60,6 +60,5 @@ def test_signature_is_not_in_the_model_card(tmp_path, tiny_model):
     source = DatasetSource(uri=SIGNED.replace("user:PASSWORD@", ""), revision="v1")
     config = push_config(tiny_model, datasets=(source,))
     text = card(config, push_environment(tmp_path, tiny_model), "Adapter")
-    assert "- https://host/rows.jsonl\n" in text
     assert "| Data set | `https://host/rows.jsonl` at `v1` |" in text
     assert "5e5516" not in text
