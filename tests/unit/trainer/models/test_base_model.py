@@ -11,6 +11,8 @@ from support.operator.adapters import make_adapter
 from support.stores.hub_environment import model_files
 from support.stores.hub_server import serve_hub
 from support.stores.hub_state import Hub
+from support.trainer.evaluation import VERBS
+from support.trainer.lm_eval_tasks import write_verbs_task
 from support.trainer.models import prompt_records, write_jsonl
 from support.trainer.prepared import prepare_config
 from support.trainer.stages import (
@@ -162,7 +164,9 @@ def test_adapter_of_another_model_is_refused(stage, model, tmp_path):
         )
     else:
         names = common.keys() & EvaluateConfig.model_fields.keys()
-        more = {"recipe": {"tasks": [{"name": "verbs"}]}}
+        # Tasks are loaded before the adapter.
+        write_verbs_task(tmp_path / "manifest" / "tasks")
+        more = {"recipe": {"tasks": list(VERBS)}}
         config = EvaluateConfig.model_validate(
             {name: common[name] for name in names} | more
         )
