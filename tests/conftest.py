@@ -25,6 +25,16 @@ SLOW_FILES = (
     "test_allocator",
     "test_preview_command",
     "test_round_trip",
+    "test_prepare_processes",
+    "test_prepare_kills",
+    "test_model_check",
+    "test_base_model",
+    "test_evaluate_base",
+    "test_groups",
+    "test_task_check",
+    "test_local_failures",
+    "test_local_drill",
+    "test_deploy",
 )
 """Test files that take half a minute or more. They run first, so that all workers end at about the same time.
 

@@ -43,6 +43,7 @@ def test_batch_larger_than_the_data_is_noted(tmp_path, train, rows, line):
 
 def test_single_row_has_another_fix_than_a_smaller_batch(tmp_path):
     warning = few_steps_line(spec_of(tmp_path), 1)
+    assert warning
     assert warning.startswith("train: 1 step in all: the data has 1 row; add records")
 
 
