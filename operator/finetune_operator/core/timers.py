@@ -18,6 +18,8 @@ from finetune_operator.core.settings import Settings
 # The watch event of the operator's own write triggers no reconcile, so the switch of traffic has to be looked at.
 SWITCH_INTERVAL = timedelta(seconds=1)
 """Time until the operator observes a switch of traffic."""
+MISSING_JOB_INTERVAL = timedelta(seconds=1)
+"""Time until the operator ends an attempt that it stops and whose Job it does not see."""
 WAITS_FOR_CLAIM = frozenset({Reason.WORKSPACE_IN_USE, Reason.VOLUME_NOT_READY})
 NOTHING = timedelta()
 
@@ -109,6 +111,9 @@ class Timers:
             yield self.settings.poll_interval
             # A stop is final: no deadline and no other node class can change it.
             if attempt.stopping:
+                # A Job whose creation was refused sends no event of its end.
+                if attempt.job not in self.assessment.observation.jobs:
+                    yield MISSING_JOB_INTERVAL
                 return
             yield from self.time_left(stage)
             if choice:

@@ -7,6 +7,7 @@ import pytest
 from support.operator.scenario import Scenario, a_pipeline, a_result
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.api.group import CANCEL_ANNOTATION
 from finetune_operator.core.observation import Blocker, ObservedServer
 
 
@@ -121,3 +122,18 @@ def test_attempt_waits_until_a_late_job_has_ended():
     scenario.cluster.evict(previous)
     scenario.reconcile_until_stable()
     assert scenario.created_jobs[-1] == "train-a2"
+
+
+def test_stopped_attempt_whose_job_was_refused_is_ended_soon():
+    """No event tells that a Job ended which was never created."""
+    job = Scenario().reconcile_until_stable().attempt("prepare").job
+    scenario = Scenario()
+    scenario.cluster.refusals[job] = Blocker(Reason.POD_REFUSED, "no")
+    scenario.reconcile_until_stable()
+    assert scenario.attempt("prepare").created_at is None
+    scenario.cluster.annotate(scenario.key, CANCEL_ANNOTATION, "now")
+    scenario.reconcile()
+    assert scenario.attempt("prepare").stopping is Reason.CANCELLED
+    assert scenario.requeue_after == timedelta(seconds=1)
+    scenario.reconcile()
+    assert scenario.status.phase == "Cancelled"
