@@ -63,6 +63,15 @@ class Columns(ContractModel):
     rejected: ColumnText | None = None
     """Column with the other completion of a pair, or a template of it; absent: rejected."""
 
+    ignored: tuple[ColumnName, ...] = Field(default=(), max_length=64)
+    """Columns with a text that is left out on purpose. A text in any other column that is not read makes the record
+    invalid."""
+
+    def named(self) -> dict[str, str]:
+        """Return the columns and templates of fields, by the names of the fields."""
+        named: dict[str, str] = self.model_dump(exclude_none=True, exclude={"ignored"})
+        return named
+
 
 class DataSource(ContractModel):
     """Fields that data sets and the validation set have in common."""

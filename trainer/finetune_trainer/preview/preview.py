@@ -36,8 +36,9 @@ def preview(request: PreviewRequest, environment: Environment) -> PreviewReport:
     counts = Counts()
     report = PreviewReport(is_sample=sources.is_sample)
     try:
-        if sources.embeddings is not None and sources.datasets:
-            report = _read(request, sources, sources.embeddings, counts)
+        reader = _reader(sources, config)
+        if sources.embeddings is not None and reader is not None:
+            report = _read(request, sources, sources.embeddings, counts, reader)
     except ConfigInvalid as error:
         # A token that occurs has no embedding.
         sources.add("model.uri", config.model.uri, error)
@@ -59,15 +60,29 @@ def _field_of_data(config: PrepareConfig) -> str:
     return "datasets"
 
 
+def _reader(sources: Sources, config: PrepareConfig) -> RecordReader | None:
+    """Return the reader of the data sets; None with a problem if their files or columns cannot be read."""
+    if not sources.datasets:
+        return None
+    try:
+        return RecordReader(
+            sources.datasets, config.objective, config.recipe.unrendered, log_line
+        )
+    except StageError as error:
+        sources.add(_field_of_data(config), str(config.datasets[0].uri), error)
+        return None
+
+
 def _read(
-    request: PreviewRequest, sources: Sources, embeddings: Embeddings, counts: Counts
+    request: PreviewRequest,
+    sources: Sources,
+    embeddings: Embeddings,
+    counts: Counts,
+    reader: RecordReader,
 ) -> PreviewReport:
     """Return the report about all records, or about the first SAMPLE; raise StageError as prepare would."""
     config = request.config
     tokenizer = sources.tokenizer
-    reader = RecordReader(
-        sources.datasets, config.objective, config.recipe.unrendered, log_line
-    )
     examples = examples_of(reader, tokenizer, config, request.examples)
     with tempfile.TemporaryDirectory() as folder:
         writer = PackedWriter(

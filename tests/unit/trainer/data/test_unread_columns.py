@@ -35,7 +35,8 @@ def test_column_with_text_is_refused_by_name(
     [_, line] = message.splitlines()
     assert line.startswith(
         "4 \N{MULTIPLICATION SIGN}: column input: its text is not used: write columns: "
-        '{prompt: "{{ instruction }}\\n\\n{{ input }}"}, remove it, or set prepare.unrendered: Warn; first data.'
+        '{prompt: "{{ instruction }}\\n\\n{{ input }}", completion: output}, '
+        "or leave it out with columns: {ignored: [input]}; first data."
     )
 
 
@@ -102,7 +103,7 @@ def test_label_and_repeated_text_may_stay_unread(value: Any) -> None:
 )
 def test_text_in_any_depth_is_refused(value: Any) -> None:
     with pytest.raises(
-        InvalidRecord, match="column more: its text is not used: remove"
+        InvalidRecord, match="column more: its text is not used: leave"
     ):
         FieldColumns().select({"messages": MESSAGES, "more": value})
 
@@ -113,8 +114,8 @@ def test_several_columns_are_named_together() -> None:
         FieldColumns().select(record)
     assert str(raised.value) == (
         "columns system, body text: their text is not used: write columns: "
-        "{prompt: \"{{ prompt }}\\n\\n{{ system }}\\n\\n{{ record['body text'] }}\"}, remove it, "
-        "or set prepare.unrendered: Warn"
+        "{prompt: \"{{ prompt }}\\n\\n{{ system }}\\n\\n{{ record['body text'] }}\"}, "
+        "or leave it out with columns: {ignored: [system, body text]}"
     )
 
 

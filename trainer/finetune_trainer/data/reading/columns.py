@@ -5,7 +5,11 @@ from typing import NamedTuple
 
 from finetune_trainer.contract import Columns, Objective, Unrendered
 from finetune_trainer.data.reading.named_columns import NamedColumns, outermost
-from finetune_trainer.data.reading.unread import PartlyRead, refusal, unread_columns
+from finetune_trainer.data.reading.unread import (
+    PartlyRead,
+    refusal,
+    unread_columns,
+)
 from finetune_trainer.data.records.forms import (
     FORMS,
     Form,
@@ -14,6 +18,7 @@ from finetune_trainer.data.records.forms import (
     form_of,
     is_plain,
 )
+from finetune_trainer.data.records.labels import SWITCHES, check_is_learned
 from finetune_trainer.data.records.records import Fields, InvalidRecord
 from finetune_trainer.data.records.suggestions import needed_columns, variable
 
@@ -23,12 +28,19 @@ _MAX_PLANS = 1000
 _BLANK_LINE = "\\n\\n"
 
 
+_Columns = tuple[tuple[str, ...], frozenset[str]]
+"""The names of a record's columns in their order, and of the columns that are null."""
+_NO_NULLS: frozenset[str] = frozenset()
+
+
 class _Plan(NamedTuple):
     """How records with the same columns are read."""
 
     form: Form
     unread: tuple[str, ...]
     """Columns that the form does not read, in which a text would be lost."""
+    switches: frozenset[str]
+    """Unread columns that may take a record out of the loss."""
 
 
 class FieldColumns:
@@ -48,9 +60,11 @@ class FieldColumns:
         """New sentences for the log; the reader takes them out."""
         self._objective = objective
         self._allows_unread = unrendered == "Warn"
-        self._named = NamedColumns(columns, objective) if columns else None
-        self._may_be_plain = objective == "SFT" and columns is None
-        self._plans: dict[tuple[str, ...], _Plan | None] = {}
+        self._ignored = frozenset(columns.ignored if columns else ())
+        named = columns.named() if columns else {}
+        self._named = NamedColumns(named, objective) if named else None
+        self._may_be_plain = objective == "SFT" and not named
+        self._plans: dict[_Columns, _Plan | None] = {}
         self._noted: set[str] = set()
         # A dict keeps the order of the columns.
         self._unread: dict[str, None] = {}
@@ -68,21 +82,23 @@ class FieldColumns:
         if self._named:
             source = self._named.fields(record)
             names = (*source, *names)
+        # A null is no value: it may be another column of this record that shows its form.
+        nulls = _NO_NULLS
         if None in source.values():
-            # A null is no value: it may be another column of this record that shows its form.
-            nulls = {name for name, value in source.items() if value is None}
-            names = (*nulls, *(name for name in names if name not in nulls))
+            nulls = frozenset(name for name, value in source.items() if value is None)
         try:
-            plan = self._plans[names]
+            plan = self._plans[names, nulls]
         except KeyError:
             plan = self._new_plan(source, record)
-            self._keep(names, plan)
+            self._keep((names, nulls), plan)
         if plan is None:
             # The formatter knows the shape of the other records, and so a better reason.
             return source
         fields = plan.form.convert(source)
         if not plan.unread:
             return fields
+        if plan.switches:
+            check_is_learned(record, plan.switches)
         lost = unread_columns(record, plan.unread, fields)
         return self._partly_read(plan.form, record, fields, lost) if lost else fields
 
@@ -92,7 +108,9 @@ class FieldColumns:
         """Return fields beside columns with a text that is not read; raise InvalidRecord if that is not allowed."""
         if not self._allows_unread:
             texts = [name for name in lost if isinstance(record[name], str)]
-            raise InvalidRecord(refusal(lost, self._template_with(form, fields, texts)))
+            entry = self._template_with(form, fields, texts)
+            others = self._named.others(entry) if self._named and entry else ""
+            raise InvalidRecord(refusal(lost, entry + others))
         self._lost.update(dict.fromkeys(lost))
         return PartlyRead(fields)
 
@@ -111,10 +129,10 @@ class FieldColumns:
             return f'{field}: "{_BLANK_LINE.join(parts)}"'
         return ""
 
-    def _keep(self, names: tuple[str, ...], plan: _Plan | None) -> None:
+    def _keep(self, key: _Columns, plan: _Plan | None) -> None:
         if len(self._plans) == _MAX_PLANS:
             self._plans.clear()
-        self._plans[names] = plan
+        self._plans[key] = plan
         if plan:
             self._unread.update(dict.fromkeys(plan.unread))
 
@@ -127,18 +145,22 @@ class FieldColumns:
         if text:
             self.note(f"read as {text}")
         if not self._named:
-            return _Plan(
-                form, tuple(name for name in present if name not in form.reads)
+            return self._plan(
+                form, [name for name in present if name not in form.reads]
             )
         if self._named.reads is None:
-            return _Plan(form, ())
+            return self._plan(form, [])
         unread = [name for name in record if name not in self._named.reads]
         left = self._not_chosen(unread)
         if left:
             self.note(
                 f"columns left out, as the manifest names others: {', '.join(left)}"
             )
-        return _Plan(form, tuple(name for name in unread if name not in left))
+        return self._plan(form, [name for name in unread if name not in left])
+
+    def _plan(self, form: Form, unread: list[str]) -> _Plan:
+        unread = [name for name in unread if name not in self._ignored]
+        return _Plan(form, tuple(unread), SWITCHES.intersection(unread))
 
     def _not_chosen(self, unread: list[str]) -> list[str]:
         """Return the columns of complete forms that the manifest did not choose."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from finetune_trainer.contract import Columns, Objective
+from finetune_trainer.contract import Objective
 from finetune_trainer.data.reading.templates import ColumnTemplate, is_template
 from finetune_trainer.data.records.forms import form_of
 from finetune_trainer.data.records.records import (
@@ -17,13 +17,15 @@ from finetune_trainer.data.records.suggestions import similar_name, variable
 _KINDS: dict[Objective, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
     "SFT": (
         (("messages",), ("tools", "system")),
-        (("instruction", "output"), ("input",)),
+        (("instruction", "output"), ("input", "system")),
         (("prompt", "completion"), ()),
         (("text",), ()),
     ),
     "DPO": ((("chosen", "rejected"), ("prompt", "tools")),),
 }
 """Kinds of records whose fields may have columns: the fields that a record must have, and other fields."""
+_SHARED = "system"
+"""A field of two kinds, which chooses neither of them beside another field."""
 # Not None: a column with a null is something else than a missing column.
 _MISSING = object()
 
@@ -35,8 +37,7 @@ class NamedColumns:
     is not valid.
     """
 
-    def __init__(self, columns: Columns, objective: Objective) -> None:
-        named: dict[str, str] = columns.model_dump(exclude_none=True)
+    def __init__(self, named: dict[str, str], objective: Objective) -> None:
         kinds = _KINDS[objective]
         known = {name for required, optional in kinds for name in required + optional}
         unread = sorted(named.keys() - known)
@@ -58,7 +59,12 @@ class NamedColumns:
         self._required: dict[str, str] = {}
         self._optional: dict[str, str] = {}
         for required, optional in kinds:
-            self._add_kind(required, optional, named)
+            own = {*required, *optional} - {_SHARED}
+            if not own.isdisjoint(named):
+                self._add_kind(required, optional, named)
+        if _SHARED in named and not self._required:
+            # Two kinds have it: alone it belongs to messages.
+            self._add_kind(*kinds[0], named)
         self._asked_for = named.keys() | self._required.keys()
         read = self._read_columns()
         form = form_of(self._required, objective)
@@ -71,9 +77,7 @@ class NamedColumns:
     def _add_kind(
         self, required: tuple[str, ...], optional: tuple[str, ...], named: Fields
     ) -> None:
-        """Add the fields of a kind of records if the manifest names any of them."""
-        if named.keys().isdisjoint((*required, *optional)):
-            return
+        """Add the fields of a kind of records."""
         if "prompt" in optional and "prompt" in named:
             # Without the prompt that the manifest names, another text would be taken for it.
             required += ("prompt",)
@@ -117,6 +121,15 @@ class NamedColumns:
     def _value(self, record: Fields, field: str, column: str) -> Any:
         template = self._templates.get(field)
         return template.text(record) if template else _value(record, column)
+
+    def others(self, entry: str) -> str:
+        """Return the other entries of `columns` that the manifest has, to write behind one entry."""
+        field, _, _ = entry.partition(":")
+        return "".join(
+            f", {name}: {self._required[name]}"
+            for name in self._required
+            if name != field and name not in self._templates
+        )
 
     def written(self, field: str) -> str:
         """Return the template of a field; for a field with a column, a template that writes it."""

@@ -54,7 +54,9 @@ class ColumnTemplate:
                 f"the template of {self._field}: {shortened(str(error))}; the columns are {has}; for a column that "
                 "may be absent write {{ name | default('') }}"
             ) from None
-        except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        except InvalidRecord:
+            raise
+        except Exception as error:  # noqa: BLE001  a template is a program, and may fail in any way
             raise InvalidRecord(
                 f"the template of {self._field} failed: {shortened(str(error))}"
             ) from None

@@ -11,6 +11,10 @@ from finetune_trainer.data.records.records import Fields, shortened
 from finetune_trainer.data.records.unrendered import LABEL, RenderedText, is_label
 
 _as_label = LABEL.fullmatch
+TEXT_COLUMNS = frozenset(
+    {"context", "history", "input", "passage", "query", "question", "system"}
+)
+"""Columns that hold texts, however short. In any other column, a single word is a label."""
 
 
 class PartlyRead(dict[str, Any]):
@@ -44,19 +48,24 @@ def unread_columns(record: Fields, columns: Iterable[str], fields: Fields) -> li
         value: Any = record.get(column)
         kind = type(value)
         if kind is str:
-            if _as_label(value) is None:
+            if _as_label(value) is None or (value and column in TEXT_COLUMNS):
                 suspects.append(column)
         elif (kind is dict or kind is list) and has_text(value):
             suspects.append(column)
     if not suspects:
         return suspects
     read = RenderedText("\n".join(texts_in(fields)))
-    return [column for column in suspects if not _is_held(record[column], read)]
+    return [
+        column
+        for column in suspects
+        if not _is_held(record[column], read, labels=column in TEXT_COLUMNS)
+    ]
 
 
-def _is_held(value: object, read: RenderedText) -> bool:
-    """Return whether every text of a value that is no label is in the texts that are read."""
-    return all(is_label(text) or read.holds(text) for text in texts_in(value))
+def _is_held(value: object, read: RenderedText, *, labels: bool) -> bool:
+    """Return whether every text of a value is in the texts that are read; labels only if they count."""
+    texts = [text for text in texts_in(value) if labels or not is_label(text)]
+    return all(map(read.holds, texts))
 
 
 def refusal(columns: list[str], template: str) -> str:
@@ -68,7 +77,7 @@ def refusal(columns: list[str], template: str) -> str:
     subject = f"column {names}: its text is"
     if len(columns) > 1:
         subject = f"columns {names}: their text is"
-    fixes = "remove it, or set prepare.unrendered: Warn"
+    fixes = f"leave it out with columns: {{ignored: [{names}]}}"
     if template:
-        fixes = f"write columns: {{{template}}}, {fixes}"
+        fixes = f"write columns: {{{template}}}, or {fixes}"
     return f"{subject} not used: {fixes}"

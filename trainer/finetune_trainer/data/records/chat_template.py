@@ -10,6 +10,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from finetune_trainer.data.records.conversations import Conversation, Message
 from finetune_trainer.data.records.records import InvalidRecord
 from finetune_trainer.data.records.template_forms import MARK, TemplateForms
+from finetune_trainer.runtime.errors import short_reason
 
 Span = tuple[int, int]
 """Half-open character range: position of the first character, and position after the last character."""
@@ -193,8 +194,12 @@ class ChatTemplate:
                 **self._special_tokens,
                 **options,
             )
-        except (TemplateError, TypeError, ValueError) as error:
+        except TemplateError as error:
             raise InvalidRecord(
                 f"the chat template rejected the conversation: {error}"
+            ) from None
+        except Exception as error:  # noqa: BLE001  a template is a program, and may fail in any way
+            raise InvalidRecord(
+                f"the chat template rejected the conversation: {short_reason(error)}"
             ) from None
         return texts[0], spans[0] if spans else []

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_trainer.contract import Objective
+from finetune_trainer.data.records.labels import check_label
 from finetune_trainer.data.records.message_forms import (
     are_usual,
     parsed_json,
@@ -59,7 +60,10 @@ class Form:
 
 def _conversation(column: str) -> Callable[[Fields], Fields]:
     def convert(record: Fields) -> Fields:
-        _check_label(record, KTO_TAG)
+        check_label(record, KTO_TAG)
+        # Only a boolean: a number may be a class of the conversation.
+        if isinstance(record.get("label"), bool):
+            check_label(record, "label")
         messages = read_messages(record[column], column)
         fields = {"messages": _with_system(record, messages)}
         tools = _tools(record)
@@ -108,7 +112,7 @@ def _completion(record: Fields) -> Fields:
     """Return prompt and completion, or for two lists of messages a conversation whose completion is learned."""
     prompt = record["prompt"]
     completion = record["completion"]
-    _check_label(record, "label")
+    check_label(record, "label")
     if not isinstance(prompt, list) and not isinstance(completion, list):
         if record.get("tools"):
             raise InvalidRecord(
@@ -135,16 +139,6 @@ def _completion(record: Fields) -> Fields:
     return fields
 
 
-def _check_label(record: Fields, column: str) -> None:
-    """Raise InvalidRecord if a record of KTO is labelled as an answer to avoid."""
-    label = record.get(column)
-    # pandas writes False into CSV.
-    if label is False or label == "False":
-        raise InvalidRecord(
-            f"{column} is false, so the answer is to be avoided, and SFT would learn it: remove the record"
-        )
-
-
 def _is_assistants(message: object) -> bool:
     return isinstance(message, dict) and message.get("role") == "assistant"
 
@@ -169,8 +163,8 @@ def _instruction(record: Fields) -> str:
 
 def _alpaca(record: Fields) -> Fields:
     """Return the conversation of an Alpaca record: its history, its instruction and its output."""
-    _check_label(record, "label")
-    _check_label(record, KTO_TAG)
+    check_label(record, "label")
+    check_label(record, KTO_TAG)
     output = text_of(record, "output")
     check_not_blank(output, "output")
     turns = [*_history(record.get("history")), (_instruction(record), output)]

@@ -13,6 +13,7 @@ from finetune_trainer.data.records.records import (
     kind_of,
     shortened,
 )
+from finetune_trainer.data.records.unrendered import texts_of
 
 ROLES = {
     "system": "system",
@@ -96,6 +97,10 @@ def _message(message: Fields, path: str) -> Fields:
     if message.get(text_key) is not None:
         read["content"] = _content(message[text_key], f"{path}.{text_key}")
     if message.get("function_call") is not None:
+        if message.get("tool_calls"):
+            raise InvalidRecord(
+                f"{path} has tool_calls and also function_call: keep one of them"
+            )
         call = _call(message["function_call"], f"{path}.function_call")
         read["tool_calls"] = [call]
     return read
@@ -141,6 +146,14 @@ def _content(value: object, path: str) -> object:
     return PART_SEPARATOR.join(texts)
 
 
+def _check_has_no_other_text(part: Fields, path: str) -> None:
+    for key, value in part.items():
+        if key not in {"type", "text"} and list(texts_of(value, key)):
+            raise InvalidRecord(
+                f"{path}.{key} is not used: put it into the text of the part, or remove it"
+            )
+
+
 def _part(part: object, path: str) -> str:
     if isinstance(part, str):
         return part
@@ -152,6 +165,7 @@ def _part(part: object, path: str) -> str:
     text = part.get("text")
     is_text = isinstance(kind, str) and kind in TEXT_PARTS
     if is_text and isinstance(text, str):
+        _check_has_no_other_text(part, path)
         return text
     if is_text:
         raise InvalidRecord(f"{path}.text must be a string, it is {kind_of(text)}")

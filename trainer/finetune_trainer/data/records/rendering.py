@@ -72,6 +72,9 @@ def _missing(
         for example in division.examples
         for index, (start, end) in example.spans.items()
     }
+    for place in texts_of(conversation.tools, "tools"):
+        if not _holds([division.text], place):
+            yield place.name
     are_others_certain = _are_in_order(conversation, division)
     for index, message in enumerate(conversation.messages):
         places = list(_ordered_places(index, message))

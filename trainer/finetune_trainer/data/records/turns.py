@@ -86,7 +86,11 @@ def divide(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Di
     examples = [example for example in reversed(examples) if example.spans]
     if chat.has_marks:
         for example in examples:
-            _mark(chat, conversation, example)
+            unasked += [
+                f"messages[{index}]: the marks {{% generation %}} of the chat template leave out this turn: "
+                "set prepare.chatTemplate or unrendered: Warn"
+                for index in _mark(chat, conversation, example)
+            ]
     return Division(whole.text, examples, unasked[::-1])
 
 
@@ -150,14 +154,18 @@ def _end_in(text: str, turn: Turn, chat: ChatTemplate) -> int | None:
     return None
 
 
-def _mark(chat: ChatTemplate, conversation: Conversation, example: Example) -> None:
-    """Find what the template's tags mark in the turns of an example."""
+def _mark(
+    chat: ChatTemplate, conversation: Conversation, example: Example
+) -> list[int]:
+    """Find what the template's tags mark in the turns of an example; return the messages that they leave out."""
     all_marks = chat.marks(conversation.before(example.messages))
     marked = []
+    left_out = []
     for index in sorted(example.spans):
         start, end = example.spans[index]
         marks = [mark for mark in all_marks if mark[1] > start and mark[0] < end]
         if not marks:
+            left_out.append(index)
             continue
         last_start, last_end = marks[-1]
         # A model that does not learn the end of a turn never stops.
@@ -165,6 +173,7 @@ def _mark(chat: ChatTemplate, conversation: Conversation, example: Example) -> N
             marks[-1] = (last_start, end)
         marked.extend(marks)
     example.marked = marked
+    return left_out
 
 
 def _is_ending(chat: ChatTemplate, text: str) -> bool:

@@ -123,6 +123,10 @@ def _missing(name: str, fields: Fields) -> str:
 
 def _text_examples(fields: Fields) -> tuple[TextExample, TextExample]:
     prompt, chosen, rejected = _texts(fields)
+    if fields.get("tools"):
+        raise InvalidRecord(
+            "tools beside completions that are no lists of messages: nothing renders them"
+        )
     return completed_text(prompt, chosen), completed_text(prompt, rejected)
 
 

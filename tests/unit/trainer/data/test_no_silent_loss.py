@@ -1,0 +1,157 @@
+"""Texts that earlier records, other columns or a template's own faults must not hide."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.trainer.models import write_jsonl
+from support.trainer.prepared import (
+    make_tokenizer,
+    packed_documents,
+    prepare,
+    prepare_config,
+)
+from support.trainer.renderings import learned, rendering_of
+from support.trainer.stages import run_to_failure
+
+from finetune_trainer.contract import Environment
+from finetune_trainer.data.records.records import InvalidRecord
+
+QUESTION = {"role": "user", "content": "the file?"}
+ANSWER = {"role": "assistant", "content": "a socket"}
+PAIR = {"prompt": "the file?", "completion": "a socket"}
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "model"
+    make_tokenizer(folder, chat_template=PLAIN)
+    return folder
+
+
+@pytest.fixture
+def refused(model: Path, environment: Environment, manifest_dir: Path):
+    """A function that returns the reason why prepare refuses records."""
+
+    def refused(*records: dict[str, Any], **changes: Any) -> str:
+        write_jsonl(manifest_dir / "data.jsonl", list(records))
+        message, _ = run_to_failure(prepare_config(model, **changes), environment)
+        return message
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        (
+            {"note": None, **PAIR},
+            {"note": "An important text", **PAIR},
+            "data.jsonl:2: column note: its text is not used",
+        ),
+        (
+            {"messages": None, "text": "a socket"},
+            {"messages": [QUESTION, ANSWER], "text": "a socket"},
+            "data.jsonl:2: has messages and also text",
+        ),
+    ],
+    ids=["a column", "a form"],
+)
+def test_null_in_an_earlier_record_hides_no_column(refused, first, second, reason):
+    assert reason in refused(first, second)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (
+            {
+                "messages": [
+                    QUESTION,
+                    {
+                        "role": "assistant",
+                        "function_call": {"name": "add", "arguments": "{}"},
+                        "tool_calls": [{"function": {"name": "b", "arguments": {}}}],
+                    },
+                ]
+            },
+            "messages[1] has tool_calls and also function_call: keep one of them",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": "q", "context": "lost words"}]},
+                    ANSWER,
+                ]
+            },
+            "messages[0].content[0].context is not used",
+        ),
+        ({**PAIR, "label": 0}, "label is false, so the answer is to be avoided"),
+        ({**PAIR, "label": "false"}, "label is false, so the answer is to be avoided"),
+        ({**PAIR, "label": "A lost text"}, "label must be true or false, it is a text"),
+        ({"messages": [QUESTION, ANSWER], "label": False}, "label is false"),
+        ({**PAIR, "train": False}, "train is False, so the record is not to be learned"),
+        ({**PAIR, "weight": 0}, "weight is 0, so the record is not to be learned"),
+        ({**PAIR, "input": "cat"}, "column input: its text is not used"),
+    ],
+)  # fmt: skip
+def test_record_that_would_lose_its_meaning_is_refused(refused, record, reason):
+    assert reason in refused(record)
+
+
+def test_tools_beside_texts_of_a_pair_are_refused(refused):
+    record = {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [{"name": "add"}]}
+    assert "nothing renders them" in refused(record, objective="DPO")
+
+
+def test_ignored_columns_are_left_out(
+    model: Path, environment: Environment, manifest_dir: Path
+):
+    record = {**PAIR, "title": "some words", "label": True}
+    write_jsonl(manifest_dir / "data.jsonl", [record])
+    columns = {"ignored": ["title"]}
+    result = prepare(prepare_config(model, columns=columns), environment)
+    assert (result.records, result.invalid, result.unrendered) == (1, 0, 0)
+    assert len(packed_documents(environment)) == 1
+
+
+def test_question_and_answer_may_have_a_system_message(
+    model: Path, environment: Environment, manifest_dir: Path
+):
+    record = {"system_prompt": "Be old.", "question": "the file?", "response": "a"}
+    write_jsonl(manifest_dir / "data.jsonl", [record])
+    columns = {"system": "system_prompt", "instruction": "question", "output": "response"}  # fmt: skip
+    result = prepare(prepare_config(model, columns=columns), environment)
+    assert (result.records, result.invalid) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "fault", ["{{ 1 / 0 }}", "{{ messages[0].x.y.z() }}", "{{ tools.items() }}"]
+)
+def test_template_that_fails_in_any_way_refuses_the_record(fault):
+    with pytest.raises(InvalidRecord, match="the chat template rejected"):
+        learned(PLAIN + fault, {"messages": [QUESTION, ANSWER]})
+
+
+def test_turn_that_the_marks_leave_out_is_named():
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' and loop.last %}{% generation %}"
+        "{{ m.content }}{{ eos_token }}{% endgeneration %}{% else %}{{ m.content }}{{ eos_token }}{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    conversation = [QUESTION, {**ANSWER, "content": "so"}, QUESTION, ANSWER]
+    rendering = rendering_of(template, {"messages": conversation})
+    assert [text.partition(" of the")[0] for text in rendering.unrendered] == [
+        "messages[1]: the marks {% generation %}"
+    ]
+
+
+def test_text_in_a_tool_that_the_template_drops_is_named():
+    template = "{% if tools %}[{{ tools[0].function.name }}]{% endif %}" + PLAIN
+    tool = {"type": "function", "function": {"name": "add", "description": "Add two numbers."}}  # fmt: skip
+    rendering = rendering_of(
+        template, {"messages": [QUESTION, ANSWER], "tools": [tool]}
+    )
+    [sentence] = rendering.unrendered
+    assert sentence.startswith("tools[0].function.description: the chat template")
