@@ -20,6 +20,8 @@ from finetune_trainer.contract import ContractModel
 
 PAIR = re.compile(r"(\w+)\s*[:=\s]\s*(.+)")
 VARIABLE = re.compile(r"(\w+)=(\S*)")
+SCALAR = re.compile(r"true|false|-?\d+(\.\d+)?")
+"""A boolean or a number."""
 NEEDS_QUOTES = re.compile(r"^[^\w./-]|[,{}\[\]#?]|:\s")
 """Signs that end a text in a list, or begin something else."""
 UNKNOWN = "…"
@@ -38,7 +40,12 @@ def form_of(annotation: Any, value: Any) -> str:
     if get_origin(kind) is dict:
         variable = VARIABLE.fullmatch(str(value))
         if variable:
-            return _pairs({variable[1]: json.dumps(variable[2])})
+            text = json.dumps(variable[2])
+            # A map of texts only, such as nodeSelector, needs the quotes.
+            takes_boolean = _takes(get_args(kind)[1], value=True)
+            if takes_boolean and SCALAR.fullmatch(variable[2]):
+                text = variable[2]
+            return _pairs({variable[1]: text})
         return "{KEY: VALUE}"
     return _text(value)
 

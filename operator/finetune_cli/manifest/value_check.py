@@ -87,6 +87,13 @@ def warnings(spec: PipelineSpec) -> Iterator[Finding]:
         problem = f"{name} seems to be a secret in clear text"
         fix = f"use envFrom: [{{secretRef: …}}], or valueFrom: {{secretKeyRef: …}} for {name}"
         yield variable.location, f"{problem}; {fix}"
+    for name, value in spec.prepare.chat_template_arguments.items():
+        if str(value).lower() in {"true", "false"} and isinstance(value, str):
+            location = ("prepare", "chatTemplateArguments", name)
+            yield (
+                location,
+                f"{value!r} is a text, which Jinja takes for true; remove the quotes",
+            )
     files = task_files(spec)
     for gate, finding in _closed_gates(spec):
         # No error: the functions of a user's own task may compute the metric in percent.

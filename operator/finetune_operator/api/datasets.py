@@ -16,7 +16,7 @@ def _is_repository(data: Mapping[str, Any]) -> bool:
 
 SHAPES = (
     ("messages", "tools", "system"),
-    ("instruction", "input", "output"),
+    ("instruction", "input", "output", "system"),
     ("prompt", "completion"),
     ("text",),
     ("prompt", "chosen", "rejected", "tools"),
@@ -27,7 +27,9 @@ COLUMNS = tuple(dict.fromkeys(name for shape in SHAPES for name in shape))
 
 def _is_of_one_shape(columns: Mapping[str, Any]) -> bool:
     """Return whether some fields have a column, all of the same kind of record."""
-    return bool(columns) and any(columns.keys() <= set(shape) for shape in SHAPES)
+    names = columns.keys() - {"ignored"}
+    is_empty = not names and not columns.get("ignored")
+    return not is_empty and any(names <= set(shape) for shape in SHAPES)
 
 
 def _names_any(names: Iterable[str]) -> str:
@@ -39,7 +41,7 @@ def _one_shape() -> str:
     # CEL has no set of the fields that an object has. So each shape is checked by the fields that it lacks.
     others = [[name for name in COLUMNS if name not in shape] for shape in SHAPES]
     return (
-        f"({_names_any(COLUMNS)}) && ("
+        f"({_names_any(COLUMNS)} || (has(self.columns.ignored) && self.columns.ignored.size() > 0)) && ("
         + " || ".join(f"!({_names_any(names)})" for names in others)
         + ")"
     )
@@ -56,8 +58,8 @@ SOURCE_RULES = (
     ),
     Rule(
         field="columns",
-        message="must name fields of one kind of record: messages, tools and system; instruction, input and output; "
-        "prompt and completion; text; or prompt, chosen, rejected and tools",
+        message="must name fields of one kind of record: messages, tools and system; "
+        "instruction, input, output and system; prompt and completion; text; or prompt, chosen, rejected and tools",
         cel=f"!has(self.columns) || ({_one_shape()})",
         is_valid=lambda data: (
             "columns" not in data or _is_of_one_shape(data["columns"])

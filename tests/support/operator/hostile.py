@@ -16,6 +16,7 @@ FREE = "hostPath"
 LISTS = {
     "env",
     "envFrom",
+    "ignored",
     "tolerations",
     "imagePullSecrets",
     "command",

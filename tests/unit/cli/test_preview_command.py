@@ -1,6 +1,7 @@
 """`finetune preview`, and the same preview in `validate --check` and `plan`, with a real process of the trainer."""
 
 import json
+import sys
 
 import pytest
 import yaml
@@ -89,3 +90,22 @@ def test_plan_before_prepare_knows_rows_tokens_and_steps(manifest, capsys):
     assert "of them learned" in output
     assert "rows of 64 tokens" in output
     assert "known when prepare is done" not in output
+
+
+def test_reader_that_fails_is_an_error_and_not_valid(manifest, capsys, monkeypatch):
+    manifest(RECORDS)
+    failing = (sys.executable, "-c", "raise ZeroDivisionError('a fault')")
+    monkeypatch.setattr("finetune_cli.checks.preview.COMMAND", failing)
+    assert main(["validate", "--check", "p.yaml"]) == 2
+    output = capsys.readouterr().out
+    assert "the records cannot be read: ZeroDivisionError: a fault" in output
+
+
+def test_records_stay_unread_without_the_trainers_packages(
+    manifest, capsys, monkeypatch
+):
+    manifest(RECORDS)
+    absent = (sys.executable, "-c", "import no_such_package")
+    monkeypatch.setattr("finetune_cli.checks.preview.COMMAND", absent)
+    assert main(["validate", "--check", "p.yaml"]) == 0
+    assert "the records were not read" in capsys.readouterr().out

@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from finetune_trainer.runtime.errors import short_reason
 from finetune_trainer.template_syntax import TemplateInvalid
 
 # The slowest known template takes milliseconds, also on a machine that runs much else.
@@ -42,8 +43,11 @@ def check_rendering(template: str, special_tokens: Mapping[str, Any]) -> None:
         raise TemplateInvalid(
             f"a conversation of two messages takes more than {MAX_SECONDS:.0f} s: it may loop"
         ) from None
-    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError):
+    except (TemplateError, TypeError, ValueError):
+        # It may be meant: templates raise errors for conversations that they do not support.
         pass
+    except (LookupError, ArithmeticError) as error:
+        raise TemplateInvalid(f"it fails: {short_reason(error)}") from None
 
 
 @contextmanager

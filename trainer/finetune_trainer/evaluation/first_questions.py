@@ -1,11 +1,13 @@
 """Rendering of a task's first questions, before any model is loaded: a mistake in a task costs no GPU."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from finetune_trainer.evaluation.task_errors import unknown_metric, wrong_target
 from finetune_trainer.runtime.errors import ConfigInvalid
 
+FIELD_NAME = re.compile(r"[A-Za-z_]\w*")
 # Each takes about a millisecond. A field that only some records lack is often missing in the first records already.
 RENDERED = 32
 """Questions of each task that are rendered."""
@@ -16,7 +18,7 @@ def check_first_questions(task: Any, questions: Sequence[int], seed: int) -> Non
 
     Raise ConfigInvalid for a mistake that lm-eval accepts. Errors of lm-eval are raised as they are.
     """
-    problem = unknown_metric(task) or _missing_examples(task)
+    problem = unknown_metric(task) or _missing_examples(task) or _unknown_field(task)
     if problem:
         raise ConfigInvalid(problem)
     task.set_fewshot_seed(seed=seed)
@@ -28,6 +30,27 @@ def check_first_questions(task: Any, questions: Sequence[int], seed: int) -> Non
         problem = wrong_target(task, question)
         if problem:
             raise ConfigInvalid(f"question {index + 1}: {problem}")
+
+
+def _unknown_field(task: Any) -> str:
+    """Return the problem of a key that seems to name a field that the data lacks; empty without such a key.
+
+    lm-eval takes a name that is no field for the text itself, so that all questions are this word.
+    """
+    keys = ["doc_to_text"]
+    # The target of a choice may be the text of a choice, which `wrong_target` checks.
+    if task.OUTPUT_TYPE != "multiple_choice":
+        keys.append("doc_to_target")
+    for key in keys:
+        value = task.get_config(key)
+        if not isinstance(value, str) or not FIELD_NAME.fullmatch(value):
+            continue
+        if value not in task.features:
+            return (
+                f"{key}: {value} is no field of the data, so lm-eval would write this word for every question; "
+                f"the fields are {', '.join(task.features)}"
+            )
+    return ""
 
 
 def _render(task: Any, question: Any, index: int) -> None:

@@ -1,5 +1,6 @@
 """Load the base model and find the trained adapter. No code from a model's folder is executed."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +24,13 @@ from finetune_trainer.runtime.errors import (
 )
 
 DTYPES = {"BF16": torch.bfloat16, "FP16": torch.float16, "FP32": torch.float32}
-UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
-"""Exceptions that transformers raises for a folder without a model in its format."""
+UNREADABLE = (
+    *(OSError, ValueError, LookupError, RuntimeError, SafetensorError),
+    *(TypeError, AttributeError, AssertionError, ArithmeticError),
+)
+"""Exceptions that transformers raises for a folder without a model in its format, or for wrong values in its config."""
+BUFFERS = re.compile(r"(rotary_emb\.inv_freq|attn\.(masked_)?bias)$")
+"""Tensors of older files that transformers computes itself."""
 
 
 def dtype_of(name: str, model_folder: Path) -> torch.dtype:
@@ -82,13 +88,24 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -
 
 
 def check_loading_info(loading_info: dict[str, Any], uri: str) -> None:
-    """Raise ConfigInvalid if weights are missing: transformers only warns, and makes them random."""
+    """Raise ConfigInvalid if weights are missing or left over.
+
+    transformers only warns: it makes missing weights random, and drops a weight for which the model has no place.
+    """
     missing = sorted(loading_info["missing_keys"])
     mismatched = sorted(str(key) for key in loading_info["mismatched_keys"])
     if missing or mismatched:
         raise ConfigInvalid(
             f"model {uri}: its weights do not match its config.json "
             f"(missing or of another shape: {[*missing, *mismatched][0]}): "
+            "use weights and config.json of the same model"
+        )
+    unexpected = sorted(
+        name for name in loading_info["unexpected_keys"] if not BUFFERS.search(name)
+    )
+    if unexpected:
+        raise ConfigInvalid(
+            f"model {uri}: config.json has no place for {len(unexpected)} of its weights, such as {unexpected[0]}: "
             "use weights and config.json of the same model"
         )
 
@@ -115,8 +132,16 @@ def _load_errors(folder: Path, uri: str) -> Iterator[None]:
         yield
     except UNREADABLE as error:
         raise ConfigInvalid(
-            f"model {uri or folder} cannot be loaded from {folder}: {error}"
+            f"model {uri or folder} cannot be loaded from {folder}: {_without_advice(error)}: "
+            "use config.json and weights of the same model"
         ) from error
+
+
+def _without_advice(error: Exception) -> str:
+    """Return the reason of an error without advice about options of transformers, which a user of ours cannot set."""
+    if "ignore_mismatched_sizes" in str(error):
+        return "its weights have other shapes than its config.json says"
+    return short_reason(error)
 
 
 def check_context_length(base: BaseModel, context_length: int) -> None:

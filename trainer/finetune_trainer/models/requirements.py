@@ -17,6 +17,13 @@ from finetune_trainer.models.stored_weights import POINTER, StoredWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 CONFIG = "config.json"
+OTHER_CONFIGS = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
 NOT_QUANTIZED = "use a base model that is not quantized"
 QUANTIZED_NAME = re.compile(
     r"[-_.](?:unsloth[-_])?(?:bnb[-_])?(?:quantized|GPTQ|AWQ|EXL[23]|GGUF|FP8|FP4|NVFP4|MXFP4|INT[48]|W[48]A\d+|[48][-_]?bit)\b.*$",
@@ -48,6 +55,10 @@ class ModelFiles:
 def check_model(files: ModelFiles) -> dict[str, Any]:
     """Return config.json of the model; raise ConfigInvalid if the model cannot be trained."""
     config = read_json(files, CONFIG)
+    for name in OTHER_CONFIGS:
+        # Later stages read and publish them, after all the training.
+        if (files.folder / name).is_file():
+            read_json(files, name)
     check_config(files.uri, config)
     _check_weights(files)
     return config

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -47,7 +48,7 @@ from finetune_trainer.evaluation.tasks import (
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import dtype_of, open_trained_adapter
 from finetune_trainer.runtime.artifacts import atomic_folder, matches_digest, seal
-from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.runtime.errors import ConfigInvalid, short_reason
 from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context, read_result
@@ -56,6 +57,11 @@ from finetune_trainer.training.determinism import prepare_device
 
 BOOTSTRAP_RESAMPLES = 1000
 """For metrics whose standard error has no formula. The estimate's relative error is 1/sqrt(2·1000), about 2 %."""
+MISTAKES = (
+    *(TypeError, KeyError, IndexError, AttributeError, AssertionError),
+    *(ZeroDivisionError, re.error, NotImplementedError),
+)
+"""Errors that lm-eval raises for a task whose settings do not fit together: another attempt meets them again."""
 
 
 def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
@@ -173,6 +179,12 @@ class Evaluation:
             raise ConfigInvalid(
                 f"evaluate: the chat template rejects a question: {error}; set evaluate.applyChatTemplate to false, "
                 "or set evaluate.fewshotAsMultiturn to false if the template needs turns in another order"
+            ) from error
+        except MISTAKES as error:
+            names = ", ".join(task.name for task in self._recipe.tasks)
+            raise ConfigInvalid(
+                f"evaluate.tasks ({names}): lm-eval cannot evaluate a task: {short_reason(error)}; "
+                "correct its metrics, filters and generation_kwargs"
             ) from error
 
     def _load(self, model: EvaluatedModel, on_progress: OnProgress) -> CachingLM:

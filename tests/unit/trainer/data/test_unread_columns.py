@@ -102,9 +102,7 @@ def test_label_and_repeated_text_may_stay_unread(value: Any) -> None:
     ids=str,
 )
 def test_text_in_any_depth_is_refused(value: Any) -> None:
-    with pytest.raises(
-        InvalidRecord, match="column more: its text is not used: leave"
-    ):
+    with pytest.raises(InvalidRecord, match="column more: its text is not used: leave"):
         FieldColumns().select({"messages": MESSAGES, "more": value})
 
 

@@ -75,6 +75,7 @@ def failure(
         ({"doc_to_text": "{{q.a.b}}"}, "doc_to_text cannot be written: "),
         ({"doc_to_text": "{{q | nope}}"}, "doc_to_text cannot be written: "),
         ({"doc_to_text": None}, "doc_to_text is missing; the data has the fields q,"),
+        ({"doc_to_text": "question"}, "doc_to_text: question is no field of the data"),
         ({"doc_to_target": None}, "doc_to_target is missing; the data has"),
         ({"doc_to_choice": None}, "doc_to_choice is missing; the data has"),
         ({"doc_to_target": "answer"}, "'answer', which is none of the choices"),
@@ -198,4 +199,22 @@ def test_mistake_in_a_task_is_known_before_the_model_is_read(
     config = evaluate_config(tmp_path / "no-model")
     message, code = run_to_failure(config, environment)
     assert "the data has the fields sentence, label" in message
+    assert code == ExitCode.CONFIG
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"metric_list": [{"metric": "acc"}]}, {"generation_kwargs": {"until": 5}}],
+    ids=["metric of choices", "until"],
+)
+def test_settings_that_do_not_fit_are_a_permanent_failure(
+    tmp_path: Path, tiny_model: Path, changes: dict[str, Any]
+):
+    environment = evaluate_environment(tmp_path, tiny_model)
+    folder = Path(str(environment.manifest_dir))
+    write_jsonl(folder / "quiz.jsonl", questions())
+    (folder / "quiz.yaml").write_text(yaml.safe_dump(TEXT | changes))
+    config = evaluate_config(tiny_model, tasks=(Task(name="quiz", file="quiz.yaml"),))
+    message, code = run_to_failure(config, environment)
+    assert "quiz" in message
     assert code == ExitCode.CONFIG

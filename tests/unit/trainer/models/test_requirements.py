@@ -14,6 +14,7 @@ from support.trainer.prepared import prepare, prepare_config
 from support.trainer.stages import run_to_failure
 
 from finetune_trainer.contract import ExitCode, TrainRecipe
+from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.positions import positions_of
 from finetune_trainer.models.requirements import check_config
 from finetune_trainer.models.structure import check_stored_weights, load_structure
@@ -268,3 +269,17 @@ def test_validation_without_rows_is_refused(model, environment, manifest_dir, tr
     message, code = run_to_failure(config, environment)
     assert code == ExitCode.DATA
     assert "needs validation rows: validation.fraction is 0; raise" in message
+
+
+@pytest.mark.parametrize("content", ["{broken", "[]"])
+def test_config_that_later_stages_read_is_checked_first(model, refused, content):
+    (model / "generation_config.json").write_text(content)
+    assert refused().startswith("generation_config.json is no")
+
+
+def test_weights_without_a_place_in_the_model_are_refused(model):
+    """transformers drops them with a warning, so that another model would be trained."""
+    layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    edit_config(model, num_hidden_layers=layers - 1)
+    with pytest.raises(ConfigInvalid, match=r"no place for \d+ of its weights"):
+        load_base(model, torch.float32)

@@ -104,6 +104,17 @@ def test_claim_of_the_cluster_is_not_looked_at(look):
     assert line.startswith("pvc://team-data/train.jsonl: the claim team-data")
 
 
+def test_file_that_is_no_data_set_is_a_problem_of_the_data_set(look, tmp_path):
+    second = tmp_path / "notes.txt"
+    second.write_text("some words")
+    data = [{"uri": f"file://{tmp_path}/data.jsonl"}, {"uri": f"file://{second}"}]
+    [problem] = look(PAIRS, datasets=data).problems
+    assert (problem.field, problem.message[:20]) == (
+        "datasets[1].uri",
+        "notes.txt: .txt is p",
+    )
+
+
 def test_truncated_example_says_so(look):
     recipe = {"contextLength": 32, "tooLong": "Truncate"}
     report = look([{"text": "word " * 300}], recipe=recipe)
