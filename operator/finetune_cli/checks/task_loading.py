@@ -99,7 +99,7 @@ def _files(
 
 
 def load_in_trainer(files: dict[TaskField, Path]) -> dict[str, dict[str, Any]]:
-    """Return the answer of `finetune_trainer.evaluation.check` for each task, without those that have none."""
+    """Return the answer of `finetune_trainer.evaluation.check` for each task that has an answer."""
     items = [
         {"name": task.name, "file": f"file://{file}", "fewShot": task.few_shot}
         for task, file in files.items()

@@ -1,4 +1,4 @@
-"""Which types of models can be trained: those that continue a text, by transformers' own tables."""
+"""The types of models that can be trained, because they continue a text, by transformers' own tables."""
 
 import difflib
 import re

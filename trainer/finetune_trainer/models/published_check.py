@@ -51,7 +51,7 @@ def _check_weights(folder: Path, base: Path) -> None:
 
 
 def _check_config(folder: Path, base: Path) -> None:
-    """Compare all keys of config.json, but those that a merge sets."""
+    """Compare all keys of config.json but the keys that a merge sets."""
     published = _settled(_config(folder))
     stored = _settled(_config(base))
     differing = [

@@ -57,7 +57,7 @@ def _example(
 
 
 def _segments(document: Document, tokenizer: Any) -> Iterator[Segment]:
-    """Yield the text of consecutive tokens that are learned, and of those that are not, in their order."""
+    """Yield the text of consecutive tokens that are all learned, or all not learned, in their order."""
     tokens = document.tokens.tolist()
     flags = document.loss_mask.tolist()
     shown = ""

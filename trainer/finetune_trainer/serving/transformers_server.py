@@ -48,7 +48,7 @@ def _has_template(model_manager: Any) -> bool:
 
 
 def add_answers(app: FastAPI, model: str, *, has_template: bool) -> None:
-    """Answer requests for the list of models, and those that the chat template cannot write."""
+    """Answer requests for the list of models, and requests that the chat template cannot write."""
     entry = {
         "id": model,
         "object": "model",
