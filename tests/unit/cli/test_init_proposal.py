@@ -92,7 +92,7 @@ def test_columns_with_other_names_are_written(init, record, columns):
     [dataset] = init([record]).datasets
     written = {}
     if dataset.columns:
-        written = dataset.columns.model_dump(exclude_none=True)
+        written = dataset.columns.named()
     assert written == columns
 
 

@@ -1,5 +1,6 @@
 """Rendering of a task's first questions, before any model is loaded: a mistake in a task costs no GPU."""
 
+import difflib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +8,10 @@ from typing import Any
 from finetune_trainer.evaluation.task_errors import unknown_metric, wrong_target
 from finetune_trainer.runtime.errors import ConfigInvalid
 
+FIELD_NAMES = frozenset(
+    {"answer", "input", "label", "output", "prompt", "question", "target", "text"}
+)
+"""Common names of fields, which are hardly the text of all questions."""
 FIELD_NAME = re.compile(r"[A-Za-z_]\w*")
 # Each takes about a millisecond. A field that only some records lack is often missing in the first records already.
 RENDERED = 32
@@ -45,10 +50,13 @@ def _unknown_field(task: Any) -> str:
         value = task.get_config(key)
         if not isinstance(value, str) or not FIELD_NAME.fullmatch(value):
             continue
-        if value not in task.features:
+        fields = list(task.features)
+        is_likely = value in FIELD_NAMES or difflib.get_close_matches(value, fields, 1)
+        # Any other word may be meant as the text.
+        if value not in fields and is_likely:
             return (
                 f"{key}: {value} is no field of the data, so lm-eval would write this word for every question; "
-                f"the fields are {', '.join(task.features)}"
+                f"the fields are {', '.join(fields)}"
             )
     return ""
 

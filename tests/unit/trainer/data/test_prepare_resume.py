@@ -178,7 +178,7 @@ def test_appended_records_do_not_repeat_complete_parts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The part must end after the first buffer of the file, so the records are long."""
-    config = prepare_config(tokenizer_folder, **INVALID)
+    config = prepare_config(tokenizer_folder, unrendered="Warn", **INVALID)
     long: list[dict[str, object]] = [row | {"more": "x" * 2000} for row in records(400)]
     write_jsonl(manifest_dir / "data.jsonl", long[:350])
     complete = fail_after(12, config, environment)
