@@ -56,7 +56,7 @@ def check_rendering(template: str, special_tokens: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _depth_limit() -> Iterator[None]:
-    """Let the block call MAX_DEPTH functions inside each other at most."""
+    """Limit the functions that the block calls inside each other to MAX_DEPTH."""
     before = sys.getrecursionlimit()
     # PyTorch's compiler raises the limit so far that the stack overflows before Python notices.
     sys.setrecursionlimit(min(before, len(inspect.stack(0)) + MAX_DEPTH))
