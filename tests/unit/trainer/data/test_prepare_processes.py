@@ -216,13 +216,13 @@ def test_messages_do_not_depend_on_the_number_of_processes(
 
 
 @pytest.mark.usefixtures("in_processes")
-def test_error_in_a_process_is_raised_in_the_parent(
+def test_template_that_fails_in_a_process_refuses_the_records(
     tokenizer_folder: Path,
     environment: Environment,
     manifest_dir: Path,
     in_processes: Callable[[int], None],
 ) -> None:
-    """The template divides by zero, which is no error of a template."""
+    """The template divides by zero: an error of Python, which no other process may end with."""
     make_tokenizer(
         manifest_dir / "model",
         chat_template="{{ 1 / (messages | length - 1) }}{{ messages[0].content }}",
@@ -235,10 +235,9 @@ def test_error_in_a_process_is_raised_in_the_parent(
     in_processes(2)
     message, code = run_in_process(prepare_config(manifest_dir / "model"), environment)
     assert message.failure
-    assert (code, message.failure.message) == (
-        ExitCode.BUG,
-        "ZeroDivisionError: division by zero",
-    )
+    assert code == ExitCode.DATA
+    reason = "the chat template rejected the conversation: ZeroDivisionError"
+    assert f"100 \N{MULTIPLICATION SIGN}: {reason}" in message.failure.message
 
 
 @pytest.mark.usefixtures("in_processes")
