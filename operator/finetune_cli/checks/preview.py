@@ -1,12 +1,11 @@
 """Previews the data in a process of the trainer, which has the environment of the stage prepare."""
 
-import subprocess
-import sys
 from collections.abc import Mapping
 
 from pydantic import ValidationError
 
 from finetune_cli.checks.store_access import environment_of
+from finetune_cli.checks.trainer_process import run_module
 from finetune_trainer.contract import Environment, PrepareConfig
 from finetune_trainer.contract.preview import (
     PreviewProblem,
@@ -15,8 +14,7 @@ from finetune_trainer.contract.preview import (
 )
 from finetune_trainer.exit_codes import ExitCode
 
-# Not isolated (-I): the process must find the same packages as this process.
-COMMAND = (sys.executable, "-P", "-m", "finetune_trainer.preview")
+MODULE = "finetune_trainer.preview"
 # Millions of records take minutes. Without a limit, a store that does not answer would hold the command for ever.
 LONGEST_SECONDS = 3600.0
 """Longest time for a preview."""
@@ -37,15 +35,14 @@ def ask_trainer(
     """
     allowed, _ = environment_of(variables)
     request = PreviewRequest(config=config, examples=examples)
-    process = subprocess.run(
-        COMMAND,
-        input=request.model_dump_json(by_alias=True),
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_SECONDS,
-        env=allowed | environment.variables(),
-        check=False,
+    process = run_module(
+        MODULE,
+        request.model_dump_json(by_alias=True),
+        allowed | environment.variables(),
+        LONGEST_SECONDS,
     )
+    if process is None:
+        return _unreadable(f"no answer within {LONGEST_SECONDS:g} s")
     try:
         # The last line: a library may print lines of its own before it.
         return PreviewReport.model_validate_json(process.stdout.splitlines()[-1])
@@ -54,7 +51,11 @@ def ask_trainer(
     if MISSING_PACKAGE in process.stderr:
         return None
     # A preview that failed is no proof that the data is usable.
-    last = (process.stderr.splitlines() or [f"exit code {process.returncode}"])[-1]
-    message = f"the records cannot be read: {last[:REASON_CHARACTERS]}"
+    lines = process.stderr.splitlines() or [f"exit code {process.returncode}"]
+    return _unreadable(lines[-1][:REASON_CHARACTERS])
+
+
+def _unreadable(reason: str) -> PreviewReport:
+    message = f"the records cannot be read: {reason}"
     problem = PreviewProblem(field="datasets", message=message, exit_code=ExitCode.BUG)
     return PreviewReport(problems=(problem,))

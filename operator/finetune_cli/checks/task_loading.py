@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from finetune_cli.checks.built_in_tasks import read_built_in_tasks
 from finetune_cli.checks.task_file import data_set_of
+from finetune_cli.checks.trainer_process import run_module
 from finetune_cli.diagnostics import Diagnostic
 from finetune_cli.manifest.fields import Location, TaskField, lm_eval_tasks
 from finetune_cli.manifest.manifest import Manifest
@@ -19,8 +18,7 @@ from finetune_trainer.contract import Environment
 from finetune_trainer.contract.environment import InvalidLocation
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
-# Not isolated (-I): the process must find the same packages as this process.
-COMMAND = (sys.executable, "-P", "-m", "finetune_trainer.evaluation.check")
+MODULE = "finetune_trainer.evaluation.check"
 # lm-eval takes seconds to load. `datasets` converts a file before its first record can be read.
 LONGEST_SECONDS = 60.0
 """Longest time for all tasks of a manifest."""
@@ -106,19 +104,9 @@ def load_in_trainer(files: dict[TaskField, Path]) -> dict[str, dict[str, Any]]:
     ]
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, **OFFLINE, "HF_DATASETS_CACHE": cache}
-        try:
-            process = subprocess.run(
-                COMMAND,
-                input=json.dumps(items),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                timeout=LONGEST_SECONDS,
-                env=environment,
-                check=False,
-            )
-        except (OSError, subprocess.SubprocessError):
-            # No answer is no error: evaluate itself reports what is wrong.
-            return {}
+        process = run_module(MODULE, json.dumps(items), environment, LONGEST_SECONDS)
+    if process is None:
+        # No answer is no error: evaluate itself reports what is wrong.
+        return {}
     answers = [json.loads(line) for line in process.stdout.splitlines()]
     return {answer["name"]: answer for answer in answers}

@@ -20,17 +20,25 @@ def ask(
 
     It fails if the trainer's packages are not installed.
     """
+    process = run_module(module, json.dumps(request), environment, LONGEST_SECONDS)
+    if process is None or process.returncode:
+        return None
+    return [json.loads(line) for line in process.stdout.splitlines()]
+
+
+def run_module(
+    module: str, text: str, environment: Mapping[str, str], seconds: float
+) -> subprocess.CompletedProcess[str] | None:
+    """Run a program of the trainer with a text on stdin; None if it does not start, or takes longer than `seconds`."""
     try:
-        process = subprocess.run(
+        return subprocess.run(
             (*COMMAND, module),
-            input=json.dumps(request),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            input=text,
+            capture_output=True,
             text=True,
-            timeout=LONGEST_SECONDS,
+            timeout=seconds,
             env=environment,
-            check=True,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return [json.loads(line) for line in process.stdout.splitlines()]

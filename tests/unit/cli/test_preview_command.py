@@ -95,7 +95,7 @@ def test_plan_before_prepare_knows_rows_tokens_and_steps(manifest, capsys):
 def test_reader_that_fails_is_an_error_and_not_valid(manifest, capsys, monkeypatch):
     manifest(RECORDS)
     failing = (sys.executable, "-c", "raise ZeroDivisionError('a fault')")
-    monkeypatch.setattr("finetune_cli.checks.preview.COMMAND", failing)
+    monkeypatch.setattr("finetune_cli.checks.trainer_process.COMMAND", failing)
     assert main(["validate", "--check", "p.yaml"]) == 2
     output = capsys.readouterr().out
     assert "the records cannot be read: ZeroDivisionError: a fault" in output
@@ -106,6 +106,6 @@ def test_records_stay_unread_without_the_trainers_packages(
 ):
     manifest(RECORDS)
     absent = (sys.executable, "-c", "import no_such_package")
-    monkeypatch.setattr("finetune_cli.checks.preview.COMMAND", absent)
+    monkeypatch.setattr("finetune_cli.checks.trainer_process.COMMAND", absent)
     assert main(["validate", "--check", "p.yaml"]) == 0
     assert "the records were not read" in capsys.readouterr().out

@@ -43,7 +43,7 @@ def preview(request: PreviewRequest, environment: Environment) -> PreviewReport:
         # A token that occurs has no embedding.
         sources.add("model.uri", config.model.uri, error)
     except StageError as error:
-        sources.add(_field_of_data(sources, error), str(config.datasets[0].uri), error)
+        sources.add_data_error(error)
     return report.model_copy(
         update={
             "problems": tuple(sources.problems),
@@ -52,16 +52,6 @@ def preview(request: PreviewRequest, environment: Environment) -> PreviewReport:
             "invalid_records": tuple(reason.text() for reason in counts.reasons),
         }
     )
-
-
-def _field_of_data(sources: Sources, error: StageError) -> str:
-    """Return the field of the data set whose file an error names first; all data sets if it names none."""
-    for dataset in sources.datasets:
-        if any(str(error).startswith(f"{file.name}:") for file in dataset.files):
-            return f"{dataset.field}.uri"
-    if len(sources.datasets) == 1:
-        return f"{sources.datasets[0].field}.uri"
-    return "datasets"
 
 
 def _reader(sources: Sources, config: PrepareConfig) -> RecordReader | None:
@@ -73,7 +63,7 @@ def _reader(sources: Sources, config: PrepareConfig) -> RecordReader | None:
             sources.datasets, config.objective, config.recipe.unrendered, log_line
         )
     except StageError as error:
-        sources.add(_field_of_data(sources, error), str(config.datasets[0].uri), error)
+        sources.add_data_error(error)
         return None
 
 
@@ -111,7 +101,7 @@ def _read(
         if not writer.rows("validation") and not sources.is_sample:
             check_validation(config.training, summary.no_validation_rows())
     except StageError as error:
-        sources.add(_field_of_data(sources, error), str(config.datasets[0].uri), error)
+        sources.add_data_error(error)
     return PreviewReport(
         counts=_counts(counts, writer), is_sample=sources.is_sample, examples=examples
     )

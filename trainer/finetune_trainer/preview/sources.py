@@ -145,6 +145,17 @@ class Sources:
         )
         self.problems.append(problem)
 
+    def add_data_error(self, error: StageError) -> None:
+        """Add an error of the records to the data set whose file it names first, or to all of them."""
+        place = "datasets"
+        if len(self.datasets) == 1:
+            place = f"{self.datasets[0].field}.uri"
+        for dataset in self.datasets:
+            if any(str(error).startswith(f"{file.name}:") for file in dataset.files):
+                place = f"{dataset.field}.uri"
+                break
+        self.add(place, str(self.datasets[0].source.uri), error)
+
     def _open(
         self,
         place: str,
