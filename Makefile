@@ -5,7 +5,8 @@ PY := .venv/bin/python
 ALL := operator,trainer,qlora,gcs,mlflow,wandb,tensorboard,cluster,dev,parity
 LIGHT := operator,cluster,dev
 LIGHT_TESTS := tests/unit/core% tests/unit/kubernetes% tests/unit/controller% testcluster/tests/unit%
-PYTEST_ALL := --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=15
+PYTEST_ALL := --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=15 \
+	--max-worker-restart=0 -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
