@@ -1,7 +1,10 @@
 """Check the text of a chat template without rendering it. The command line and `prepare` share this module."""
 
+import inspect
 import json
+import sys
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ from finetune_trainer.contract.chat_template import RESERVED_ARGUMENTS, is_jinja
 
 # The largest known template has 20 kB. A larger file may be weights or data.
 MAX_FILE_BYTES = 1 << 20
+MAX_DEPTH = 500
+"""Functions that may call each other; a macro takes five."""
 OTHER_FILES = (nodes.Extends, nodes.FromImport, nodes.Import, nodes.Include)
 """Statements that read other templates. A chat template is a single file."""
 
@@ -78,6 +83,18 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+@contextmanager
+def depth_limit() -> Iterator[None]:
+    """Limit the functions that the block calls inside each other to MAX_DEPTH."""
+    before = sys.getrecursionlimit()
+    # PyTorch's compiler raises the limit so far that the stack overflows before Python notices.
+    sys.setrecursionlimit(min(before, len(inspect.stack(0)) + MAX_DEPTH))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
 def variables_of(template: str) -> frozenset[str]:
     """Return the names of the variables that a chat template reads.
 
@@ -85,9 +102,10 @@ def variables_of(template: str) -> frozenset[str]:
     """
     environment = _environment()
     try:
-        tree = environment.parse(template)
-        _check_tree(tree)
-        return frozenset(meta.find_undeclared_variables(tree))
+        with depth_limit():
+            tree = environment.parse(template)
+            _check_tree(tree)
+            return frozenset(meta.find_undeclared_variables(tree))
     except TemplateSyntaxError as error:
         raise TemplateInvalid(f"line {error.lineno}: {error.message}") from None
     except RecursionError:

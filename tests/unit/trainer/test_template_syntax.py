@@ -1,5 +1,6 @@
 """Chat templates are checked before they are rendered, and arguments are defaults of their variables."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,17 @@ def test_unusable_template_is_refused_with_its_line(
     with pytest.raises(TemplateInvalid) as refusal:
         variables_of(template)
     assert message in str(refusal.value)
+
+
+def test_deep_template_is_refused_whatever_the_recursion_limit() -> None:
+    """PyTorch's compiler raises the limit, and then the stack overflows before Python notices."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1_000_000)
+    try:
+        with pytest.raises(TemplateInvalid, match="nested too deeply"):
+            variables_of("{{" + "(" * 200_000 + "}}")
+    finally:
+        sys.setrecursionlimit(before)
 
 
 @pytest.mark.parametrize(

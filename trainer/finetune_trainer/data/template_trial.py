@@ -1,8 +1,6 @@
 """Renders a short conversation, to find a chat template that never ends or leaves its sandbox before any record."""
 
-import inspect
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +12,8 @@ from jinja2.exceptions import SecurityError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from finetune_trainer.runtime.errors import short_reason
-from finetune_trainer.template_syntax import TemplateInvalid
+from finetune_trainer.template_syntax import TemplateInvalid, depth_limit
 
-MAX_DEPTH = 500
-"""Functions that may call each other; a macro takes five."""
 # The slowest known template takes milliseconds, also on a machine that runs much else.
 MAX_SECONDS = 20.0
 """Longest time for a conversation of two messages."""
@@ -33,7 +29,7 @@ def check_rendering(template: str, special_tokens: Mapping[str, Any]) -> None:
     A template may refuse this conversation: records are judged on their own.
     """
     try:
-        with _time_limit(), _depth_limit():
+        with _time_limit(), depth_limit():
             render_jinja_template(
                 [CONVERSATION], chat_template=template, **special_tokens
             )
@@ -52,18 +48,6 @@ def check_rendering(template: str, special_tokens: Mapping[str, Any]) -> None:
         pass
     except (LookupError, ArithmeticError) as error:
         raise TemplateInvalid(f"it fails: {short_reason(error)}") from None
-
-
-@contextmanager
-def _depth_limit() -> Iterator[None]:
-    """Limit the functions that the block calls inside each other to MAX_DEPTH."""
-    before = sys.getrecursionlimit()
-    # PyTorch's compiler raises the limit so far that the stack overflows before Python notices.
-    sys.setrecursionlimit(min(before, len(inspect.stack(0)) + MAX_DEPTH))
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(before)
 
 
 @contextmanager
