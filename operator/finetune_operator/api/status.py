@@ -175,6 +175,15 @@ class PlacementStatus(ExtensibleModel):
     """Why the operator chose these nodes, with the numbers that it compared."""
 
 
+class Begun(ExtensibleModel):
+    """What the first attempt of a stage began with. Later attempts go on with it, also after an upgrade."""
+
+    config: str
+    """Config of the stage's process, as JSON: all values, defaults included."""
+    image: str
+    """Image of the stage's container. Later attempts use it if the operator's own trainer has other results."""
+
+
 # Stages are a map by name in Python, and a list in JSON, so that a new stage changes no structure of the schema.
 class StageStatus(ExtensibleModel):
     """Status of one stage."""
@@ -186,7 +195,13 @@ class StageStatus(ExtensibleModel):
     message: Message = ""
     """Human-readable explanation of the state."""
     identity: str = ""
-    """Hash of everything that determines the stage's result."""
+    """Name of the stage's result: the hash of its inputs when the stage was first asked for them."""
+    inputs: str = ""
+    """Hashes of everything that determines the result, as the version in observedVersion computes them."""
+    results_version: int = 0
+    """Results version of the trainer for which the identity was made. An upgrade of the operator keeps it."""
+    begun: Begun | None = None
+    """What the first attempt with this identity began with. Absent before it, and as soon as the stage is done."""
     execution: str = ""
     """Hash of how the stage runs: resources, placement, image and environment."""
     attempts: Annotated[
@@ -334,6 +349,8 @@ class PipelineStatus(ExtensibleModel):
 
     observed_generation: int = 0
     """Generation of the spec that this status describes."""
+    observed_version: str = ""
+    """Hash of the operator's code that turns a spec into inputs. Another operator reruns nothing because of it."""
     phase: str = "Pending"
     """One-word summary for users. The operator never reads it back."""
     stage: str = ""

@@ -13,17 +13,19 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
+from finetune_operator.core.adoption import adopt, go_on_with, is_from_other_version
 from finetune_operator.core.assessment import DONE, PipelineAssessment, StageAssessment
 from finetune_operator.core.costs import pipeline_costs
 from finetune_operator.core.endings import NON_RETRYABLE
 from finetune_operator.core.history import (
+    begin_anew,
     drop_lost_server,
     record_attempts,
     reset_budgets,
     reset_if_changed,
     server_job,
 )
-from finetune_operator.core.identity import execution_of, identity_of
+from finetune_operator.core.identity import execution_of, inputs_of
 from finetune_operator.core.observation import (
     Blocker,
     JobState,
@@ -32,7 +34,7 @@ from finetune_operator.core.observation import (
 )
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.workspace import WORKSPACE, create_blocker, start_blocker
-from finetune_trainer.contract import StageConfig
+from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 
 Finding = tuple[StageState, Reason, str]
 """State, reason and message of a stage."""
@@ -114,6 +116,7 @@ class _Assessor:
             refusal.subject: Blocker(refusal.reason, refusal.message)
             for refusal in pipeline.status.refusals
         }
+        self.from_other_version = is_from_other_version(pipeline)
         self.stages_to_verify = stages_to_verify(pipeline.status.stages)
         self.gates: tuple[GateStatus, ...] = ()
         self.active_time = timedelta()
@@ -136,14 +139,40 @@ class _Assessor:
             status = reset_budgets(status, repeat=kind.name in self.stages_to_verify)
         spec = self.pipeline.spec.stage(kind.name)
         if spec:
-            config = spec.config(self._config_context())
-            identity = identity_of(spec, config, self.observation.source_digests)
-            status = reset_if_changed(status, identity, execution_of(spec))
+            status = self._compare(spec, status)
             self.specs[kind.name] = spec
-            self.configs[kind.name] = config.model_copy(update={"identity": identity})
             if status.result:
                 self.gates = spec.compare_with_gates(status.result) or self.gates
         self.statuses[kind.name] = status
+
+    def _compare(self, spec: StageSpec, status: StageStatus) -> StageStatus:
+        """Compare a stage with the present spec. Return its status, anew if it has another result to make."""
+        config = spec.config(self._config_context())
+        inputs = inputs_of(spec, config, self.observation.source_digests)
+        execution = execution_of(spec)
+        if self.from_other_version and status.identity:
+            status = adopt(status, inputs, execution)
+        status = reset_if_changed(status, inputs, execution)
+        if self._is_outdated(status):
+            status = begin_anew(status, inputs, execution)
+        if status.begun:
+            values = go_on_with(status.begun, config)
+            if values is None:
+                status = begin_anew(status, inputs, execution)
+            config = values or config
+        identity = {"identity": status.identity}
+        self.configs[spec.name] = config.model_copy(update=identity)
+        return status
+
+    def _is_outdated(self, status: StageStatus) -> bool:
+        """Return whether a stage that is not done must begin anew, because this version's trainer has other results."""
+        if status.result or status.results_version == RESULTS_VERSION:
+            return False
+        if self.pipeline.retry is not None or not self.observation.keeps_images:
+            return True
+        last = status.last_attempt
+        # A stage that has not begun has nothing to go on with.
+        return last is None or last.identity != status.identity
 
     def assess_stage(self, kind: type[StageSpec]) -> None:
         """Derive the state of a stage from the updated statuses of all stages."""

@@ -8,6 +8,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import (
     ATTEMPTS_KEPT,
     AttemptStatus,
+    Begun,
     Outcome,
     PlacementStatus,
     StageState,
@@ -15,8 +16,14 @@ from finetune_operator.api.status import (
 )
 from finetune_operator.core.costs import drop_oldest, running_seconds, with_costs
 from finetune_operator.core.endings import result_of, update_attempt
+from finetune_operator.core.identity import identity_of
 from finetune_operator.core.observation import ObservedJob, ObservedServer
-from finetune_trainer.contract import DeployResult, PrepareResult, Progress
+from finetune_trainer.contract import (
+    RESULTS_VERSION,
+    DeployResult,
+    PrepareResult,
+    Progress,
+)
 
 # Anything else that stops an attempt before its start concerns its nodes.
 REQUESTED = frozenset(
@@ -65,24 +72,31 @@ def _progress(
     }
 
 
-def reset_if_changed(status: StageStatus, identity: str, execution: str) -> StageStatus:
-    """Return a new status if the identity changed, or fresh retry budgets if only the execution changed."""
-    if status.identity != identity:
-        # The attempts are kept although they had another identity: their numbers must not be reused.
-        return StageStatus(
-            identity=identity,
-            execution=execution,
-            attempts=status.attempts,
-            costs=status.costs,
-            earlier_costs=status.earlier_costs,
-            budget_base_attempt=_last_attempt_number(status),
-        ).with_unknown_fields_of(status)
+def reset_if_changed(status: StageStatus, inputs: str, execution: str) -> StageStatus:
+    """Return a new status if the inputs changed, or fresh retry budgets if only the execution changed."""
+    if status.inputs != inputs:
+        return begin_anew(status, inputs, execution)
     if status.execution != execution:
         reset = {"execution": execution, "placement": None}
         return _reset_baseline(status, _last_attempt_number(status)).model_copy(
             update=reset
         )
     return status
+
+
+def begin_anew(status: StageStatus, inputs: str, execution: str) -> StageStatus:
+    """Return the status of a stage that has another result to make."""
+    # The attempts are kept although they had another identity: their numbers must not be reused.
+    return StageStatus(
+        identity=identity_of(inputs),
+        inputs=inputs,
+        results_version=RESULTS_VERSION,
+        execution=execution,
+        attempts=status.attempts,
+        costs=status.costs,
+        earlier_costs=status.earlier_costs,
+        budget_base_attempt=_last_attempt_number(status),
+    ).with_unknown_fields_of(status)
 
 
 def reset_budgets(status: StageStatus, *, repeat: bool = False) -> StageStatus:
@@ -181,13 +195,17 @@ def made_durable_step(
 
 
 def start_attempt(
-    status: StageStatus, attempt: AttemptStatus, placement: PlacementStatus | None
+    status: StageStatus,
+    attempt: AttemptStatus,
+    placement: PlacementStatus | None,
+    begun: Begun,
 ) -> StageStatus:
-    """Record the next attempt, before its Job is created."""
+    """Record the next attempt, before its Job is created. `begun` is kept from the first attempt of an identity."""
     started = status.model_copy(
         update={
             "attempts": (*status.attempts, attempt),
             "placement": placement,
+            "begun": status.begun or begun,
             "progress": None,
             "state": StageState.QUEUED,
         }
@@ -229,7 +247,11 @@ def _count_outcome(
         fields["active_seconds"] = status.active_seconds + running_seconds(ended)
         result = result_of(ended, job) if job else None
         if result:
-            fields |= {"result": result, "finished_at": ended.finished_at}
+            fields |= {
+                "result": result,
+                "finished_at": ended.finished_at,
+                "begun": None,
+            }
         if isinstance(result, PrepareResult):
             fields |= {
                 "model_digest": result.model_digest,

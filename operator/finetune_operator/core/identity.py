@@ -1,57 +1,91 @@
-"""Two hashes of each stage: its identity (what determines the result) and its execution (how it runs).
+"""Hashes of each stage: its inputs (what determines the result), its identity, and its execution (how it runs).
 
-Same identity and a result: the result is reused. Same identity, other execution: a new attempt resumes in the same
-folder. Other identity: a new attempt starts from the beginning in another folder.
+The identity names the result: folders and labels carry it. It is the hash of the inputs at the time when the stage was
+first asked for them, and stays as long as the inputs do.
+
+Same inputs and a result: the result is reused. Same inputs, other execution: a new attempt resumes in the same folder.
+Other inputs: a new attempt starts from the beginning in another folder.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
+from finetune_operator import api
+from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import StageSpec
+from finetune_trainer import contract
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 
 # Folders and labels carry it. 64 bits are enough for the runs of one pipeline.
 IDENTITY_DIGITS = 16
 EXECUTION_FIELDS = ("pod", "placement")
 PROGRAM_FIELDS = ("image", "command", "args", "env")
+PINS = ("model_pin", "model_digest", "start_pin", "start_digest")
+"""Fields of a config that come from the result of prepare."""
+CONTENT_FIELDS = frozenset({*PINS, *(kind.name for kind in STAGES)})
+"""Fields of a config that come from earlier stages, and not from the spec."""
 
 
-def identity_of(
+@cache
+def release() -> str:
+    """Return the hash of the code on which the inputs and the execution of a stage depend.
+
+    Two programs with the same value compute the same hashes of the same spec.
+    """
+    folders = [Path(package.__path__[0]) for package in (api, contract)]
+    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    return _hash([file.read_text("utf-8") for file in (*files, Path(__file__))])
+
+
+def inputs_of(
     spec: StageSpec, config: StageConfig, source_digests: Mapping[str, str]
 ) -> str:
-    """Return the hash of everything that determines the stage's result.
+    """Return two hashes of everything that determines the stage's result: the values of the spec, and all contents.
 
-    Fields at their default are left out. So a later version with more fields reruns no stage. A change of a default
-    requires a new RESULTS_VERSION.
+    The values are hashed as they are, defaults included: a version with another default is asked for another result.
+    That this version has more fields than the version before is no other result: `core/adoption.py`.
 
-    `source_digests` maps URIs to content digests, for sources that the cluster can read. So data that was edited in
-    place counts as other data. If the user replaces the program, the program is part of the identity. If the result is
-    a running server, its execution is part of the identity.
+    Contents are the results of earlier stages, and `source_digests`: URI -> content digest, for sources that the
+    cluster can read. So data that was edited in place counts as other data. If the user replaces the program, the
+    program is part of the values. If the result is a running server, its execution is, too.
     """
     excluded = {"identity", *config.non_identity_fields}
-    config_fields = config.model_dump(
-        mode="json", exclude=excluded, exclude_defaults=True
-    )
-    program = {}
-    # Without a command, the stage runs the trainer: its image decides nothing about the result.
-    if spec.pod.command:
-        program = spec.pod.model_dump(
-            mode="json", include=set(PROGRAM_FIELDS), exclude_defaults=True
-        )
-    contents = {
-        uri: source_digests[uri] for uri in config.strings() if uri in source_digests
-    }
-    fields = {
-        "version": RESULTS_VERSION,
+    values = {
         "stage": spec.name,
-        "config": config_fields,
-        "program": program,
-        "contents": contents,
+        "config": config.model_dump(
+            mode="json", exclude=excluded | CONTENT_FIELDS, exclude_none=True
+        ),
+        "program": _program(spec),
     }
     if spec.runs_server:
-        fields["runs"] = execution_of(spec)
-    return _hash(fields)
+        values["runs"] = execution_of(spec)
+    digests = {
+        uri: source_digests[uri] for uri in config.strings() if uri in source_digests
+    }
+    earlier = config.model_dump(mode="json", include=CONTENT_FIELDS - excluded)
+    return f"{_hash(values)}-{_hash([digests, earlier])}"
+
+
+def contents_of(inputs: str) -> str:
+    """Return the part of the inputs that no version of the operator computes in another way."""
+    return inputs.partition("-")[2]
+
+
+def identity_of(inputs: str) -> str:
+    """Return the name of the result of these inputs, as this version of the trainer makes it."""
+    return _hash([RESULTS_VERSION, inputs])
+
+
+def _program(spec: StageSpec) -> dict[str, object]:
+    """Return the program that the user runs in place of the trainer, whose image decides nothing about the result."""
+    if not spec.pod.command:
+        return {}
+    return spec.pod.model_dump(
+        mode="json", include={*PROGRAM_FIELDS}, exclude_defaults=True
+    )
 
 
 def execution_of(spec: StageSpec) -> str:

@@ -134,6 +134,8 @@ class Observation:
     """Job -> the server that it started, on a cluster that supports servers."""
     source_digests: Mapping[str, str] = field(default_factory=dict)
     """URI -> content digest, for sources that can change in place and that this cluster can read."""
+    keeps_images: bool = True
+    """Whether a later attempt can run the image of an earlier attempt. A local run has the installed trainer only."""
     has_service: bool = False
     """Whether the pipeline's own Service exists."""
     service_blocker: Blocker | None = None

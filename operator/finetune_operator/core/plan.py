@@ -28,6 +28,7 @@ from finetune_operator.core.actions import (
     in_order,
     writes_to_claim,
 )
+from finetune_operator.core.adoption import begin_with
 from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
 from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.cleanup import ended_job_actions, stray_actions
@@ -43,6 +44,7 @@ from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.settings import Settings
 from finetune_operator.core.timers import Timers
 from finetune_operator.core.workspace import create_blocker
+from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 
 # Something else had to be done first, and it may cause no event of its own.
 EXPIRY_INTERVAL = timedelta(seconds=1)
@@ -165,10 +167,9 @@ class _Planner:
             return self._running_actions(stage, attempt)
         if stage.spec and stage.config and may_start and self._is_startable(stage):
             attempt, placement = self._next_attempt(stage.spec, stage.status)
-            job = job_template(
-                self.pipeline, stage.spec, stage.config, attempt, self.settings
-            )
-            started = start_attempt(stage.status, attempt, placement)
+            job = self._job(stage.spec, stage.config, stage.status, attempt)
+            begun = begin_with(stage.config, job.image)
+            started = start_attempt(stage.status, attempt, placement, begun)
             return started, tuple(self._creation(stage.spec, job))
         return self._with_preview(stage), ()
 
@@ -213,6 +214,20 @@ class _Planner:
             return attempt, None
         return choice.place(attempt), choice.placement
 
+    def _job(
+        self,
+        spec: StageSpec,
+        config: StageConfig,
+        status: StageStatus,
+        attempt: AttemptStatus,
+    ) -> JobTemplate:
+        settings = self.settings
+        is_older = status.results_version != RESULTS_VERSION
+        if status.begun and is_older and not spec.runs_server:
+            # This version's trainer would make another result in the middle of a training.
+            settings = settings.with_trainer(status.begun.image)
+        return job_template(self.pipeline, spec, config, attempt, settings)
+
     def _creation(self, spec: StageSpec, job: JobTemplate) -> Iterator[Action]:
         # A server reads the published model, not the workspace.
         if not spec.runs_server and self.assessment.observation.workspace.missing:
@@ -249,9 +264,7 @@ class _Planner:
             needs_claim and create_blocker(observation.workspace)
         ):
             return
-        job = job_template(
-            self.pipeline, stage.spec, stage.config, attempt, self.settings
-        )
+        job = self._job(stage.spec, stage.config, stage.status, attempt)
         yield from self._creation(stage.spec, job)
 
     def _reason_to_stop(

@@ -29,6 +29,7 @@ from finetune_operator.api.status import (
 from finetune_operator.core.actions import subject_of
 from finetune_operator.core.assessment import PipelineAssessment
 from finetune_operator.core.costs import amount_text, pipeline_costs
+from finetune_operator.core.identity import release
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.plan import Plan
@@ -80,6 +81,7 @@ def report(
     started = [stage.started_at for stage in stages.values() if stage.started_at]
     return PipelineStatus(
         observed_generation=pipeline.generation,
+        observed_version=release(),
         phase=summary.phase,
         stage=name,
         progress=percent(current),

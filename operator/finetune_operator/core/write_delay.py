@@ -55,6 +55,7 @@ def _essence(status: PipelineStatus) -> Iterator[object]:
     ]
     yield (
         status.observed_generation,
+        status.observed_version,
         status.finished_at,
         status.cancelled,
         status.observed_annotations,

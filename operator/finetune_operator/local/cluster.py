@@ -131,7 +131,7 @@ class LocalCluster:
         digests = await asyncio.to_thread(
             self.source_digests.digests, sources, environment
         )
-        return Observation(jobs, source_digests=digests)
+        return Observation(jobs, source_digests=digests, keeps_images=False)
 
     def job(self, name: str) -> ObservedJob | None:
         """Return the current state of one attempt's Job, or None if it never started."""

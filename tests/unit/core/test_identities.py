@@ -5,45 +5,12 @@ from pathlib import Path
 
 from support.operator.scenario import Scenario
 
-from finetune_operator.api.stages.train import Train
-from finetune_operator.core.identity import identity_of
 from finetune_trainer.contract import RESULTS_VERSION, configs, datasets, recipes
 from finetune_trainer.contract.models import ContractModel
 
 DEFAULTS = (
     Path(__file__).parents[2] / "data" / f"defaults-of-results-{RESULTS_VERSION}.json"
 )
-
-
-class LaterRecipe(recipes.TrainRecipe):
-    """The recipe of a later version with one more field."""
-
-    sharpness: float = 0.5
-
-
-class LaterConfig(configs.TrainConfig):
-    """The config of that version."""
-
-    recipe: LaterRecipe
-
-
-def later(config: configs.TrainConfig, **fields: float) -> LaterConfig:
-    data = config.model_dump()
-    return LaterConfig.model_validate({**data, "recipe": {**data["recipe"], **fields}})
-
-
-def train_spec_and_config() -> tuple[Train, configs.TrainConfig]:
-    scenario = Scenario().run("prepare").reconcile_until_stable()
-    config = scenario.config("train")
-    assert isinstance(config, configs.TrainConfig)
-    return scenario.spec.train, config
-
-
-def test_new_field_at_its_default_keeps_the_identity():
-    spec, config = train_spec_and_config()
-    identity = identity_of(spec, config, {})
-    assert identity_of(spec, later(config), {}) == identity
-    assert identity_of(spec, later(config, sharpness=0.7), {}) != identity
 
 
 def test_explicit_default_keeps_the_identity():

@@ -1,0 +1,64 @@
+"""Adopt the stages of another version of the operator: an upgrade or a rollback changes nothing that has begun.
+
+Another version may compute other hashes of the same spec: it has more fields, other defaults, or a trainer with other
+results. If the spec is the one that the status describes, the stages keep their identities, and only the hashes with
+which a later edit is compared become those of this version.
+"""
+
+from functools import lru_cache
+
+from pydantic import ValidationError
+
+from finetune_operator.api.status import Begun, StageStatus
+from finetune_operator.core.identity import contents_of, release
+from finetune_operator.core.pipeline import Pipeline
+from finetune_trainer.contract import StageConfig
+
+
+def is_from_other_version(pipeline: Pipeline) -> bool:
+    """Return whether another version has written the status, and the spec has not changed since."""
+    status = pipeline.status
+    same_spec = status.observed_generation == pipeline.generation
+    return same_spec and status.observed_version != release()
+
+
+def adopt(status: StageStatus, inputs: str, execution: str) -> StageStatus:
+    """Return a stage of another version with the hashes of this version; itself if its contents have changed.
+
+    Its running attempt gets the new hash, too, so that it is not stopped.
+    """
+    # A status from before the inputs were recorded says nothing about its contents.
+    if status.inputs and contents_of(status.inputs) != contents_of(inputs):
+        return status
+    attempts = status.attempts
+    running = status.running_attempt
+    if running and running.execution == status.execution:
+        running = running.model_copy(update={"execution": execution})
+        attempts = (*attempts[:-1], running)
+    return status.model_copy(
+        update={"inputs": inputs, "execution": execution, "attempts": attempts}
+    )
+
+
+def begin_with(config: StageConfig, image: str) -> Begun:
+    """Return the record of what the first attempt of a stage begins with."""
+    text = config.model_dump_json(by_alias=True, exclude_none=True)
+    return Begun(config=text, image=image)
+
+
+def go_on_with(begun: Begun, config: StageConfig) -> StageConfig | None:
+    """Return the config with the values that the stage began with; None if this version cannot read them.
+
+    Fields that do not affect the result come from the present spec.
+    """
+    try:
+        values = _read(type(config), begun.config)
+    except ValidationError:
+        return None
+    present = {name: getattr(config, name) for name in config.non_identity_fields}
+    return values.model_copy(update=present)
+
+
+@lru_cache(maxsize=512)
+def _read(kind: type[StageConfig], text: str) -> StageConfig:
+    return kind.model_validate_json(text)

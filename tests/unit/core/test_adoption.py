@@ -1,0 +1,151 @@
+"""An upgrade or a rollback of the operator changes nothing that has begun."""
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.operator.scenario import Scenario
+
+from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.api.status import PipelineStatus
+from finetune_operator.core import assess as assessing
+from finetune_operator.core import adoption, history, identity, report
+from finetune_operator.core import plan as planning
+from finetune_operator.core.assess import assess
+from finetune_operator.core.observation import (
+    JobState,
+    Observation,
+    ObservedJob,
+    ObservedServer,
+)
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.plan import Plan, plan_next
+from finetune_operator.core.settings import Settings
+from finetune_trainer.contract import RESULTS_VERSION
+
+CORPUS = sorted((Path(__file__).parents[2] / "data" / "stored").glob("*.json"))
+STORED = [(file.stem, entry) for file in CORPUS for entry in json.loads(file.read_text())]
+RECORDED = {"observedVersion", "inputs", "execution", "resultsVersion"}
+"""What this version may write into the status of another version."""
+SETTINGS = Settings()
+NEXT = RESULTS_VERSION + 1
+
+
+def time_of(text: str) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def pipeline_of(entry: dict[str, Any]) -> Pipeline:
+    return Pipeline(
+        Key("team", "demo"),
+        "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0",
+        entry["generation"],
+        PipelineSpec.model_validate(entry["spec"]),
+        PipelineStatus.model_validate(entry["status"]),
+        annotations=entry["annotations"],
+    )
+
+
+def observation_of(entry: dict[str, Any]) -> Observation:
+    jobs = {
+        job["name"]: ObservedJob(
+            job["name"],
+            JobState[job["state"]],
+            time_of(job["createdAt"]),
+            time_of(job["startedAt"]),
+            stage=job["stage"],
+        )
+        for job in entry["jobs"]
+    }
+    servers = {job: ObservedServer(**fields) for job, fields in entry["servers"].items()}
+    return Observation(jobs, servers, has_service=bool(servers))
+
+
+def decide(entry: dict[str, Any], pipeline: Pipeline) -> tuple[Plan, PipelineStatus]:
+    now = datetime.fromisoformat(entry["now"]) + timedelta(seconds=1)
+    assessment = assess(pipeline, observation_of(entry), now)
+    plan = plan_next(pipeline, assessment, SETTINGS, now)
+    status = report.report(pipeline, assessment, plan, now, SETTINGS.troubleshooting_url)
+    return plan, status
+
+
+def dump(status: PipelineStatus) -> Any:
+    """Return a status as JSON, without the names of results that nobody has begun to make."""
+    value = status.model_dump(mode="json", by_alias=True)
+    for stage in value["stages"]:
+        begun = [attempt["identity"] for attempt in stage["attempts"]]
+        if stage["identity"] not in begun:
+            for name in ("identity", "startedAt", "budgetBaseAttempt", "progress"):
+                del stage[name]
+    return value
+
+
+def differences(path: str, before: Any, after: Any) -> Iterator[str]:
+    """Yield the paths at which two JSON values differ, but for what an upgrade records."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted({*before, *after} - RECORDED):
+            yield from differences(f"{path}.{name}", before.get(name), after.get(name))
+    elif isinstance(before, list) and isinstance(after, list):
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from differences(f"{path}.{number}", old, new)
+    elif before != after:
+        yield f"{path}: {before} -> {after}"
+
+
+def use_results_version(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let this program be a version of the operator whose trainer has these results."""
+    for module in (identity, history, assessing, planning):
+        monkeypatch.setattr(module, "RESULTS_VERSION", number)
+    for module in (report, adoption):
+        monkeypatch.setattr(module, "release", lambda: f"results-{number}")
+
+
+@pytest.fixture(params=[RESULTS_VERSION, NEXT])
+def newer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This version, and a next version whose trainer has other results."""
+    use_results_version(monkeypatch, request.param)
+
+
+@pytest.mark.usefixtures("newer")
+@pytest.mark.parametrize(
+    ("version", "entry"),
+    STORED,
+    ids=[f"{version}-{entry['name']}" for version, entry in STORED],
+)
+def test_stored_pipeline_is_left_alone(version: str, entry: dict[str, Any]) -> None:
+    plan, status = decide(entry, pipeline_of(entry))
+    assert [action for action in plan.actions if type(action).__name__ != "StopJob"] == []
+    # A Job that was being stopped before the upgrade is asked again.
+    assert bool(plan.actions) == (entry["name"] == "stopping")
+    before = dump(PipelineStatus.model_validate(entry["status"]))
+    assert list(differences("$", before, dump(status))) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "entry"),
+    [(version, entry) for version, entry in STORED if entry["name"] == "serving"],
+)
+def test_edit_after_an_upgrade_reruns_what_it_concerns(
+    version: str, entry: dict[str, Any]
+) -> None:
+    pipeline = pipeline_of(entry)
+    _, adopted = decide(entry, pipeline)
+    spec = json.loads(json.dumps(entry["spec"]))
+    states = {}
+    for field, value in (("suspend", True), ("evaluate", {"compareWithBase": True})):
+        spec[field] = spec.get(field, {}) | value if isinstance(value, dict) else value
+        entry_edited = {**entry, "spec": spec, "generation": entry["generation"] + 1}
+        edited = pipeline_of(
+            {
+                **entry_edited,
+                "status": adopted.model_dump(mode="json", by_alias=True),
+            }
+        )
+        _, status = decide(entry_edited, edited)
+        states[field] = [name for name, stage in status.stages.items() if stage.result]
+    assert states["suspend"] == ["prepare", "train", "evaluate", "push", "deploy"]
+    assert states["evaluate"][:2] == ["prepare", "train"]
+    assert "evaluate" not in states["evaluate"]
