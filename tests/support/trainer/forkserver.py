@@ -48,7 +48,9 @@ class ForkServer:
         `options` may limit its file system: `slow_disk`, seconds that an fsync takes, `slow_names`, seconds that a
         rename or a new link takes, `largest_file`, bytes, and `exchange=False`. `constants` sets module constants by
         their full names. `freeze`, a function's full name and a number, stops the process before that call of it.
-        `locks=False` is a file system without locks. To the file `tokenized`, each tokenized text is appended.
+        `hang`, too, does not come back from that call, nor does `hang_in_c`, which keeps Python's lock. `slow`, a
+        function's full name and seconds, waits before each call. `locks=False` is a file system without locks.
+        To the file `tokenized`, each tokenized text is appended.
         `ranks` processes train together. `processes` is the number of processes that tokenize, however little there is.
         """
         variables = environment.variables() | {

@@ -1,5 +1,6 @@
 """A process that imports torch once and forks a stage for every request; forkserver.py starts it."""
 
+import ctypes
 import errno
 import fcntl
 import importlib
@@ -7,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -119,6 +121,31 @@ def freeze_before(name: str, number: int) -> None:
     setattr(owner, function, frozen)
 
 
+def before_call(name: str, number: int, act: Callable[[], object]) -> None:
+    """Act before each call of a function from this number on, counted from 1."""
+    module, _, function = name.rpartition(".")
+    owner = importlib.import_module(module)
+    calls = count(1)
+    original = getattr(owner, function)
+
+    def delayed(*args: Any, **options: Any) -> Any:
+        if next(calls) >= number:
+            act()
+        return original(*args, **options)
+
+    setattr(owner, function, delayed)
+
+
+def wait_for_ever() -> None:
+    """Wait as a lost collective does: other threads go on."""
+    threading.Event().wait()
+
+
+def hold_python() -> None:
+    """Wait in C with Python's lock, so that no other thread of Python goes on."""
+    ctypes.PyDLL(None).pause()
+
+
 def no_locks(_descriptor: int, _operation: int) -> None:
     """Raise the error of a file system without locks."""
     raise OSError(errno.ENOLCK, "No locks available")
@@ -156,6 +183,9 @@ OPTIONS: dict[str, Callable[[Any], None]] = {
     "tokenized": lambda path: log_tokenized_texts(Path(path)),
     "constants": set_constants,
     "processes": tokenize_in,
+    "hang": lambda call: before_call(call[0], call[1], wait_for_ever),
+    "hang_in_c": lambda call: before_call(call[0], call[1], hold_python),
+    "slow": lambda call: before_call(call[0], 1, lambda: time.sleep(call[1])),
     "ranks": fork_ranks,  # after the constants, which then hold for all ranks
     "freeze": lambda call: freeze_before(*call),
     "locks": remove_locks,

@@ -81,13 +81,17 @@ class Training:
     config: TrainConfig
     workspace: Path
     options: Mapping[str, Any] = field(default_factory=dict)
+    max_silence_seconds: int = 0
 
     def start(self) -> ForkedStage:
         """Start it with all its processes in one place."""
         (self.workspace / "progress.json").unlink(missing_ok=True)
         return self.server.start(
             self.config,
-            environment(self.workspace),
+            replace(
+                environment(self.workspace),
+                max_silence_seconds=self.max_silence_seconds,
+            ),
             self.workspace / LOG,
             ranks=self.config.recipe.processes,
             **self.options,

@@ -12,6 +12,9 @@ from pathlib import Path, PurePosixPath
 
 DIGEST_FOLDER = re.compile(r"sha256-[0-9a-f]{64}")
 """Name of the folder of a model in a target; beside it are earlier models and `latest`."""
+# Kubernetes sends probes to the pod's address, which may be of either kind. vLLM binds it for both.
+ALL_ADDRESSES = "::"
+"""The host of a server that listens on all addresses of IPv4 and IPv6."""
 # Servers read the model from disk. They must not wait for a hub that a cluster may not reach, nor report to it.
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",

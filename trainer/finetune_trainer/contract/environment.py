@@ -18,6 +18,7 @@ GIT_SHA = "FINETUNE_GIT_SHA"
 """Git commit of the manifest, for the model card."""
 INSECURE_REGISTRIES = "FINETUNE_INSECURE_REGISTRIES"
 """Hosts of OCI registries, separated by commas and with their ports, that are asked by HTTP without TLS."""
+MAX_SILENCE_SECONDS = "FINETUNE_MAX_SILENCE_SECONDS"
 INTERRUPTION_NOTICES = "FINETUNE_INTERRUPTION_NOTICES"
 METADATA_ENDPOINT = "FINETUNE_METADATA_ENDPOINT"
 # Uid and attempt decide which of two processes in a stage's folder is later.
@@ -69,6 +70,8 @@ class Environment:
     """Port of /metrics and /progress; 0 for no HTTP server."""
     gpus: int = 0
     """Accelerators that the pod asked for. 0: none, or a local run, which uses a GPU if the machine has it."""
+    max_silence_seconds: int = 0
+    """Time without a sign of work after which the process ends itself; 0: never."""
     interruption_notices: str = ""
     """The cloud whose metadata endpoint is watched for notices, an entry of CLOUDS; empty to watch no endpoint."""
     metadata_endpoint: str = LINK_LOCAL_ENDPOINT
@@ -112,6 +115,9 @@ class Environment:
             progress_file=path(PROGRESS_FILE),
             metrics_port=_number(variables, METRICS_PORT, "a port number or 0"),
             gpus=_number(variables, GPUS, "a number of accelerators"),
+            max_silence_seconds=_number(
+                variables, MAX_SILENCE_SECONDS, "a number of seconds"
+            ),
             interruption_notices=cloud,
             metadata_endpoint=variables.get(METADATA_ENDPOINT) or LINK_LOCAL_ENDPOINT,
             pipeline_uid=variables.get(PIPELINE_UID) or "",
@@ -136,6 +142,7 @@ class Environment:
             PROGRESS_FILE: self.progress_file,
             METRICS_PORT: self.metrics_port or None,
             GPUS: self.gpus or None,
+            MAX_SILENCE_SECONDS: self.max_silence_seconds or None,
             INTERRUPTION_NOTICES: self.interruption_notices or None,
             METADATA_ENDPOINT: self.metadata_endpoint if has_own_endpoint else None,
             PIPELINE_UID: self.pipeline_uid or None,

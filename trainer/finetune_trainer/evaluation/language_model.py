@@ -21,6 +21,7 @@ from finetune_trainer.evaluation.prompts import (
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import load_base
 from finetune_trainer.models.merge import load_merged, with_adapter
+from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.artifacts import canonical_json, digest_of
 from finetune_trainer.runtime.foreign_warnings import without_messages
 
@@ -93,6 +94,8 @@ def load_lm(
 ) -> Any:
     """Load a model to the device as an lm-eval model whose answers end at the tokens `ends`."""
     weights = model.load()
+    # A batch of long answers takes many passes until the first answer is known.
+    weights.register_forward_hook(lambda *_: activity.report())
     set_end_tokens(weights, ends)
     # None leaves the decision to lm-eval.
     add_bos_token = None

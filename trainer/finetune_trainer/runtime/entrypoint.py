@@ -44,6 +44,7 @@ from finetune_trainer.runtime.stage_folder import (
     write_result,
     write_termination_message,
 )
+from finetune_trainer.runtime.watchdog import watched
 from finetune_trainer.stop_signal import stop
 
 STAGES = ("prepare", "train", "evaluate", "push", "deploy")
@@ -141,7 +142,10 @@ def run_or_reuse(
     def on_replaced(error: Replaced) -> None:
         end_replaced(config.stage, environment, error)
 
-    with exclusive(folder, attempt, on_replaced) as fence:
+    with (
+        watched(config.stage, environment, stop) as watchdog,
+        exclusive(folder, attempt, on_replaced) as fence,
+    ):
         existing = read_result(folder)
         if existing is not None and module.is_output_valid(
             existing, config, environment
@@ -150,6 +154,7 @@ def run_or_reuse(
             return existing
         write_config(folder, config, fence)
         progress = ProgressReporter(config.stage, environment)
+        watchdog.reporter = progress
         on_start(progress)
         with fence.raising_replaced():
             context = Context(environment, folder, progress, stop, fence)

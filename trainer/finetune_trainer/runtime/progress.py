@@ -5,19 +5,17 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Progress
-from finetune_trainer.contract.environment import METRICS_PORT
+from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.early_save import EarlySave
-from finetune_trainer.runtime.errors import ServiceUnavailable
+from finetune_trainer.runtime.progress_server import serve_progress
 
 FILE_SECONDS = 0.1
 """Minimum interval between two writes of the progress file."""
@@ -25,14 +23,6 @@ LOG_SECONDS = 5.0
 """Minimum interval between two progress lines in a log."""
 TERMINAL_SECONDS = 0.2
 """Minimum interval between two updates of the progress line on a terminal."""
-METRICS = {
-    f"finetune_stage_{name}": " ".join(
-        (field.description or "").removesuffix(".").split()
-    )
-    for name, field in Progress.model_fields.items()
-    if name not in {"stage", "updated_at", "note", "notice", "loss_curve"}
-}
-"""Name and help text of each metric: the fields of Progress that are numbers."""
 SAVE_REQUESTED = "the operator announces the end of this node"
 """The notice of a request to /save."""
 
@@ -57,19 +47,24 @@ class ProgressReporter:
         """Held while the progress changes: a notice comes from another thread."""
         self.early_save = EarlySave()
         if environment.metrics_port:
-            serve_metrics(
+            serve_progress(
                 environment.metrics_port,
                 lambda: self.now,
                 lambda: self.announce(SAVE_REQUESTED),
             )
 
     def update(self, **fields: Any) -> None:
-        """Update fields of contract.Progress, and publish them if the interval has passed.
+        """Update fields of contract.Progress, and publish them if the interval has passed. It is a sign of life.
 
         A new note is always published at once, and a new saved step is written to the file at once.
         """
+        activity.report()
         with self._lock:
             self._update(fields)
+
+    def report_work(self) -> None:
+        """Report a sign of work that changes no field, such as a micro-batch."""
+        activity.report()
 
     def announce(self, notice: str) -> None:
         """Report that this machine will end, and request an early save. Any thread may call this."""
@@ -161,70 +156,3 @@ def _replace(path: Path, text: str) -> None:
     with contextlib.suppress(OSError):
         temporary.write_text(text)
         temporary.replace(path)
-
-
-def serve_metrics(
-    port: int, progress: Callable[[], Progress], save: Callable[[], None]
-) -> None:
-    """Serve /metrics, /progress and POST /save on all interfaces, in a daemon thread.
-
-    Raise ServiceUnavailable if binding fails.
-    """
-    from prometheus_client import CollectorRegistry, make_wsgi_app  # noqa: PLC0415  needed only with a metrics port
-    from prometheus_client.core import GaugeMetricFamily, Metric  # noqa: PLC0415
-
-    class Collector:
-        def collect(self) -> Iterable[Metric]:
-            # Read once, so that all metrics of an answer are from the same moment.
-            now = progress()
-            for name, meaning in METRICS.items():
-                value = getattr(now, name.removeprefix("finetune_stage_"))
-                if value is not None:
-                    family = GaugeMetricFamily(name, meaning, labels=["stage"])
-                    family.add_metric([now.stage], value)
-                    yield family
-
-    registry = CollectorRegistry()
-    registry.register(Collector())
-    metrics = make_wsgi_app(registry)
-
-    def app(
-        environ: dict[str, Any], start_response: Callable[..., Any]
-    ) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") == "/save":
-            return _save(environ, start_response, save)
-        if environ.get("PATH_INFO") != "/progress":
-            body: Iterable[bytes] = metrics(environ, start_response)
-            return body
-        start_response("200 OK", [("Content-Type", "application/json")])
-        return [progress().model_dump_json(by_alias=True, exclude_none=True).encode()]
-
-    try:
-        server = make_server("", port, app, handler_class=_QuietHandler)
-    except (OSError, OverflowError) as error:
-        raise ServiceUnavailable(
-            f"{METRICS_PORT}: cannot listen on port {port}: {error}"
-        ) from error
-    threading.Thread(target=server.serve_forever, daemon=True, name="metrics").start()
-
-
-def _save(
-    environ: dict[str, Any],
-    start_response: Callable[..., Any],
-    save: Callable[[], None],
-) -> Iterable[bytes]:
-    """Accept a request for an early save, which the training loop fulfils; other stages have nothing to save."""
-    if environ.get("REQUEST_METHOD") != "POST":
-        start_response(
-            "405 Method Not Allowed", [("Allow", "POST"), ("Content-Length", "0")]
-        )
-        return []
-    save()
-    start_response("202 Accepted", [("Content-Length", "0")])
-    return []
-
-
-class _QuietHandler(WSGIRequestHandler):
-    @override
-    def log_message(self, *_args: Any) -> None:
-        """Log nothing: requests for metrics do not belong in the stage's log."""

@@ -11,14 +11,14 @@ import argparse  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from finetune_trainer.contract.engines import ENGINES  # noqa: E402
+from finetune_trainer.contract.engines import ALL_ADDRESSES, ENGINES  # noqa: E402
 from finetune_trainer.exit_codes import ExitCode  # noqa: E402
 from finetune_trainer.runtime.errors import (  # noqa: E402
     ConfigInvalid,
     Interrupted,
     ServiceUnavailable,
 )
-from finetune_trainer.serving.server import HOST, POLL_SECONDS, serving  # noqa: E402
+from finetune_trainer.serving.server import POLL_SECONDS, serving  # noqa: E402
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +33,9 @@ def main(arguments: list[str]) -> int:
         help="folder of the model in Hugging Face format",
     )
     parser.add_argument(
-        "--host", default=HOST, help="address to listen on; 0.0.0.0 for all addresses"
+        "--host",
+        default="",
+        help=f"address to listen on; {ALL_ADDRESSES} for all addresses, of IPv4, too; by default the loopback",
     )
     parser.add_argument(
         "--port", type=int, default=0, help="port to listen on; 0 for any free port"

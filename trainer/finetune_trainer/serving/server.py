@@ -4,7 +4,6 @@ import http.client
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,15 +16,16 @@ from typing import Any
 
 from finetune_trainer.contract.engines import Engine, LaunchSpec, model_name
 from finetune_trainer.contract.smoke_test import Question
+from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.child_process import ending_with_this_process
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     Interrupted,
     ServiceUnavailable,
 )
+from finetune_trainer.runtime.listening import listen_on_loopback, loopback, url_host
 from finetune_trainer.stop_signal import StopSignal
 
-HOST = "127.0.0.1"
 # Loading a large model takes minutes.
 READY_TIMEOUT_SECONDS = 600.0
 """Time for the first successful health check."""
@@ -61,7 +61,7 @@ class Server:
     @property
     def url(self) -> str:
         """The base URL of the OpenAI-compatible API."""
-        return f"http://{HOST}:{self.port}/v1"
+        return f"http://{url_host(loopback())}:{self.port}/v1"
 
 
 @contextmanager
@@ -72,21 +72,21 @@ def serving(
     log: Path | None = None,
     *,
     name: str = "",
-    host: str = HOST,
+    host: str = "",
     port: int = 0,
 ) -> Iterator[Server]:
     """Start a server, wait until it is ready, and stop it at the end of the block. Call inside `stop.deferred()`.
 
     The server's output goes to `log`, or to this process's stdout. Port 0 means any free port. `host` is the address
-    to listen on; requests of this process always go to 127.0.0.1. `name` is the model's name in requests; if it is
-    empty, the folder names the model.
+    to listen on, by default the loopback, to which requests of this process always go. `name` is the model's name in
+    requests; if it is empty, the folder names the model.
 
     Raise ConfigInvalid, Interrupted, or ServiceUnavailable with the last lines of the log.
     """
     port = port or free_port()
     folder = model_folder.resolve()
     with _named(folder, name or model_name(str(folder))) as folder:
-        launch = launch_spec(engine, folder, host, port)
+        launch = launch_spec(engine, folder, host or loopback(), port)
         started = time.monotonic()
         process = start_process(launch, log)
         try:
@@ -120,8 +120,7 @@ def launch_spec(engine: Engine, model_folder: Path, host: str, port: int) -> Lau
 def free_port() -> int:
     """Return a port on which no process listens at the moment."""
     # Another process may take the port meanwhile. The server then exits, and the error has the last lines of its log.
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
+    with listen_on_loopback() as probe:
         port: int = probe.getsockname()[1]
     return port
 
@@ -159,6 +158,8 @@ def _wait_until_ready(
 ) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_SECONDS
     while True:
+        # This wait has its own limit, and so has the answer.
+        activity.report()
         if stop.requested:
             raise Interrupted
         # Before the health check: another server on this port would answer it in place of a server that has ended.
@@ -214,6 +215,7 @@ def ask(server: Server, question: Question, stop: StopSignal) -> str:
             ANSWER_TIMEOUT_SECONDS,
         )
         while not wait([request], POLL_SECONDS).done:
+            activity.report()
             if stop.requested:
                 raise Interrupted
         status, text = request.result()
@@ -234,7 +236,7 @@ def ask(server: Server, question: Question, stop: StopSignal) -> str:
 def _request(
     port: int, method: str, path: str, body: dict[str, Any] | None, timeout: float
 ) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(HOST, port, timeout=timeout)
+    connection = http.client.HTTPConnection(loopback(), port, timeout=timeout)
     try:
         content = None if body is None else json.dumps(body)
         connection.request(method, path, content, {"Content-Type": "application/json"})

@@ -18,6 +18,8 @@ from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
 from transformers.cli.serve import Serve
 
+from finetune_trainer.contract.engines import ALL_ADDRESSES
+
 MODELS = "/v1/models"
 CONVERSATIONS = ("/v1/chat/completions", "/v1/responses")
 """Paths whose requests are written with the chat template."""
@@ -103,7 +105,8 @@ def main(arguments: list[str]) -> None:
     transformers_server.build_server = with_own_answers(build_server, options.model)
     Serve(
         options.model,
-        host=options.host,
+        # asyncio binds :: for IPv6 alone, and an empty host for all addresses that the machine has.
+        host="" if options.host == ALL_ADDRESSES else options.host,
         port=options.port,
         device="auto",
         default_seed=0,

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from finetune_trainer.files import sync_folder
+from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.artifacts import (
     MANIFEST,
     canonical_json,
@@ -162,6 +163,7 @@ def _exclusive(folder: Path) -> Iterator[None]:
                 # A download may take longer than `locked` waits. Files that grow show that the process is alive.
                 if _content(folder) == before:
                     raise
+                activity.report()
         yield
 
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from finetune_trainer.runtime.activity import activity
+
 READ_BYTES = 1 << 20
 # Flushed piece by piece, so that the disk writes while the network reads. One flush at the end would wait for all.
 FLUSH_BYTES = 32 << 20
@@ -57,6 +59,7 @@ class FollowedFile:
             is_whole = self._is_whole.is_set()
             chunk = file.read(READ_BYTES)
             if chunk:
+                activity.report()
                 self._digest.update(chunk)
                 unflushed += len(chunk)
             elif is_whole:

@@ -156,6 +156,7 @@ class TrainingRun:
 
     def raise_if_stop_requested(self) -> None:
         """Raise Interrupted if any process has received a stop signal. All processes must call this together."""
+        self.progress.report_work()
         if self.ranks.any(self.stop.requested):
             raise Interrupted
 

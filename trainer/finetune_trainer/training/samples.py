@@ -18,6 +18,7 @@ from finetune_trainer.contract import Samples
 from finetune_trainer.data.chat_templates import use_chat_templates
 from finetune_trainer.data.records.chat_template import dated_template_of, end_tokens
 from finetune_trainer.publishing.generation_config import all_end_tokens
+from finetune_trainer.runtime.activity import activity
 from finetune_trainer.training.model.document_attention import attention_with_mask
 from finetune_trainer.training.model.model import TrainedModel
 
@@ -150,6 +151,7 @@ class _StopSignalCheck(StoppingCriteria):  # type: ignore[misc]  # the class has
 
     @override
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        activity.report()
         self._raise_if_stop_requested()
         return torch.zeros(
             input_ids.shape[0], dtype=torch.bool, device=input_ids.device

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from support.trainer.evaluation import make_chat_model
 
-from finetune_trainer.contract.engines import ENGINES
+from finetune_trainer.contract.engines import ALL_ADDRESSES, ENGINES
 from finetune_trainer.serving.server import Server, serving
 from finetune_trainer.stop_signal import stop
 
@@ -105,3 +106,20 @@ def test_messages_that_cannot_be_written_are_refused(
     status, answer = request(chat, "/v1/chat/completions", body)
     assert status == 400
     assert expected in answer["error"]["message"]
+
+
+def test_server_of_a_pod_listens_by_both_protocols(tiny_model: Path, tmp_path: Path):
+    engine = ENGINES["Transformers"]
+    folder = tmp_path / "tiny"
+    folder.symlink_to(tiny_model)
+    log = tmp_path / "log"
+    addresses = ["127.0.0.1"]
+    if socket.has_dualstack_ipv6():
+        addresses.append("::1")
+    with (
+        stop.deferred(),
+        serving(engine, folder, stop, log, host=ALL_ADDRESSES) as server,
+    ):
+        for address in addresses:
+            with socket.create_connection((address, server.port), timeout=5):
+                pass

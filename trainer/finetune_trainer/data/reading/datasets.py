@@ -18,6 +18,7 @@ from finetune_trainer.data.reading.columns import FieldColumns
 from finetune_trainer.data.reading.formats import format_of, known_count, read_records
 from finetune_trainer.data.reading.source_file import BUFFER_BYTES, SourceFile
 from finetune_trainer.data.records.records import Fields, InvalidRecord
+from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.stores.data_files import DataFile, fetch_dataset
 
@@ -181,6 +182,7 @@ class RecordReader:
                 for line, fields in read_records(source, next(formats), columns):
                     if columns.notes:
                         self._log_notes(dataset, columns)
+                    activity.report()
                     yield NumberedRecord(index, number, source.name, line, fields)
                     number += 1
             columns.add_final_notes()

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL, Signals
 
@@ -31,6 +32,7 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract.environment import RENDEZVOUS_PORT
 from finetune_trainer.exit_codes import ExitCode
+from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.child_process import start_module
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
@@ -41,8 +43,14 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
     StageError,
 )
+from finetune_trainer.runtime.listening import (
+    listen_on_all_addresses,
+    listen_on_loopback,
+    loopback,
+)
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
-from finetune_trainer.runtime.stage_folder import Context, write_termination_message
+from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.runtime.watchdog import end_process
 from finetune_trainer.training.distributed.ranks import (
     ALONE,
     TIMEOUT,
@@ -66,8 +74,6 @@ WATCH_SECONDS = 1.0
 """Between two looks whether another process has ended, in a thread beside the training."""
 FOLDER = ".ranks"
 """In the stage's folder: what the other processes of this pod write, until the stage ends."""
-HOST = "127.0.0.1"
-"""The address at which the processes of a single pod meet. Nothing outside the pod can connect."""
 FAILURES = (
     ConfigInvalid,
     DataInvalid,
@@ -85,16 +91,6 @@ def ranks_here(recipe: TrainRecipe, environment: Environment) -> int:
     if environment.master_address:
         return recipe.processes_per_node or 1
     return recipe.processes
-
-
-def listen_on_all_addresses(port: int) -> socket.socket:
-    """Return a socket that takes connections by IPv4 and, if the machine has it, by IPv6."""
-    # A cluster may give its pods addresses of either kind only.
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True
-        )
-    return socket.create_server(("", port))
 
 
 @contextlib.contextmanager
@@ -158,13 +154,7 @@ def end_in_hang(processes: "RankProcesses", context: Context) -> None:
     log_line(
         f"train: another process has ended, and this one still waits for it: {failure or 'it was stopped'}"
     )
-    # This process may be ending by itself just now.
-    context.stop.claim_exit()
-    try:
-        write_termination_message(context.environment, message)
-    finally:
-        # Whatever happens: nothing else can end this process now. An exception would only end this thread.
-        os._exit(code)
+    end_process(context.environment, context.stop, message, code)
 
 
 class RankProcesses:
@@ -211,6 +201,8 @@ class RankProcesses:
         deadline = time.monotonic() + JOIN_SECONDS
         while thread.is_alive():
             thread.join(POLL_SECONDS)
+            # This wait has its own limit.
+            activity.report()
             if self.has_lost_one():
                 raise PeerLost
             if time.monotonic() > deadline:
@@ -289,13 +281,13 @@ class RankProcesses:
         return message.failure.message
 
     def _listen(self) -> TCPStore:
-        """Open the store by which all processes find each other: at a free port of HOST if all are in this pod."""
+        """Open the store by which all processes find each other: if all are in this pod, nothing else can reach it."""
+        # Any free port: several local runs may share this machine.
+        listen: Callable[[], socket.socket] = listen_on_loopback
         if self._environment.master_address:
             # The other pods know the port from the contract.
-            server = listen_on_all_addresses(RENDEZVOUS_PORT)
-        else:
-            # Any free port: several local runs may share this machine.
-            server = socket.create_server((HOST, 0))
+            listen = partial(listen_on_all_addresses, RENDEZVOUS_PORT)
+        server = listen()
         port = server.getsockname()[1]
         # The store takes over a socket that listens already, so no other program can take the port in between.
         options = {
@@ -303,7 +295,7 @@ class RankProcesses:
             "wait_for_workers": False,
             "master_listen_fd": server.detach(),
         }
-        return TCPStore(HOST, port, timeout=TIMEOUT, **options)
+        return TCPStore(loopback(), port, timeout=TIMEOUT, **options)
 
     def _start(self, number: int) -> Process:
         environment = replace(
@@ -341,7 +333,7 @@ class RankProcesses:
 
     def _connect(self) -> TCPStore:
         """Connect to the store of the first process. Its pod may have no address yet."""
-        host = self._environment.master_address or HOST
+        host = self._environment.master_address or loopback()
         port = self._environment.master_port or RENDEZVOUS_PORT
         deadline = time.monotonic() + JOIN_SECONDS
         while True:

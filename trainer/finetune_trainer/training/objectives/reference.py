@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.data.sampling import Indices
 from finetune_trainer.files import write_durably
+from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.progress import log_line
 from finetune_trainer.training.batches import Batch, load_batch
 from finetune_trainer.training.determinism import restore_thread_count
@@ -203,6 +204,7 @@ def _computed(
     values = []
     with torch.no_grad():
         for first in range(0, len(indices), batch_rows):
+            activity.report()
             batch = load_batch(
                 rows, indices[first : first + batch_rows], flat=model.is_flat
             )
