@@ -195,6 +195,7 @@ OTHER_NAMES: dict[str, str] = {
     "evaluate.limit": "tasks: [{limit: …}]",
     # Kubernetes.
     "activedeadlineseconds": "maxRuntimeSeconds",
+    "shmsize": "pod.sharedMemory",
     "backofflimit": "maxFailures",
     "spec.backofflimit": "maxFailures, in each stage,",
     "storageclass": "spec.workspace.storageClassName",

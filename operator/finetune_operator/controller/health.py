@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -26,6 +26,8 @@ from finetune_operator.controller.metrics import (
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.kubernetes.cache import totals
 
+MOST_CONNECTIONS = 64
+"""Open connections of clients: the kubelet's probes, Prometheus, and strangers."""
 API_SILENCE_SECONDS = 60.0
 """Seconds without a response to a request for the Lease after which a replica is not ready. The Lease is requested
 every `RETRY_PERIOD` seconds, by the leader and by a standby."""
@@ -123,9 +125,33 @@ async def serve_health(health: Health, port: int) -> AsyncIterator[None]:
     )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
+    listener: asyncio.Server | None = None
     if port:
-        await web.TCPSite(runner, port=port).start()
+        # No host: all addresses of IPv4 and IPv6.
+        listener = await asyncio.get_running_loop().create_server(
+            bounded(runner), None, port
+        )
     try:
         yield
     finally:
+        if listener:
+            listener.close()
         await runner.cleanup()
+
+
+def bounded(runner: web.AppRunner) -> Callable[[], asyncio.Protocol]:
+    """Return a protocol factory of the runner that closes the oldest connection if there are too many.
+
+    aiohttp lets a client that sends nothing keep its connection for ever. Each has a file descriptor, and the operator
+    needs some for the API server.
+    """
+
+    def accept() -> asyncio.Protocol:
+        server = runner.server
+        if server is None:
+            raise RuntimeError("the runner of the endpoints is not set up")
+        for connection in server.connections[: -(MOST_CONNECTIONS - 1)]:
+            connection.force_close()
+        return server()
+
+    return accept

@@ -48,6 +48,10 @@ class JobTemplate:
     placement: PodPlacement
     grace: timedelta
     """Time from SIGTERM to SIGKILL."""
+    max_silence_seconds: int
+    """Time without a sign of work after which the process ends itself; 0: never."""
+    shares_memory: bool
+    """Whether the pod has a volume of memory at /dev/shm."""
     serving: Serving | None
     """The server that keeps running after the attempt, on a cluster. None: the stage has none."""
     verifier_image: str
@@ -98,6 +102,8 @@ def job_template(
         pod=pod,
         placement=_placement(spec, attempt, settings),
         grace=settings.grace_period,
+        max_silence_seconds=spec.max_silence_seconds,
+        shares_memory=spec.shares_memory,
         serving=serving,
         verifier_image=verifier_image,
     )

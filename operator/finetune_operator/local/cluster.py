@@ -230,6 +230,7 @@ class LocalCluster:
             self.environment(pipeline, folder),
             pipeline_uid=pipeline.uid,
             attempt=job.attempt,
+            max_silence_seconds=job.max_silence_seconds,
         )
         command = job.command
         if command[0] == "python":

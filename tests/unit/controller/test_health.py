@@ -3,11 +3,14 @@
 import asyncio
 import re
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
+from aiohttp import web
 from support.operator.cluster_objects import pipeline_object, pod_of
 
+from finetune_operator.controller import health
 from finetune_operator.controller.health import Health
 from finetune_operator.controller.informers import Informers
 from finetune_operator.controller.leader_election import LeaderElector
@@ -182,3 +185,32 @@ def test_metrics_count_stages_whose_node_does_not_answer():
     _, text = get("metrics", statuses=[waiting_status("NodeLost", 90, state="Running")])
     assert 'finetune_waiting_stages{reason="NodeLost",stage="train"} 1.0' in text
     assert "finetune_waiting_oldest_seconds{" not in text
+
+
+def test_idle_connections_are_limited(monkeypatch):
+    """Each has a file descriptor, and aiohttp would keep all of them."""
+    monkeypatch.setattr(health, "MOST_CONNECTIONS", 8)
+
+    async def serve():
+        app = web.Application()
+        app.add_routes([web.get("/livez", partial(Health.livez, cast(Health, None)))])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(health.bounded(runner), "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /livez HTTP/1.0\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 2)
+        assert runner.server is not None
+        kept = len(runner.server.connections)
+        for _, client in clients:
+            client.close()
+        listener.close()
+        await runner.cleanup()
+        return answer, kept
+
+    answer, kept = asyncio.run(serve())
+    assert answer.startswith(b"HTTP/1.0 200")
+    assert kept <= 8

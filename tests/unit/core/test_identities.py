@@ -13,6 +13,18 @@ DEFAULTS = (
 )
 
 
+def test_limit_of_silence_is_in_no_identity():
+    plain = Scenario()
+    limited = Scenario()
+    stages = ("prepare", "train", "evaluate", "push", "deploy")
+    limited.edit(**{stage: {"maxSilenceSeconds": 0} for stage in stages})
+    for scenario in (plain, limited):
+        scenario.finish()
+    assert {name: stage.identity for name, stage in plain.status.stages.items()} == {
+        name: stage.identity for name, stage in limited.status.stages.items()
+    }
+
+
 def test_explicit_default_keeps_the_identity():
     plain = Scenario()
     explicit = Scenario()

@@ -140,16 +140,44 @@ def test_service_names_pods_before_they_are_ready():
     ]
 
 
-@pytest.mark.parametrize(("count", "has_memory"), [(1, False), (4, True)])
-def test_several_gpus_share_memory(count, has_memory):
-    """NCCL exchanges tensors there, and a container runtime gives it 64 MiB."""
-    job = job_with(pod=gpus(count))
-    memory = {"name": "shm", "emptyDir": {"medium": "Memory"}}
-    assert (memory in job["spec"]["template"]["spec"]["volumes"]) is has_memory
-    assert (
-        {"name": "shm", "mountPath": "/dev/shm"} in container_of(job)["volumeMounts"]
-    ) is has_memory
-    assert env_of(job)["FINETUNE_GPUS"] == str(count)
+def shared_memory_of(job):
+    """Return the volumes at /dev/shm, of which a pod has at most one."""
+    volumes = {
+        volume["name"]: volume for volume in job["spec"]["template"]["spec"]["volumes"]
+    }
+    return [
+        volumes[mount["name"]]["emptyDir"]
+        for mount in container_of(job)["volumeMounts"]
+        if mount["mountPath"] == "/dev/shm"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, []),
+        ({"pod": gpus(1)}, [{"medium": "Memory"}]),
+        ({"pod": gpus(4)}, [{"medium": "Memory"}]),
+        ({"nodes": 2}, [{"medium": "Memory"}]),
+        ({"processesPerNode": 2}, [{"medium": "Memory"}]),
+        (
+            {"pod": {"sharedMemory": "8Gi"}},
+            [{"medium": "Memory", "sizeLimit": "8Gi"}],
+        ),
+        (
+            {"pod": gpus(1) | {"sharedMemory": "8Gi"}},
+            [{"medium": "Memory", "sizeLimit": "8Gi"}],
+        ),
+    ],
+    ids=str,
+)
+def test_pods_with_gpus_or_several_processes_share_memory(spec, expected):
+    """Data loaders and NCCL use /dev/shm, and a container runtime gives it 64 MiB."""
+    assert shared_memory_of(job_with(**spec)) == expected
+
+
+def test_accelerators_are_in_the_environment():
+    assert env_of(job_with(pod=gpus(4)))["FINETUNE_GPUS"] == "4"
 
 
 @pytest.mark.parametrize("pods", [2, 10, 11, 64])

@@ -153,11 +153,21 @@ class StageSpec(WithRules):
     max_runtime_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """Limit for the running time of all attempts of the stage together. Waiting time does not count."""
 
+    max_silence_seconds: int = Field(default=1800, ge=0, le=31_536_000)
+    """Time without a sign of work after which the stage's process counts as hanging and ends itself, which is a failed
+    attempt: no batch, record, answer or generated token, and no megabyte read or written. 0: never. A server on a
+    cluster has a liveness probe instead, and a program of your own may read the limit."""
+
     max_failures: int = Field(default=3, ge=0, le=100)
     """Number of failed attempts that are retried. The next failed attempt fails the stage."""
 
     max_interruptions: int = Field(default=20, ge=0, le=1000)
     """Number of interrupted attempts (evictions, lost nodes) that are retried. The next fails the stage."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the pod gets a volume of memory at /dev/shm, where data loaders and NCCL exchange tensors."""
+        return self.pod.shared_memory is not None or self.pod.resources.accelerators > 0
 
     def over(self, defaults: PodDefaults | None) -> Self:
         """Return this stage with the defaults below its pod."""

@@ -150,6 +150,11 @@ class Train(StageSpec, TrainRecipe):
 
     @property
     @override
+    def shares_memory(self) -> bool:
+        return super().shares_memory or self.processes > 1
+
+    @property
+    @override
     def checkpoint_interval(self) -> timedelta | None:
         return timedelta(seconds=self.checkpoint.every_seconds)
 

@@ -170,6 +170,7 @@ def _container(pipeline: Pipeline, template: JobTemplate, notices: str) -> Objec
         **_path_variables(),
         variables.PIPELINE_UID: pipeline.uid,
         variables.ATTEMPT: str(template.attempt),
+        variables.MAX_SILENCE_SECONDS: str(template.max_silence_seconds),
     }
     if notices and template.stage == Train.name:
         own[variables.INTERRUPTION_NOTICES] = notices
@@ -183,8 +184,7 @@ def _container(pipeline: Pipeline, template: JobTemplate, notices: str) -> Objec
     mounts: list[Object] = [
         {"name": "workspace", "mountPath": str(WORKSPACE)},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
-        # Only the processes of several GPUs exchange tensors there.
-        *shared_memory_mounts(template, min_accelerators=2),
+        *shared_memory_mounts(template),
     ]
     mounts += [
         {"name": _volume_of(claim, pipeline, number), "mountPath": str(CLAIMS / claim)}
@@ -216,22 +216,25 @@ def _with_node_rank(template: JobTemplate, environment: Object) -> Object:
     }
 
 
-def shared_memory_volumes(template: JobTemplate, min_accelerators: int) -> list[Object]:
-    """Return the volume for /dev/shm, as large as the pod's memory; none for a pod with fewer accelerators.
+def shared_memory_volumes(template: JobTemplate) -> list[Object]:
+    """Return the volume for /dev/shm; none for a pod whose processes exchange nothing there.
 
-    The processes of several GPUs exchange tensors there, and a container runtime gives it 64 MiB only. The content
-    counts against the memory limit of the container.
+    Data loaders and NCCL exchange tensors there, and a container runtime gives it 64 MiB only. Without a limit it is as
+    large as the pod's memory. The content counts against the memory limit of the container.
     """
-    if template.pod.resources.accelerators < min_accelerators:
+    if not template.shares_memory:
         return []
-    return [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    source: Object = {"medium": "Memory"}
+    if template.pod.shared_memory:
+        source["sizeLimit"] = template.pod.shared_memory
+    return [{"name": "shm", "emptyDir": source}]
 
 
-def shared_memory_mounts(template: JobTemplate, min_accelerators: int) -> list[Object]:
+def shared_memory_mounts(template: JobTemplate) -> list[Object]:
     """Return the mount of that volume."""
     return [
         {"name": volume["name"], "mountPath": SHARED_MEMORY}
-        for volume in shared_memory_volumes(template, min_accelerators)
+        for volume in shared_memory_volumes(template)
     ]
 
 
@@ -313,7 +316,7 @@ def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
         }
         for volume, claim in claims.items()
     ]
-    shared_memory = shared_memory_volumes(template, min_accelerators=2)
+    shared_memory = shared_memory_volumes(template)
     return [*volumes, {"name": "tmp", "emptyDir": {}}, *shared_memory]
 
 

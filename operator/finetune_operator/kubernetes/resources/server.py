@@ -38,7 +38,12 @@ from finetune_operator.kubernetes.resources.job import (
 from finetune_operator.kubernetes.resources.owner_references import owner_references
 from finetune_operator.kubernetes.translate.api_errors import Blocked
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_trainer.contract.engines import ENGINES, LaunchSpec, model_name
+from finetune_trainer.contract.engines import (
+    ALL_ADDRESSES,
+    ENGINES,
+    LaunchSpec,
+    model_name,
+)
 
 SERVING_ANNOTATION = "finetune.dev/serving"
 """Annotation: the served model and the probe of the Deployment, as JSON."""
@@ -50,7 +55,6 @@ MODELS = PurePosixPath("/models")
 IMAGE_FOLDER = "models"
 """Folder of the model in an image that push has published (`finetune_trainer.stores.oci.image`)."""
 PORT = 8000
-ALL_ADDRESSES = "0.0.0.0"  # noqa: S104  inside the pod
 MODEL_VARIABLE = "FINETUNE_MODEL"
 """Environment variable: the folder of the model, for a server of the user's own image."""
 HEALTH: Object = {"path": "/health", "port": "http"}
@@ -207,7 +211,7 @@ def _pod(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> 
         "volumes": [
             *volumes,
             {"name": "tmp", "emptyDir": {}},
-            *shared_memory_volumes(template, min_accelerators=1),
+            *shared_memory_volumes(template),
         ],
     }
 
@@ -235,7 +239,7 @@ def _server_container(
         # The trainer's command stands for the engine's own, with the user's arguments.
         command = (*launch.command, *template.args)
     defaults = _container_defaults(template)
-    shared_memory = shared_memory_mounts(template, min_accelerators=1)
+    shared_memory = shared_memory_mounts(template)
     variables = {"PYTHONUNBUFFERED": "1", "HOME": "/tmp", **launch.env}  # noqa: S108
     return {
         **defaults,
