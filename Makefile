@@ -29,6 +29,7 @@ test-clusters: ## run the tests on API servers and real nodes; as root on Debian
 
 # Every switch that adds tests to a plain `make test` and `make test-clusters`. CONTRIBUTING.md says what each needs.
 test-all: export TRAINING := all
+test-all: export SERVING := all
 test-all: export STORES := all
 test-all: export FAULTS := all
 test-all: export KUBERNETES := all
