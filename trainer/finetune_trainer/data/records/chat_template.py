@@ -2,18 +2,19 @@
 
 import re
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
 
+from finetune_trainer.data.records.compiled_template import (
+    CompiledTemplate,
+    Span,
+    TemplateInput,
+)
 from finetune_trainer.data.records.conversations import Conversation, Message
 from finetune_trainer.data.records.records import InvalidRecord
 from finetune_trainer.data.records.template_forms import MARK, TemplateForms
 from finetune_trainer.runtime.errors import short_reason
-
-Span = tuple[int, int]
-"""Half-open character range: position of the first character, and position after the last character."""
 
 DEFAULT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -93,6 +94,14 @@ def turn_end(tokenizer: Any) -> int | None:
     return None
 
 
+class RenderedChat(NamedTuple):
+    """A conversation as text."""
+
+    text: str
+    marks: list[Span]
+    """The spans that the template's {% generation %} tags mark."""
+
+
 class ChatTemplate:
     """A tokenizer's chat template with a fixed date."""
 
@@ -103,11 +112,11 @@ class ChatTemplate:
             # transformers chooses the template `tool_use` for conversations with tools, too.
             self._for_tools = ChatTemplate(tokenizer, variants["tool_use"])
         template = template or template_of(tokenizer)
-        self._template = _FROZEN_CLOCK + template
         self.has_marks = re.search(r"{%-?\s*generation\s*-?%}", template) is not None
         """Whether the template has {% generation %} tags, which mark what is in the loss."""
-        self._special_tokens = dict(tokenizer.special_tokens_map)
-        self.eos: str = self._special_tokens.get("eos_token") or ""
+        special_tokens = dict(tokenizer.special_tokens_map)
+        self._template = CompiledTemplate(_FROZEN_CLOCK + template, special_tokens)
+        self.eos: str = special_tokens.get("eos_token") or ""
         """The text of EOS; empty if the tokenizer has none."""
         self.forms = TemplateForms(self._unchanged_text_of)
         self.shown_places: dict[object, frozenset[str] | None] = {}
@@ -117,30 +126,34 @@ class ChatTemplate:
         """Return the template that renders a conversation: there may be another template for tools."""
         return self._for_tools if conversation.tools and self._for_tools else self
 
-    def text(self, conversation: Conversation) -> str:
+    def source(self, conversation: Conversation) -> TemplateInput:
+        """Return a conversation in the forms that the template reads; raise InvalidRecord if it is too deep."""
+        messages = self.forms.messages(conversation.messages)
+        try:
+            return TemplateInput.of(messages, conversation.tools)
+        except RecursionError as error:
+            raise _rejection(error) from None
+
+    def rendered(self, source: TemplateInput) -> RenderedChat:
         """Return the rendered text; raise InvalidRecord if the template rejects the conversation."""
-        text, _ = self._render(conversation)
-        return text
+        try:
+            if self.has_marks:
+                return RenderedChat(*self._template.text_with_marks(source))
+            return RenderedChat(self._template.text(source), [])
+        except Exception as error:  # noqa: BLE001  a template is a program, and may fail in any way
+            raise _rejection(error) from None
+
+    def prompt(self, source: TemplateInput) -> str | None:
+        """Return the prompt that a server sends behind these messages; None if the template rejects them."""
+        try:
+            return self._template.text(source, is_prompt=True)
+        except Exception:  # noqa: BLE001
+            return None
 
     def text_or_none(self, conversation: Conversation) -> str | None:
         """Return the rendered text, or None if the template rejects the conversation."""
-        try:
-            return self.text(conversation)
-        except InvalidRecord:
-            return None
-
-    def marks(self, conversation: Conversation) -> list[Span]:
-        """Return the spans that the template's {% generation %} tags mark."""
-        _, spans = self._render(conversation, return_assistant_tokens_mask=True)
-        return spans
-
-    def prompt(self, conversation: Conversation) -> str | None:
-        """Return the prompt that a server sends behind these messages; None if the template rejects them."""
-        try:
-            text, _ = self._render(conversation, add_generation_prompt=True)
-        except InvalidRecord:
-            return None
-        return text
+        messages = self.forms.messages(conversation.messages)
+        return self._text_of(messages, conversation.tools)
 
     @cached_property
     def turn_ending(self) -> str | None:
@@ -171,35 +184,16 @@ class ChatTemplate:
         return (self.turn_ending or "").removesuffix(self.eos).rstrip()
 
     def _unchanged_text_of(self, conversation: Conversation) -> str | None:
+        return self._text_of(conversation.messages, conversation.tools)
+
+    def _text_of(self, messages: list[Message], tools: list[Any] | None) -> str | None:
         try:
-            text, _ = self._render_unchanged(conversation.messages, conversation.tools)
-        except InvalidRecord:
+            return self._template.text(TemplateInput.of(messages, tools))
+        except Exception:  # noqa: BLE001
             return None
-        return text
 
-    def _render(
-        self, conversation: Conversation, **options: bool
-    ) -> tuple[str, list[Span]]:
-        messages = self.forms.messages(conversation.messages)
-        return self._render_unchanged(messages, conversation.tools, **options)
 
-    def _render_unchanged(
-        self, messages: list[Message], tools: list[Any] | None, **options: bool
-    ) -> tuple[str, list[Span]]:
-        try:
-            texts, spans = render_jinja_template(
-                [messages],
-                tools=tools,
-                chat_template=self._template,
-                **self._special_tokens,
-                **options,
-            )
-        except TemplateError as error:
-            raise InvalidRecord(
-                f"the chat template rejected the conversation: {error}"
-            ) from None
-        except Exception as error:  # noqa: BLE001  a template is a program, and may fail in any way
-            raise InvalidRecord(
-                f"the chat template rejected the conversation: {short_reason(error)}"
-            ) from None
-        return texts[0], spans[0] if spans else []
+def _rejection(error: Exception) -> InvalidRecord:
+    """Return the error of a record for which the template raised an error."""
+    reason = str(error) if isinstance(error, TemplateError) else short_reason(error)
+    return InvalidRecord(f"the chat template rejected the conversation: {reason}")

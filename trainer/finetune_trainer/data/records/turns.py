@@ -10,7 +10,8 @@ import os
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from finetune_trainer.data.records.chat_template import ChatTemplate, Span
+from finetune_trainer.data.records.chat_template import ChatTemplate, RenderedChat
+from finetune_trainer.data.records.compiled_template import Span, TemplateInput
 from finetune_trainer.data.records.conversations import Conversation
 from finetune_trainer.data.records.records import InvalidRecord, shortened
 from finetune_trainer.data.records.template_forms import MARK
@@ -25,7 +26,7 @@ class Turn:
 
     index: int
     """Index of its message."""
-    text: str
+    rendered: RenderedChat
     start: int
     """Position of its first character: the end of the prompt that a server sends."""
     end: int
@@ -33,18 +34,28 @@ class Turn:
     unasked: str = ""
     """The end of the server's prompt, if the text does not begin with this prompt."""
 
+    @property
+    def text(self) -> str:
+        """The text of the conversation that ends with it."""
+        return self.rendered.text
+
 
 @dataclass(slots=True)
 class Example:
     """The text of a conversation up to a message, and the turns that are learned in it."""
 
-    text: str
+    rendered: RenderedChat
     messages: int
     """The number of messages that are in the text."""
     spans: dict[int, Span] = field(default_factory=dict)
     """The positions of each learned turn, by the index of its message."""
     marked: list[Span] | None = None
     """What the template's {% generation %} tags mark in these turns; None without tags."""
+
+    @property
+    def text(self) -> str:
+        """The text of its conversation."""
+        return self.rendered.text
 
     @property
     def loss_spans(self) -> tuple[Span, ...]:
@@ -69,15 +80,16 @@ def divide(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Di
 
     Raise InvalidRecord if the template rejects the conversation, or if nothing would end a turn.
     """
-    whole = Example(chat.text(conversation), len(conversation.messages))
+    source = chat.source(conversation)
+    whole = Example(chat.rendered(source), len(conversation.messages))
     examples = [whole]
     unasked = []
     for index in reversed(conversation.learned_turns(first)):
-        turn = _turn(chat, conversation, index, whole.text)
+        turn = _turn(chat, conversation, source, index, whole.rendered)
         example = examples[-1]
         end = _end_in(example.text, turn, chat)
         if end is None:
-            example = Example(turn.text, index + 1)
+            example = Example(turn.rendered, index + 1)
             examples.append(example)
             end = turn.end
         example.spans[index] = (turn.start, end)
@@ -89,7 +101,7 @@ def divide(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Di
             unasked += [
                 f"messages[{index}]: the marks {{% generation %}} of the chat template leave out this turn: "
                 "set prepare.chatTemplate or unrendered: Warn"
-                for index in _mark(chat, conversation, example)
+                for index in _mark(chat, example)
             ]
     return Division(whole.text, examples, unasked[::-1])
 
@@ -102,24 +114,30 @@ def _unasked(turn: Turn) -> str:
 
 
 def _turn(
-    chat: ChatTemplate, conversation: Conversation, index: int, whole: str
+    chat: ChatTemplate,
+    conversation: Conversation,
+    source: TemplateInput,
+    index: int,
+    whole: RenderedChat,
 ) -> Turn:
-    until = conversation.before(index + 1)
-    is_last = len(until.messages) == len(conversation.messages)
-    text = whole if is_last else chat.text(until)
+    is_last = index == len(conversation.messages) - 1
+    rendered = whole if is_last else chat.rendered(source.before(index + 1))
     if not chat.writes_turn_end:
-        text = _with_eos(chat, text, index)
+        with_eos = _with_eos(chat, rendered.text, index)
+        rendered = rendered._replace(text=with_eos)
+    text = rendered.text
     end = len(text.rstrip())
-    prompt = chat.prompt(conversation.before(index))
+    prompt = chat.prompt(source.before(index))
     if prompt and text.startswith(prompt):
-        return Turn(index, text, len(prompt), end)
+        return Turn(index, rendered, len(prompt), end)
     # No server asks for a turn without a message before it, or behind messages that the template rejects.
     if index == 0 or not prompt:
-        return Turn(index, text, _content_start(chat, until, text), end)
+        start = _content_start(chat, conversation.before(index + 1), text)
+        return Turn(index, rendered, start, end)
     # Texts, not paths: the function compares characters.
     common = len(os.path.commonprefix([prompt, text]))  # noqa: RUF071
     unasked = prompt[min(common, len(prompt) - UNASKED_CHARACTERS) :]
-    return Turn(index, text, common, end, unasked)
+    return Turn(index, rendered, common, end, unasked)
 
 
 def _with_eos(chat: ChatTemplate, text: str, index: int) -> str:
@@ -154,16 +172,13 @@ def _end_in(text: str, turn: Turn, chat: ChatTemplate) -> int | None:
     return None
 
 
-def _mark(
-    chat: ChatTemplate, conversation: Conversation, example: Example
-) -> list[int]:
+def _mark(chat: ChatTemplate, example: Example) -> list[int]:
     """Find what the template's tags mark in the turns of an example; return the messages that they leave out."""
-    all_marks = chat.marks(conversation.before(example.messages))
     marked = []
     left_out = []
     for index in sorted(example.spans):
         start, end = example.spans[index]
-        marks = [mark for mark in all_marks if mark[1] > start and mark[0] < end]
+        marks = [mark for mark in example.rendered.marks if mark[1] > start and mark[0] < end]
         if not marks:
             left_out.append(index)
             continue

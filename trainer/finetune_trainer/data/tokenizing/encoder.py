@@ -20,7 +20,8 @@ from tokenizers.processors import Sequence
 
 from finetune_trainer.contract import Objective
 from finetune_trainer.data.documents import Document
-from finetune_trainer.data.records.chat_template import ChatTemplate, Span
+from finetune_trainer.data.records.chat_template import ChatTemplate
+from finetune_trainer.data.records.compiled_template import Span
 from finetune_trainer.data.records.conversations import Conversation, conversation_of
 from finetune_trainer.data.records.records import (
     SHAPES,
