@@ -28,9 +28,8 @@ _MAX_PLANS = 1000
 _BLANK_LINE = "\\n\\n"
 
 
-_Columns = tuple[tuple[str, ...], frozenset[str]]
-"""The names of a record's columns in their order, and of the columns that are null."""
-_NO_NULLS: frozenset[str] = frozenset()
+_Columns = tuple[str, ...] | tuple[tuple[str, ...], frozenset[str]]
+"""The names of a record's columns in their order; if any is null, a pair of them and of the columns that are null."""
 
 
 class _Plan(NamedTuple):
@@ -83,14 +82,15 @@ class FieldColumns:
             source = self._named.fields(record)
             names = (*source, *names)
         # A null is no value: it may be another column of this record that shows its form.
-        nulls = _NO_NULLS
+        key: _Columns = names
         if None in source.values():
             nulls = frozenset(name for name, value in source.items() if value is None)
+            key = (names, nulls)
         try:
-            plan = self._plans[names, nulls]
+            plan = self._plans[key]
         except KeyError:
             plan = self._new_plan(source, record)
-            self._keep((names, nulls), plan)
+            self._keep(key, plan)
         if plan is None:
             # The formatter knows the shape of the other records, and so a better reason.
             return source

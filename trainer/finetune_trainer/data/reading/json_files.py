@@ -36,6 +36,9 @@ _LIST_OF_RECORDS = re.compile(
 """The beginning of an object that holds all records in a list."""
 
 
+_raw_decode = json.JSONDecoder().raw_decode
+
+
 class FileLayout(Enum):
     """How a file holds its records."""
 
@@ -136,8 +139,9 @@ def _lines(
 
 def _parsed(line: bytes, columns: FieldColumns) -> Fields | InvalidRecord:
     try:
-        text = line.rstrip().decode("utf-8-sig")
-        return columns.select(_fields(json.loads(text)))
+        # The codec without the byte order mark is several times as fast.
+        codec = "utf-8-sig" if line.startswith(codecs.BOM_UTF8) else "utf-8"
+        return columns.select(_fields(_value(line.rstrip().decode(codec))))
     except UnicodeDecodeError as error:
         return InvalidRecord(
             f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8: save the file as UTF-8, "
@@ -149,6 +153,16 @@ def _parsed(line: bytes, columns: FieldColumns) -> Fields | InvalidRecord:
         return InvalidRecord("nested too deeply")
     except InvalidRecord as error:
         return error
+
+
+def _value(text: str) -> object:
+    """Return the value of a JSON text; raise JSONDecodeError if it is not JSON."""
+    if text.startswith("{"):
+        # What `json.loads` calls in the end, without the search for white space around the value.
+        value, end = _raw_decode(text)
+        if end == len(text):
+            return value
+    return json.loads(text)
 
 
 def _not_json(line: bytes, error: json.JSONDecodeError) -> str:

@@ -60,7 +60,8 @@ class Form:
 
 def _conversation(column: str) -> Callable[[Fields], Fields]:
     def convert(record: Fields) -> Fields:
-        check_label(record, KTO_TAG)
+        if KTO_TAG in record:
+            check_label(record, KTO_TAG)
         # Only a boolean: a number may be a class of the conversation.
         if isinstance(record.get("label"), bool):
             check_label(record, "label")
@@ -112,7 +113,8 @@ def _completion(record: Fields) -> Fields:
     """Return prompt and completion, or for two lists of messages a conversation whose completion is learned."""
     prompt = record["prompt"]
     completion = record["completion"]
-    check_label(record, "label")
+    if "label" in record:
+        check_label(record, "label")
     if not isinstance(prompt, list) and not isinstance(completion, list):
         if record.get("tools"):
             raise InvalidRecord(
