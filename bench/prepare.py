@@ -2,10 +2,13 @@
 
     python bench/prepare.py [--records 10000 1000000] [--format jsonl] [--tokens 320 [--chat]] [--processes 2]
     python bench/prepare.py --turns 5 --records 10 20000 --tokens 320 [--other FOLDER] [--json FILE]
+    python bench/prepare.py --turns 5 --records 10 5000 --tokens 320 --chat --template marks --other FOLDER
 
 The first prints memory, records and tokens per second for three sizes, and the ratio of the memory of the last two.
 The second runs the last size in turns: as it is, with one process, and perhaps with the trainer of another checkout. It
-prints each one's tokens per second, and the ratios to the first of each turn.
+prints each one's tokens per second, and the ratios to the first of each turn, also of the CPU seconds of all processes,
+which other work on the machine changes less. The third does so for conversations and a template that marks what is
+learned. --labels adds three columns that nothing reads.
 
 Each run is a process of its own, as in a pod. The peak is the kernel's VmHWM of that process. Most of it is the
 imports; the first run, with 10 records, shows how much. "Together" is the largest sum of all processes' PSS, which
@@ -45,9 +48,11 @@ from finetune_trainer.contract import (  # noqa: E402
 )
 from finetune_trainer.contract.environment import CONFIG  # noqa: E402
 from prepare_bench.data_sets import (  # noqa: E402
+    TEMPLATES,
     Corpus,
     make_tokenizer,
     records,
+    with_labels,
     write,
 )
 
@@ -245,6 +250,14 @@ def compare_in_turns(
             print(
                 f"  as it is / {name}: median {middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
             )
+            seconds = [
+                base.cpu_seconds / other.cpu_seconds
+                for base, other in zip(first, measured, strict=True)
+            ]
+            print(
+                f"  CPU seconds, as it is / {name}: median {statistics.median(seconds):.2f} "
+                f"({min(seconds):.2f}-{max(seconds):.2f})"
+            )
     return runs
 
 
@@ -270,6 +283,12 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
         help="with --tokens: conversations of five exchanges, in jsonl",
     )
     parser.add_argument(
+        "--template", choices=tuple(TEMPLATES), help="the chat template"
+    )
+    parser.add_argument(
+        "--labels", action="store_true", help="add three columns that nothing reads"
+    )
+    parser.add_argument(
         "--processes",
         type=int,
         default=0,
@@ -292,7 +311,8 @@ def main() -> None:
         folder = Path(name)
         corpus = Corpus()
         short = (row["prompt"] + row["completion"] for row in islice(records(), 2000))
-        make_tokenizer(folder / "model", corpus.sentences if options.tokens else short)
+        texts = corpus.sentences if options.tokens else short
+        make_tokenizer(folder / "model", texts, TEMPLATES.get(options.template))
         tokenizer = AutoTokenizer.from_pretrained(folder / "model")
         written = {}
         for count in options.records[1:] if options.turns else (10, *options.records):
@@ -302,6 +322,8 @@ def main() -> None:
                 if options.tokens
                 else records()
             )
+            if options.labels:
+                rows = with_labels(rows)
             write(written[count], islice(rows, count))
         if options.turns:
             runs = compare_in_turns(folder, options, *written.popitem())

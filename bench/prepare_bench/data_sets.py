@@ -42,6 +42,27 @@ STARTS = [
 VOWELS = ["a", "e", "i", "o", "u", "ea", "ou", "ai"]
 ENDS = ("", "n", "r", "s", "l", "t", "ng", "ck")
 VERBS = ("opens", "closes", "returns", "ignores")
+_BEGIN = "{{- '<|im_start|>' + message.role + '\n' -}}"
+_CONTENT = "{{- message.content + '<|im_end|>' -}}"
+_PROMPT = (
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
+)
+TEMPLATES = {
+    "chatml": f"{{%- for message in messages -%}}{_BEGIN}{_CONTENT}{{{{- '\n' -}}}}{{%- endfor -%}}{_PROMPT}",
+    "marks": (
+        f"{{%- for message in messages -%}}{_BEGIN}{{%- if message.role == 'assistant' -%}}"
+        f"{{% generation %}}{_CONTENT}{{% endgeneration %}}{{%- else -%}}{_CONTENT}{{%- endif -%}}"
+        f"{{{{- '\n' -}}}}{{%- endfor -%}}{_PROMPT}"
+    ),
+}
+"""Chat templates that render the same text: without and with marks around what is learned."""
+
+
+def with_labels(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield records with three further columns, which hold no text to learn."""
+    for number, row in enumerate(rows):
+        url = f"https://example.org/page/{number}"
+        yield {"id": number, **row, "source": "web-2024", "url": url}
 
 
 def records() -> Iterator[dict[str, str]]:
@@ -129,7 +150,9 @@ def write(path: Path, rows: Iterable[dict[str, str]]) -> None:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def make_tokenizer(folder: Path, texts: Iterable[str]) -> None:
+def make_tokenizer(
+    folder: Path, texts: Iterable[str], template: str | None = None
+) -> None:
     """Train a byte-level BPE tokenizer and save it with a model of a few weights."""
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(
@@ -138,12 +161,14 @@ def make_tokenizer(folder: Path, texts: Iterable[str]) -> None:
         show_progress=False,
         special_tokens=["<pad>", "<bos>", "<eos>"],
     )
-    PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer,  # noqa: SLF001  tokenizers offers no public conversion
         pad_token="<pad>",  # noqa: S106  a token of text
         bos_token="<bos>",  # noqa: S106
         eos_token="<eos>",  # noqa: S106
-    ).save_pretrained(folder)
+    )
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=4096,
         hidden_size=8,

@@ -1,7 +1,7 @@
 """A chat template as transformers compiles it, rendered often with little work each time.
 
-`render_jinja_template` of transformers copies all messages and collects its global names at each call. A conversation is
-rendered twice for each turn, so that this work would take longer than the template itself.
+`render_jinja_template` of transformers copies all messages and collects its global names at each call. A conversation
+is rendered twice for each turn, so that this work would take longer than the template itself.
 """
 
 from functools import cached_property

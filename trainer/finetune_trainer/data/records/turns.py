@@ -178,7 +178,9 @@ def _mark(chat: ChatTemplate, example: Example) -> list[int]:
     left_out = []
     for index in sorted(example.spans):
         start, end = example.spans[index]
-        marks = [mark for mark in example.rendered.marks if mark[1] > start and mark[0] < end]
+        marks = [
+            mark for mark in example.rendered.marks if mark[1] > start and mark[0] < end
+        ]
         if not marks:
             left_out.append(index)
             continue
