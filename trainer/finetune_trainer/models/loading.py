@@ -79,6 +79,8 @@ def load_base(folder: Path, dtype: torch.dtype, uri: str = "", **options: Any) -
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
+            # They are refused below, with their names.
+            ignore_mismatched_sizes=True,
             **options,
         )
     check_loading_info(loading_info, uri or str(folder))
@@ -139,8 +141,6 @@ def _load_errors(folder: Path, uri: str) -> Iterator[None]:
 
 def _without_advice(error: Exception) -> str:
     """Return the reason of an error without advice about options of transformers, which a user of ours cannot set."""
-    if "ignore_mismatched_sizes" in str(error):
-        return "its weights have other shapes than its config.json says"
     return short_reason(error)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from finetune_trainer.models.loading import check_loading_info, load_config
@@ -27,6 +28,29 @@ def load_structure(folder: Path, uri: str) -> Any:
         ) from error
 
 
+def layers_of(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the decoder layers of a model; none if its architecture in transformers has no such layers."""
+    return [
+        each
+        for each in module.modules()
+        if isinstance(each, GradientCheckpointingLayer)
+    ]
+
+
+def no_layers(architecture: str) -> ConfigInvalid:
+    """Return the error of an architecture without decoder layers."""
+    return ConfigInvalid(
+        f"train.compile: {architecture} has no layers to compile: set it to false"
+    )
+
+
+def no_checkpointing(architecture: str) -> ConfigInvalid:
+    """Return the error of an architecture that cannot recompute its activations."""
+    return ConfigInvalid(
+        f"train.gradientCheckpointing: {architecture} does not support it: set it to false"
+    )
+
+
 def check_stored_weights(folder: Path, uri: str, structure: Any) -> None:
     """Raise ConfigInvalid if the stored weights do not fit into the model; only their headers are read."""
     stored = StoredWeights(folder).meta
@@ -37,6 +61,8 @@ def check_stored_weights(folder: Path, uri: str, structure: Any) -> None:
             state_dict=dict(stored),
             dtype=torch.float32,
             device_map="meta",
+            # As errors they would not name the weight.
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
     except Exception:  # noqa: BLE001  transformers may need a value to convert weights, so nothing is known

@@ -69,7 +69,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     )
     context.progress.update(note="reading the base model", total=reader.known_count())
     base = open_base_model(config.model, context.environment)
-    check_model_for(base, config.recipe.context_length, config.training)
+    check_model_for(base, config)
     tokenizer = load_tokenizer(base.uri, base.folder)
     templates = choose_chat_templates(
         config.recipe, tokenizer, base.uri, context.environment

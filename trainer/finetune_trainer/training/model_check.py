@@ -2,20 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from finetune_trainer.contract import PrepareConfig
+from finetune_trainer.contract import PrepareConfig, TrainRecipe
 from finetune_trainer.models.base_model import BaseModel
-from finetune_trainer.models.loading import check_context_length
 from finetune_trainer.models.requirements import (
     ModelFiles,
     check_headers,
     check_model,
 )
 from finetune_trainer.models.structure import check_stored_weights, load_structure
-from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.requirements import (
-    check_layers,
-    names_layers,
+    setting_errors,
     unquantized_experts,
 )
 
@@ -46,20 +44,22 @@ def model_findings(
     structure = load_structure(files.folder, files.uri)
     if has_weights:
         check_stored_weights(files.folder, files.uri, structure)
-    base = BaseModel(files.uri, files.folder, "")
-    try:
-        check_context_length(base, config.recipe.context_length)
-    except ConfigInvalid as error:
-        yield Finding("prepare.contextLength", str(error))
     recipe = config.training
-    if recipe is None:
-        return
-    if names_layers(recipe):
-        try:
-            check_layers(files.folder, files.uri, recipe.adapter, structure)
-        except ConfigInvalid as error:
-            field, _, message = str(error).partition(": ")
-            yield Finding(field, message)
+    if recipe is not None:
+        yield from _notes(recipe, structure)
+    base = BaseModel(files.uri, files.folder, "")
+    for place, error in setting_errors(
+        base, config, structure, has_weights=has_weights
+    ):
+        # Some errors name a field themselves.
+        field, _, message = str(error).partition(": ")
+        if not field.startswith("train."):
+            field = place
+            message = str(error)
+        yield Finding(field, message)
+
+
+def _notes(recipe: TrainRecipe, structure: Any) -> Iterator[Finding]:
     experts = unquantized_experts(recipe, structure)
     if experts:
         message = f"QLoRA quantizes linear layers only: the experts stay in 16 bits, {experts / GIB:,.1f} GiB"

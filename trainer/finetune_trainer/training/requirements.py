@@ -1,14 +1,23 @@
 """What a training needs of the base model and of the rows: checked without weights and without a GPU."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from finetune_trainer.contract import Lora, TrainRecipe
+from finetune_trainer.contract import Lora, PrepareConfig, TrainRecipe
 from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.models.base_model import BaseModel
+from finetune_trainer.models.full_weights import trained_names
+from finetune_trainer.models.isolation import check_packing
 from finetune_trainer.models.loading import check_context_length, load_config
 from finetune_trainer.models.positions import embeddings_of
-from finetune_trainer.models.structure import load_structure
+from finetune_trainer.models.structure import (
+    check_stored_weights,
+    layers_of,
+    load_structure,
+    no_checkpointing,
+    no_layers,
+)
 from finetune_trainer.models.tokenizer import (
     RESIZE,
     tokens_beyond,
@@ -18,13 +27,83 @@ from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.runtime.progress import log_line
 
 
-def check_model_for(
-    base: BaseModel, context_length: int, training: TrainRecipe | None
+def check_model_for(base: BaseModel, config: PrepareConfig) -> None:
+    """Raise ConfigInvalid if the base model and the settings cannot work together; the weights are in its folder."""
+    structure = load_structure(base.folder, base.uri)
+    check_stored_weights(base.folder, base.uri, structure)
+    for _, error in setting_errors(base, config, structure, has_weights=True):
+        raise error
+
+
+def setting_errors(
+    base: BaseModel, config: PrepareConfig, structure: Any, *, has_weights: bool
+) -> Iterator[tuple[str, ConfigInvalid]]:
+    """Yield each setting that cannot work with the model: its field below spec, and the error.
+
+    The structure is used up. `has_weights`: the files of the weights are in the model's folder.
+    """
+    checks = [("prepare.contextLength", _check_length)]
+    if config.training is not None:
+        checks += TRAINING_CHECKS
+        if has_weights:
+            checks.append(("train.method", _check_full))
+        # At the end: it gives the structure other weights.
+        checks.append(("prepare.packing", _check_packing))
+    for field, check in checks:
+        try:
+            check(base, config, structure)
+        except ConfigInvalid as error:
+            yield field, error
+
+
+def _check_length(base: BaseModel, config: PrepareConfig, _structure: Any) -> None:
+    check_context_length(base, config.recipe.context_length)
+
+
+def _check_lora(base: BaseModel, config: PrepareConfig, structure: Any) -> None:
+    recipe = config.training
+    if recipe is None or not names_layers(recipe):
+        return
+    check_layers(base.folder, base.uri, recipe.adapter, structure)
+    if recipe.method == "QLoRA":
+        from finetune_trainer.training.methods.lora import check_saved_in_full  # noqa: PLC0415  as in check_layers
+
+        check_saved_in_full(structure, recipe.adapter)
+
+
+def _check_full(base: BaseModel, config: PrepareConfig, structure: Any) -> None:
+    if config.training is not None and config.training.method == "Full":
+        trained_names(structure, base.folder)
+
+
+def _check_compile(_base: BaseModel, config: PrepareConfig, structure: Any) -> None:
+    if config.training is None or not config.training.compile:
+        return
+    if not layers_of(structure):
+        raise no_layers(type(structure).__name__)
+
+
+def _check_checkpointing(
+    _base: BaseModel, config: PrepareConfig, structure: Any
 ) -> None:
-    """Raise ConfigInvalid if the model is too short for the rows, or has no layer that the recipe names."""
-    check_context_length(base, context_length)
-    if training is not None and names_layers(training):
-        check_layers(base.folder, base.uri, training.adapter)
+    if config.training is None or not config.training.gradient_checkpointing:
+        return
+    if not structure.supports_gradient_checkpointing:
+        raise no_checkpointing(type(structure).__name__)
+
+
+def _check_packing(base: BaseModel, config: PrepareConfig, structure: Any) -> None:
+    if config.recipe.packing:
+        check_packing(structure, base.uri)
+
+
+Check = Callable[[BaseModel, PrepareConfig, Any], None]
+TRAINING_CHECKS: list[tuple[str, Check]] = [
+    ("train.lora", _check_lora),
+    ("train.compile", _check_compile),
+    ("train.gradientCheckpointing", _check_checkpointing),
+]
+"""Field of a setting -> its check."""
 
 
 def names_layers(training: TrainRecipe) -> bool:

@@ -10,8 +10,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers.modeling_layers import GradientCheckpointingLayer
 
+from finetune_trainer.models.structure import layers_of
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.distributed.ranks import Ranks
@@ -53,15 +53,6 @@ def shard(trainable: Trainable, ranks: Ranks, device: torch.device) -> Trainable
         for name, tensor in trainable.weights.items()
     }
     return replace(trainable, weights=weights)
-
-
-def layers_of(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the decoder layers of a model; none if its architecture in transformers has no such layers."""
-    return [
-        each
-        for each in module.modules()
-        if isinstance(each, GradientCheckpointingLayer)
-    ]
 
 
 def drop_gathered(module: torch.nn.Module) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 from peft.utils.integrations import dequantize_module_weight
 from transformers.pytorch_utils import Conv1D
 
@@ -91,6 +92,24 @@ def attach_adapter(base: Any, lora: Lora, source: ModelSource, seed: int) -> Pef
     return model
 
 
+def check_saved_in_full(structure: Any, lora: Lora) -> None:
+    """Raise ConfigInvalid if a name in modulesToSave matches a layer that QLoRA will quantize; reads no weights."""
+    head = structure.get_output_embeddings()
+    for path, module in structure.named_modules():
+        name = path.rpartition(".")[2]
+        if name not in lora.modules_to_save or module is head:
+            continue
+        if any(isinstance(layer, torch.nn.Linear) for layer in module.modules()):
+            raise _in_4_bits(name)
+
+
+def _in_4_bits(name: str) -> ConfigInvalid:
+    return ConfigInvalid(
+        f"train.lora.modulesToSave: {name} has weights in 4 bits, which cannot be trained: "
+        "name it in train.lora.targetModules, or set train.method to LoRA"
+    )
+
+
 def _check_modules_to_save(base: Any, lora: Lora) -> None:
     """Raise ConfigInvalid if a name in modulesToSave matches a quantized layer, or no layer, which PEFT ignores."""
     layers = {
@@ -106,10 +125,7 @@ def _check_modules_to_save(base: Any, lora: Lora) -> None:
         if not all(
             parameter.is_floating_point() for parameter in layers[name].parameters()
         ):
-            raise ConfigInvalid(
-                f"train.lora.modulesToSave: {name} has weights in 4 bits, which cannot be trained: "
-                "name it in train.lora.targetModules, or set train.method to LoRA"
-            )
+            raise _in_4_bits(name)
 
 
 def targets(base: torch.nn.Module, names: tuple[str, ...]) -> str | list[str]:
@@ -151,6 +167,20 @@ def _check_adaptable(base: torch.nn.Module, name: str, matching: list[str]) -> N
                 f"train.lora.targetModules: {name} matches {match}, a {type(layer).__name__}, which LoRA cannot adapt; "
                 + linear_layer_names(base)
             )
+        if not _is_adapted_by_peft(base, match):
+            raise ConfigInvalid(
+                f"train.lora.targetModules: {name} matches {match}, which PEFT does not adapt in "
+                f"{base.config.model_type}: remove it, or set targetModules to [{ALL_LINEAR}], which leaves it out"
+            )
+
+
+def _is_adapted_by_peft(base: Any, name: str) -> bool:
+    """Return whether PEFT adapts a layer of this model; it refuses some of recurrent layers, by their names."""
+    try:
+        _check_lora_target_modules_mamba(LoraConfig(), base, name.rpartition(".")[2])
+    except ValueError:
+        return False
+    return True
 
 
 def _adaptable_names(base: torch.nn.Module) -> list[str]:
@@ -206,7 +236,8 @@ def _all_linear(base: torch.nn.Module) -> str | list[str]:
     """Return PEFT's all-linear for a dense model; else the names of the layers that it should select.
 
     Of a multimodal model, these are layers of the language model: no gradient reaches its towers. In a MoE model, an
-    adapted router would send tokens to experts that the base model did not learn to use for them.
+    adapted router would send tokens to experts that the base model did not learn to use for them. PEFT refuses some
+    layers of recurrent models.
     """
     linear = [
         name
@@ -226,6 +257,7 @@ def _all_linear(base: torch.nn.Module) -> str | list[str]:
         if name in language
         and excluded.isdisjoint(name.split("."))
         and base.get_submodule(name) is not head
+        and _is_adapted_by_peft(base, name)
     ]
     is_dense = not is_fused and len(selected) == len(linear) - isinstance(
         head, LINEAR_LAYERS

@@ -10,11 +10,19 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 
 from finetune_trainer.contract import TrainRecipe
-from finetune_trainer.runtime.errors import ConfigInvalid
+from finetune_trainer.models.isolation import (
+    PROBE_LENGTH,
+    not_isolated,
+    probe_rows,
+)
+from finetune_trainer.models.structure import (
+    layers_of,
+    no_checkpointing,
+    no_layers,
+)
 from finetune_trainer.training.batches import Batch, Documents
 from finetune_trainer.training.distributed.sharding import (
     drop_gathered,
-    layers_of,
     sharded_like,
 )
 from finetune_trainer.training.methods.trainable import Trainable
@@ -37,9 +45,6 @@ ISOLATION_TOLERANCE = 0.05
 
 It is larger than the rounding of bf16 and much smaller than the effect of one document on another.
 """
-
-PROBE_LENGTH = 8
-"""Tokens of each document that `probe` asks for."""
 
 
 class TrainedModel:
@@ -73,6 +78,8 @@ class TrainedModel:
         if self._autocast:
             _keep_input_dtype(self.model)
         if recipe.gradient_checkpointing:
+            if not self.base.supports_gradient_checkpointing:
+                raise no_checkpointing(self.architecture)
             self.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
@@ -88,9 +95,7 @@ class TrainedModel:
         # Layer by layer: they are equal, so the compiler works once, and the selection of targets stays outside.
         layers = layers_of(self.model)
         if not layers:
-            raise ConfigInvalid(
-                f"train.compile: {self.architecture} has no layers to compile: set it to false"
-            )
+            raise no_layers(self.architecture)
         for layer in layers:
             layer.compile(dynamic=True)
 
@@ -255,10 +260,7 @@ def check_isolation(model: TrainedModel, uri: str) -> None:
     """
     first, second = probe(model)[:, PROBE_LENGTH:]
     if not are_close(first, second):
-        raise ConfigInvalid(
-            f"model {uri}: documents packed into one row attend to each other in this architecture "
-            f"({model.architecture}): set prepare.packing to false"
-        )
+        raise not_isolated(uri, model.architecture)
 
 
 def probe(model: TrainedModel, *, training: bool = False) -> torch.Tensor:
@@ -266,9 +268,7 @@ def probe(model: TrainedModel, *, training: bool = False) -> torch.Tensor:
 
     Compiled layers run as they are, so that nothing is compiled for these rows.
     """
-    tokens = torch.arange(2 * PROBE_LENGTH, device=model.device).repeat(2, 1)
-    tokens[1, :PROBE_LENGTH] = tokens[0, :PROBE_LENGTH].flip(0)
-    positions = (torch.arange(2 * PROBE_LENGTH) % PROBE_LENGTH).repeat(2, 1)
+    tokens, positions = probe_rows()
     documents = None
     shape: tuple[int, ...] = tokens.shape
     if model.is_flat:
@@ -279,7 +279,9 @@ def probe(model: TrainedModel, *, training: bool = False) -> torch.Tensor:
     # The generators are restored: a probe must not change what training draws.
     with torch.random.fork_rng(gpus), torch.no_grad(), model.eager():
         logits = model.logits(
-            tokens.view(shape), positions.to(model.device).view(shape), documents
+            tokens.to(model.device).view(shape),
+            positions.to(model.device).view(shape),
+            documents,
         )
     return logits.float().view(*tokens.shape, -1)
 
