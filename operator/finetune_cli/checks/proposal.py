@@ -35,6 +35,30 @@ class Proposal:
     gradient_accumulation_steps: int = 4
 
 
+@dataclass(frozen=True)
+class BaseAnswer:
+    """What the trainer knows about a base model on this machine."""
+
+    problem: str | None = None
+    """The reason why it cannot be trained, with the fix."""
+    packs: bool = True
+    """Whether documents of a packed row stay apart in it."""
+
+
+def look_at_base(uri: str, folder: Path | None) -> BaseAnswer:
+    """Return what the trainer knows; nothing is known if the model or the trainer is not on this machine."""
+    if folder is None:
+        return BaseAnswer()
+    request = {"uri": uri, "folder": str(folder)}
+    answers = ask("finetune_trainer.training.base_check", request, os.environ)
+    if not answers:
+        return BaseAnswer()
+    problem = answers[-1]["problem"]
+    if problem is not None:
+        problem = str(problem).removeprefix("model ").removeprefix(f"{uri}: ")
+    return BaseAnswer(problem, bool(answers[-1]["packs"]))
+
+
 def propose(model: Path | None, sample: Sample | None) -> Proposal:
     """Return settings for a model's folder and a sample of the records; None for what is not on this machine."""
     positions = None

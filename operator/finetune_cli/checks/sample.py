@@ -20,6 +20,7 @@ COMPLETE = (
     {"prompt", "completion"},
     {"text"},
     {"chosen", "rejected"},
+    {"preferred_output", "non_preferred_output"},
     {"conversations"},
     {"conversation"},
     {"instruction", "output"},
@@ -33,6 +34,8 @@ OTHER_NAMES = {
 }
 """Field of a record -> names that its column often has instead, the likeliest first."""
 PAIR = ("prompt", "completion")
+PREFERENCES = ({"chosen", "rejected"}, {"preferred_output", "non_preferred_output"})
+"""Columns of pairs of completions."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,12 @@ class Sample:
             if column:
                 return {field: column}
         return {}
+
+    @property
+    def has_preferences(self) -> bool:
+        """Whether the records are pairs of completions, from which only DPO learns."""
+        names = set(self.records[0]) if self.records else set()
+        return any(form <= names for form in PREFERENCES)
 
     @property
     def texts(self) -> list[str]:

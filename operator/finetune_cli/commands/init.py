@@ -14,7 +14,7 @@ from typing import Literal
 
 import yaml
 
-from finetune_cli.checks.proposal import propose
+from finetune_cli.checks.proposal import look_at_base, propose
 from finetune_cli.checks.sample import Sample, read_sample
 from finetune_cli.checks.sources import path_problems
 from finetune_cli.commands import Commands
@@ -50,6 +50,12 @@ QUESTIONS = {
     "data": "Training records, a file or hf://ORG/NAME/PATH",
 }
 PATH_START = re.compile(r"[A-Za-z0-9_.]")
+PACKING_LINE = (
+    "    packing: false                # this model would mix the records of a row\n"
+)
+OBJECTIVE_LINE = (
+    "    objective: DPO                # the records are pairs: chosen and rejected\n"
+)
 Kind = Literal["model", "data", "target"]
 FILE_HELP = "manifest to write (default: pipeline.yaml)"
 
@@ -128,7 +134,11 @@ def manifest_text(arguments: argparse.Namespace) -> str:
     if arguments.name is None:
         arguments.name = _name_of(data)
     sample = _sample(arguments.file, data)
-    proposal = propose(_on_this_machine(arguments.file, model), sample)
+    folder = _on_this_machine(arguments.file, model)
+    base = look_at_base(model, folder)
+    if base.problem:
+        raise UsageError(f"--model {model}: {base.problem}")
+    proposal = propose(folder, sample)
     target = _target(arguments, model, data)
     condition = ", once every path below is an hf:// or pvc:// URI"
     if arguments.cluster:
@@ -142,6 +152,8 @@ def manifest_text(arguments: argparse.Namespace) -> str:
         target=f"{_scalar(target):<24}",
         on_cluster=condition,
         columns=_columns_line(sample),
+        packing="" if base.packs else PACKING_LINE,
+        objective=OBJECTIVE_LINE if sample and sample.has_preferences else "",
         context=f"{proposal.context_length:<15}",
         micro=proposal.micro_batch_size,
         accumulated=proposal.gradient_accumulation_steps,

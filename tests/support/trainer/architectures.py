@@ -85,7 +85,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def small_model(name: str) -> Any:
-    """Return a model with random weights, far from those of a new model, which hide what its layers do."""
+    """Return a model with random weights, larger than in a new model, which hides what its layers do."""
     import torch  # noqa: PLC0415  tests without a model must not wait for torch
     import transformers  # noqa: PLC0415
 

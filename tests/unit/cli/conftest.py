@@ -5,6 +5,7 @@ from support.cli.session import CliSession
 from support.operator.fake_api_server import kubeconfig, serving
 from support.operator.scenario import Scenario
 
+from finetune_cli.checks.proposal import BaseAnswer
 from finetune_cli.manifest.manifest import read_all
 from finetune_trainer.contract.preview import PreviewReport
 
@@ -34,6 +35,14 @@ def unread_data(monkeypatch):
     """A check of sources that reads no records: a preview needs a whole model, and takes seconds."""
     monkeypatch.setattr(
         "finetune_cli.local.run.ask_trainer", lambda *_: PreviewReport()
+    )
+
+
+@pytest.fixture
+def any_base(monkeypatch):
+    """An init that takes a folder with any config.json for a base model."""
+    monkeypatch.setattr(
+        "finetune_cli.commands.init.look_at_base", lambda *_: BaseAnswer()
     )
 
 

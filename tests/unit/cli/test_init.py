@@ -54,7 +54,7 @@ def test_init_reports_a_file_that_it_cannot_write(tmp_path, capsys):
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("unread_data")
+@pytest.mark.usefixtures("unread_data", "any_base")
 def test_given_sources_are_written_relative_to_the_manifest(tmp_path, monkeypatch):
     """The manifest then passes the check of its sources as it is."""
     monkeypatch.chdir(tmp_path)

@@ -41,6 +41,7 @@ def model(tmp_path):
     return model
 
 
+@pytest.mark.usefixtures("any_base")
 @pytest.mark.parametrize(
     ("words", "positions", "length"),
     [(3, None, 256), (400, None, 512), (3000, None, 4096), (3000, 512, 512), (3, 128, 128)],

@@ -124,7 +124,7 @@ def _window(
     return pool.as_strided(tuple(shape), strides, offset)
 
 
-class _CheapMatrices(TorchFunctionMode):
+class _CheapMatrices(TorchFunctionMode):  # type: ignore[misc]  PyTorch does not type it
     """Replaces products with weights: each output becomes a sum of TERMS inputs with random signs.
 
     As in a product, an output depends on its own token only.
@@ -161,7 +161,8 @@ def _is_window(weight: Any) -> bool:
     """Return whether a tensor has more elements than memory."""
     if not isinstance(weight, torch.Tensor):
         return False
-    return weight.numel() > weight.untyped_storage().nbytes() // weight.element_size()
+    memory: int = weight.untyped_storage().nbytes()
+    return weight.numel() > memory // weight.element_size()
 
 
 def _linear(

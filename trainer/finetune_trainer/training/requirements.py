@@ -42,7 +42,7 @@ def setting_errors(
 
     The structure is used up. `has_weights`: the files of the weights are in the model's folder.
     """
-    checks = [("prepare.contextLength", _check_length)]
+    checks: list[tuple[str, Check]] = [("prepare.contextLength", _check_length)]
     if config.training is not None:
         checks += TRAINING_CHECKS
         if has_weights:
@@ -56,7 +56,7 @@ def setting_errors(
             yield field, error
 
 
-def _check_length(base: BaseModel, config: PrepareConfig, _structure: Any) -> None:
+def _check_length(base: BaseModel, config: PrepareConfig, structure: Any) -> None:  # noqa: ARG001  as of all checks
     check_context_length(base, config.recipe.context_length)
 
 
@@ -76,7 +76,7 @@ def _check_full(base: BaseModel, config: PrepareConfig, structure: Any) -> None:
         trained_names(structure, base.folder)
 
 
-def _check_compile(_base: BaseModel, config: PrepareConfig, structure: Any) -> None:
+def _check_compile(base: BaseModel, config: PrepareConfig, structure: Any) -> None:  # noqa: ARG001  as above
     if config.training is None or not config.training.compile:
         return
     if not layers_of(structure):
@@ -84,7 +84,9 @@ def _check_compile(_base: BaseModel, config: PrepareConfig, structure: Any) -> N
 
 
 def _check_checkpointing(
-    _base: BaseModel, config: PrepareConfig, structure: Any
+    base: BaseModel,  # noqa: ARG001  as above
+    config: PrepareConfig,
+    structure: Any,
 ) -> None:
     if config.training is None or not config.training.gradient_checkpointing:
         return
