@@ -124,7 +124,7 @@ def _window(
     return pool.as_strided(tuple(shape), strides, offset)
 
 
-class _CheapMatrices(TorchFunctionMode):  # type: ignore[misc]  PyTorch does not type it
+class _CheapMatrices(TorchFunctionMode):  # type: ignore[misc]  # PyTorch has no types for it
     """Replaces products with weights: each output becomes a sum of TERMS inputs with random signs.
 
     As in a product, an output depends on its own token only.
@@ -162,7 +162,7 @@ def _is_window(weight: Any) -> bool:
     if not isinstance(weight, torch.Tensor):
         return False
     memory: int = weight.untyped_storage().nbytes()
-    return weight.numel() > memory // weight.element_size()
+    return bool(weight.numel() > memory // weight.element_size())
 
 
 def _linear(
