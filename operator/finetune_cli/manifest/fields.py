@@ -204,6 +204,8 @@ def lm_eval_tasks(spec: PipelineSpec) -> Iterator[TaskField]:
     if spec.evaluate is None or has_own_program(spec.evaluate):
         return
     for number, task in enumerate(spec.evaluate.tasks):
+        if task.is_held_out:
+            continue
         location = ("evaluate", "tasks", number)
         yield TaskField(location, task.name, task.file, task.few_shot)
 

@@ -25,7 +25,8 @@ from finetune_trainer.contract import (
 )
 
 HIGHER_IS_BETTER = frozenset({"acc", "acc_norm", "exact_match"})
-"""Metrics of lm-eval whose direction is known."""
+LOWER_IS_BETTER = frozenset({"validation_loss"})
+"""Metrics whose direction is known."""
 LN_2 = math.log(2)
 """DPO's loss of a model that equals its reference."""
 # The losses of single points are noisy, also in a training that goes well.
@@ -185,10 +186,17 @@ def _mean(losses: Sequence[float]) -> float:
 def _evaluate_notes(result: EvaluateResult) -> Iterator[Finding]:
     for task, metrics in result.scores.items():
         for metric, score in metrics.items():
-            if metric.partition(",")[0] not in HIGHER_IS_BETTER:
+            if score.base is None:
                 continue
-            if score.base is not None and score.value <= score.base:
-                text = f"{task} {metric} {score.value:.4g} is not above the base model's {score.base:.4g}"
+            name = metric.partition(",")[0]
+            side = ""
+            # Not the opposite: a score that is no number has helped nobody.
+            if name in HIGHER_IS_BETTER and not score.value > score.base:
+                side = "above"
+            elif name in LOWER_IS_BETTER and not score.value < score.base:
+                side = "below"
+            if side:
+                text = f"{task} {metric} {score.value:.4g} is not {side} the base model's {score.base:.4g}"
                 yield (
                     NoteReason.NO_GAIN,
                     f"{text}: training has not helped with this task",

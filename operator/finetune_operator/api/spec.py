@@ -13,6 +13,7 @@ from finetune_operator.api.stages.base import ONE_DEFAULT_GPU, StageSpec
 from finetune_operator.api.stages.deploy import Deploy
 from finetune_operator.api.stages.environment import ObjectName
 from finetune_operator.api.stages.evaluate import Evaluate
+from finetune_operator.api.stages.held_out import HELD_OUT_SPEC_RULES
 from finetune_operator.api.stages.pod import BYTES, PodDefaults, StorageSize
 from finetune_operator.api.stages.prepare import Prepare
 from finetune_operator.api.stages.push import Push
@@ -203,6 +204,7 @@ class PipelineSpec(WithRules):
                 for target in data.get("push", {}).get("targets", ())
             ),
         ),
+        *HELD_OUT_SPEC_RULES,
         _needs_gate("push"),
         _needs_gate("deploy"),
         Rule(

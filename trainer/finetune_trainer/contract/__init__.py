@@ -38,6 +38,7 @@ from finetune_trainer.contract.models import (
     one_of,
 )
 from finetune_trainer.contract.recipes import (
+    HELD_OUT,
     AdapterSource,
     Checkpoint,
     DeployRecipe,
@@ -78,6 +79,7 @@ from finetune_trainer.contract.tracking import Mlflow, TensorBoard, Tracking, Wa
 from finetune_trainer.exit_codes import ExitCode
 
 __all__ = [
+    "HELD_OUT",
     "PROGRESS_BYTES",
     "RESULTS_VERSION",
     "AdapterSource",

@@ -70,8 +70,8 @@ def _strings(value: Any) -> Iterator[str]:
 class PrepareConfig(StageConfig):
     """Config of the stage that tokenizes and packs the data sets."""
 
-    # It only lets prepare refuse a training that cannot work, before the training waits for a GPU.
-    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"training"})
+    # They only let prepare refuse what cannot work, before a training waits for a GPU.
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"training", "held_out"})
 
     stage: Literal["prepare"] = "prepare"
     model: ModelSource
@@ -84,6 +84,8 @@ class PrepareConfig(StageConfig):
     recipe: PrepareRecipe
     training: TrainRecipe | None = None
     """The recipe of the training, whose settings prepare checks; None if a program of the user trains."""
+    held_out: bool = False
+    """Whether evaluate measures the validation rows, so that there must be some."""
 
 
 class TrainConfig(StageConfig):
@@ -134,6 +136,8 @@ class EvaluateConfig(StageConfig):
     dtype: Literal["Auto", "BF16", "FP16", "FP32"] = "Auto"
     """Data type of the evaluated weights, the same as when they are pushed; Auto: the base model's stored data type.
     The base model is evaluated in the same type."""
+    training: TrainRecipe | None = None
+    """The recipe of the training, whose loss held_out measures; None without this task."""
     tracking: Tracking | None = None
 
     @override

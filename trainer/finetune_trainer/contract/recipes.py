@@ -272,11 +272,16 @@ class TrainRecipe(ContractModel):
         return self.epochs
 
 
+HELD_OUT = "held_out"
+"""Name of the task that measures the held-out records."""
+
+
 class Task(ContractModel):
-    """A task of lm-eval."""
+    """A task of lm-eval, or held_out."""
 
     name: TaskName
-    """Name of the task in lm-eval, or in the task file."""
+    """Name of the task in lm-eval, or in the task file. Without a file, held_out measures the validation records:
+    validation_loss, and with DPO reward_accuracy."""
 
     file: TaskUri | None = None
     """Task file (YAML) to use instead of a built-in task; relative paths in it start at the file's folder."""
@@ -288,6 +293,11 @@ class Task(ContractModel):
     """Evaluate a random sample of this many questions; fewer questions give a larger standard error. The sample depends
     only on the seed, the task's name and its number of questions, so it is the same in every run."""
 
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the task is no task of lm-eval, but the loss on the validation records."""
+        return self.name == HELD_OUT and self.file is None
+
 
 class EvaluateRecipe(ContractModel):
     """The tasks to evaluate, and the model to evaluate them on."""
@@ -296,7 +306,7 @@ class EvaluateRecipe(ContractModel):
     tasks: Annotated[tuple[Task, ...], ListMap("name")] = Field(
         min_length=1, max_length=16
     )
-    """lm-eval tasks."""
+    """lm-eval tasks, and held_out for the validation records of these data."""
 
     weights: Weights | None = None
     """Adapter: evaluate the base model with the adapter attached. Merged: evaluate the merged model as it is pushed.
@@ -323,6 +333,16 @@ class EvaluateRecipe(ContractModel):
     batch_size: int | None = Field(default=None, ge=1, le=4096)
     """Requests per forward pass. Absent: as many as fit, at most 64 on a GPU and 32 on a CPU. The last digits of a
     score may depend on it, so set it to compare scores of different machines."""
+
+    @property
+    def lm_eval_tasks(self) -> tuple[Task, ...]:
+        """The tasks of lm-eval."""
+        return tuple(task for task in self.tasks if not task.is_held_out)
+
+    @property
+    def has_held_out(self) -> bool:
+        """Whether the validation records are measured."""
+        return any(task.is_held_out for task in self.tasks)
 
 
 class PushTarget(ContractModel):

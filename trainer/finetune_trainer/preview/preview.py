@@ -99,7 +99,11 @@ def _read(
         summary = Summary(config, reader.name, writer, counts)
         summary.raise_if_unusable()
         if not writer.rows("validation") and not sources.is_sample:
-            check_validation(config.training, summary.no_validation_rows())
+            check_validation(
+                config.training,
+                summary.no_validation_rows(),
+                held_out=config.held_out,
+            )
     except StageError as error:
         sources.add_data_error(error)
     return PreviewReport(

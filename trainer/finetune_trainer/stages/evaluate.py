@@ -1,4 +1,4 @@
-"""Stage evaluate: measures the adapter, or the merged model, on lm-eval tasks, and the base model beside it."""
+"""Stage evaluate: measures the trained model on lm-eval tasks and held-out records, and the base model beside it."""
 
 import gc
 import json
@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from lm_eval.utils import handle_non_serializable
 
 from finetune_trainer.contract import (
+    HELD_OUT,
     Environment,
     EvaluateConfig,
     EvaluateRecipe,
@@ -24,6 +25,7 @@ from finetune_trainer.contract import (
     Score,
 )
 from finetune_trainer.data.chat_templates import read_chat_templates
+from finetune_trainer.data.packing.rows import PackedRows, open_prepared
 from finetune_trainer.data.records.chat_template import end_tokens
 from finetune_trainer.data.records.records import InvalidRecord
 from finetune_trainer.evaluation.batch_size import largest_batch_size
@@ -47,14 +49,23 @@ from finetune_trainer.evaluation.tasks import (
 )
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import dtype_of, open_trained_adapter
-from finetune_trainer.runtime.artifacts import atomic_folder, matches_digest, seal
+from finetune_trainer.runtime.artifacts import (
+    atomic_folder,
+    digest_of_value,
+    matches_digest,
+    seal,
+)
 from finetune_trainer.runtime.errors import ConfigInvalid, short_reason
 from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context, read_result
 from finetune_trainer.tracking.registry import open_trackers, training_rows
 from finetune_trainer.training.determinism import prepare_device
+from finetune_trainer.training.held_out import HeldOut, Sums, held_out_scores
+from finetune_trainer.training.requirements import check_validation
 
+BASE = "base-"
+"""Prefix of what belongs to the base model."""
 BOOTSTRAP_RESAMPLES = 1000
 """For metrics whose standard error has no formula. The estimate's relative error is 1/sqrt(2·1000), about 2 %."""
 MISTAKES = (
@@ -69,43 +80,110 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
     check_gpu(context.environment)
     trackers = open_trackers(config, context)
     context.progress.update(note="loading the tasks and the model")
-    conversations = trained_on_conversations(config, context.environment)
+    held_out = open_held_out(config, context.environment)
+    evaluation = None
     # Before the model, which may be large: a mistake in a task ends the stage at once.
-    evaluation = Evaluation(
-        config.recipe,
-        context.environment,
-        seed=config.seed,
-        conversations=conversations,
-        cache_folder=context.folder,
-    )
-    source = open_base_model(config.model, context.environment, config.model_pin)
-    adapter = open_trained_adapter(context.environment, config.train, source)
-    dtype = dtype_of(config.dtype, source.folder)
-    models = 2 if config.recipe.compare_with_base else 1
-    progress = RequestProgress(context.progress, models)
-    templates = read_chat_templates(context.environment, config.prepare)
-    model = EvaluatedModel(
-        source,
-        adapter,
-        dtype,
-        is_merged=config.recipe.weights == "Merged",
-        chat_templates=templates,
-    )
-    outputs = {"": evaluation.answer(model, progress.next_model("evaluating"))}
-    if config.recipe.compare_with_base:
-        base = EvaluatedModel(source, None, dtype, chat_templates=templates)
-        outputs["base-"] = evaluation.answer(
-            base, progress.next_model("evaluating the base model")
+    if config.recipe.lm_eval_tasks:
+        evaluation = Evaluation(
+            config.recipe,
+            context.environment,
+            seed=config.seed,
+            conversations=trained_on_conversations(config, context.environment),
+            cache_folder=context.folder,
         )
+    model, base = open_models(config, context.environment)
+    measured: dict[str, Sums] = {}
+    if held_out:
+        measured = measure(held_out, config, context, model, base)
+    outputs: dict[str, Output] = {}
+    if evaluation:
+        outputs = ask(evaluation, config, context, model, base)
     with atomic_folder(context.folder / "output", fence=context.fence) as output_folder:
+        for prefix, sums in measured.items():
+            sums.write(output_folder / f"{prefix}held-out.jsonl")
         for prefix, output in outputs.items():
             write_output(output, output_folder, prefix)
         digest = seal(output_folder)
-    scores = evaluation.scores(outputs[""], outputs.get("base-"))
+    scores = {}
+    if held_out:
+        scores[HELD_OUT] = held_out_scores(measured[""], measured.get(BASE))
+    if evaluation:
+        scores |= evaluation.scores(outputs[""], outputs.get(BASE))
     with trackers:
         trackers.log_all_rows(training_rows(context.environment, config.train))
         trackers.log_scores(numbers_of(scores))
     return EvaluateResult(identity=config.identity, digest=digest, scores=scores)
+
+
+def open_held_out(config: EvaluateConfig, environment: Environment) -> HeldOut | None:
+    """Return the validation rows if the recipe asks for them. Raise DataInvalid if there are none."""
+    if not config.recipe.has_held_out or config.training is None:
+        return None
+    rows = PackedRows(open_prepared(environment, config.prepare), "validation")
+    if not len(rows):
+        check_validation(None, "prepare has held out none", held_out=True)
+    return HeldOut(config.training, rows)
+
+
+def open_models(
+    config: EvaluateConfig, environment: Environment
+) -> tuple[EvaluatedModel, EvaluatedModel]:
+    """Return the trained model and the base model; neither is loaded yet."""
+    source = open_base_model(config.model, environment, config.model_pin)
+    adapter = open_trained_adapter(environment, config.train, source)
+    dtype = dtype_of(config.dtype, source.folder)
+    templates = read_chat_templates(environment, config.prepare)
+    is_merged = config.recipe.weights == "Merged"
+    model = EvaluatedModel(
+        source, adapter, dtype, is_merged=is_merged, chat_templates=templates
+    )
+    return model, EvaluatedModel(source, None, dtype, chat_templates=templates)
+
+
+def measure(
+    held_out: HeldOut,
+    config: EvaluateConfig,
+    context: Context,
+    model: EvaluatedModel,
+    base: EvaluatedModel,
+) -> dict[str, Sums]:
+    """Measure the validation rows; return what was measured of the trained model, and of the base model if asked."""
+    measured = {}
+    device = prepare_device()
+    if config.recipe.compare_with_base or held_out.needs_base:
+        free_memory()
+        inputs = digest_of_value(
+            {
+                "model": base.base.digest,
+                "prepare": config.prepare,
+                "dtype": str(base.dtype),
+            }
+        )
+        measured[BASE] = held_out.measure_base(base.load(), device, context, inputs)
+    free_memory()
+    measured[""] = held_out.measure(model.load(), device, context)
+    free_memory()
+    if not config.recipe.compare_with_base:
+        measured.pop(BASE, None)
+    return measured
+
+
+def ask(
+    evaluation: "Evaluation",
+    config: EvaluateConfig,
+    context: Context,
+    model: EvaluatedModel,
+    base: EvaluatedModel,
+) -> dict[str, Output]:
+    """Ask the trained model all questions, and then the base model if asked for."""
+    compares = config.recipe.compare_with_base
+    progress = RequestProgress(context.progress, 2 if compares else 1)
+    outputs = {"": evaluation.answer(model, progress.next_model("evaluating"))}
+    if compares:
+        outputs[BASE] = evaluation.answer(
+            base, progress.next_model("evaluating the base model")
+        )
+    return outputs
 
 
 def is_output_valid(
@@ -162,8 +240,9 @@ class Evaluation:
         self._prompts = PromptFormat.of(recipe, conversations=conversations)
         # The published model, too, stops at the end of a turn if it was trained on turns.
         self._has_turns = conversations or self._prompts.apply_chat_template
-        self._tasks, self._questions = load_tasks(recipe.tasks, environment, seed)
-        names = [task.name for task in recipe.tasks]
+        tasks = recipe.lm_eval_tasks
+        self._tasks, self._questions = load_tasks(tasks, environment, seed)
+        names = [task.name for task in tasks]
         self._members = members_of(names, self._tasks)
 
     def answer(
@@ -181,7 +260,7 @@ class Evaluation:
                 "or set evaluate.fewshotAsMultiturn to false if the template needs turns in another order"
             ) from error
         except MISTAKES as error:
-            names = ", ".join(task.name for task in self._recipe.tasks)
+            names = ", ".join(task.name for task in self._recipe.lm_eval_tasks)
             raise ConfigInvalid(
                 f"evaluate.tasks ({names}): lm-eval cannot evaluate a task: {short_reason(error)}; "
                 "correct its metrics, filters and generation_kwargs"

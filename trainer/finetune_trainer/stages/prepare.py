@@ -92,7 +92,11 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     try:
         summary.raise_if_unusable()
         if not writer.rows("validation"):
-            check_validation(config.training, summary.no_validation_rows())
+            check_validation(
+                config.training,
+                summary.no_validation_rows(),
+                held_out=config.held_out,
+            )
     except DataInvalid:
         folder.delete()
         raise
@@ -305,7 +309,9 @@ def digest_of_inputs(
         for path in sorted(folder.rglob("*.py"))
     }
     inputs = {
-        "config": config.model_dump(mode="json", exclude={"start_from", "training"}),
+        "config": config.model_dump(
+            mode="json", exclude={"start_from", "training", "held_out"}
+        ),
         "model": base.digest,
         # The manifest may name a file, which may have changed since an earlier attempt.
         "templates": dict(templates.by_name),

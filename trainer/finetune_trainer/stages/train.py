@@ -15,8 +15,7 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract.step_size import few_steps
 from finetune_trainer.data.chat_templates import read_chat_templates
-from finetune_trainer.data.packing.row_format import ROW_FILES
-from finetune_trainer.data.packing.rows import PackedRows, corrupt_rows
+from finetune_trainer.data.packing.rows import PackedRows, open_prepared
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length
 from finetune_trainer.models.start_adapter import StartAdapter, open_start_adapter
@@ -27,7 +26,6 @@ from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     DataInvalid,
     ServiceUnavailable,
-    SourceNotFound,
 )
 from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.notices import watch_notices
@@ -262,15 +260,7 @@ def open_rows(
         raise ConfigInvalid(
             "train.earlyStopping needs repeated validation: set train.evalSteps"
         )
-    folder = environment.stage_dir("prepare", config.prepare) / "output"
-    if not folder.is_dir():
-        raise SourceNotFound(
-            f"{folder} does not exist, so there are no packed rows: run the stage prepare first"
-        )
-    try:
-        artifacts.verify(folder, sizes_only=ROW_FILES)
-    except CorruptArtifact as error:
-        raise corrupt_rows(folder, error) from error
+    folder = open_prepared(environment, config.prepare)
     rows = PackedRows(folder, "train")
     validation_rows = PackedRows(folder, "validation")
     if not len(rows):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from finetune_trainer.contract import Lora, PrepareConfig, TrainRecipe
+from finetune_trainer.contract import HELD_OUT, Lora, PrepareConfig, TrainRecipe
 from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.full_weights import trained_names
@@ -174,15 +174,17 @@ class Embeddings:
         )
 
 
-def check_validation(training: TrainRecipe | None, reason: str) -> None:
-    """Raise DataInvalid if the recipe needs validation rows, of which there are none for this reason."""
-    if training is None:
-        return
+def check_validation(
+    training: TrainRecipe | None, reason: str, *, held_out: bool = False
+) -> None:
+    """Raise DataInvalid if training or evaluate needs validation rows, of which there are none for this reason."""
     field = None
-    if training.early_stopping:
+    if training is not None and training.early_stopping:
         field = "train.earlyStopping"
-    elif training.eval_steps:
+    elif training is not None and training.eval_steps:
         field = "train.evalSteps"
+    elif held_out:
+        field = f"evaluate.tasks[{HELD_OUT}]"
     if field:
         raise DataInvalid(
             f"{field} needs validation rows: {reason}; "

@@ -16,6 +16,7 @@ from finetune_operator.api.stages.base import (
     StageSpec,
     recipe_from,
 )
+from finetune_operator.api.stages.held_out import HELD_OUT_RULES
 from finetune_operator.api.stages.push import Push
 from finetune_operator.api.stages.train import Train
 from finetune_operator.api.status import GateStatus
@@ -24,6 +25,7 @@ from finetune_trainer.contract import (
     EvaluateConfig,
     EvaluateRecipe,
     EvaluateResult,
+    TrainRecipe,
 )
 
 
@@ -62,6 +64,7 @@ class Evaluate(StageSpec, EvaluateRecipe):
             ),
             details=_gates_without_task,
         ),
+        *HELD_OUT_RULES,
         Rule(
             field="fewshotAsMultiturn",
             message="turns need a chat template: add applyChatTemplate: true, or remove fewshotAsMultiturn",
@@ -105,8 +108,15 @@ class Evaluate(StageSpec, EvaluateRecipe):
             dtype=push.dtype
             if weights == "Merged" and isinstance(push, Push)
             else "Auto",
+            training=self._training(train),
             tracking=context.tracking,
         )
+
+    def _training(self, train: StageSpec | None) -> TrainRecipe | None:
+        """Return the recipe of the training if its loss is measured."""
+        if self.has_held_out and isinstance(train, Train):
+            return recipe_from(train, TrainRecipe)
+        return None
 
     @override
     def source_uris(self) -> tuple[str, ...]:

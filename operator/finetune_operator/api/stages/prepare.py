@@ -15,6 +15,7 @@ from finetune_operator.api.stages.base import (
 from finetune_operator.api.stages.train import Train
 from finetune_trainer.contract import (
     DatasetSource,
+    EvaluateRecipe,
     PrepareConfig,
     PrepareRecipe,
     TrainRecipe,
@@ -49,6 +50,7 @@ class Prepare(StageSpec, PrepareRecipe):
             start_from=train.start_from if isinstance(train, Train) else None,
             recipe=recipe_from(self, PrepareRecipe),
             training=training,
+            held_out=_measures_held_out(context.specs.get("evaluate")),
         )
 
     @override
@@ -57,3 +59,12 @@ class Prepare(StageSpec, PrepareRecipe):
         if uri is None:
             return ()
         return (uri,)
+
+
+def _measures_held_out(evaluate: StageSpec | None) -> bool:
+    """Return whether evaluate of the trainer measures the validation records."""
+    return (
+        isinstance(evaluate, EvaluateRecipe)
+        and not evaluate.pod.command
+        and evaluate.has_held_out
+    )

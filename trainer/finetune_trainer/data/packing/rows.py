@@ -12,10 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from finetune_trainer.contract import Environment
 from finetune_trainer.data.documents import Flags, Split, Tokens
 from finetune_trainer.data.packing.row_format import (
     INDEX,
     PADDING,
+    ROW_FILES,
     TARGET,
     file_name,
     flags_of,
@@ -24,8 +26,8 @@ from finetune_trainer.data.packing.row_format import (
     record_size,
     tokens_of,
 )
-from finetune_trainer.runtime.artifacts import CorruptArtifact
-from finetune_trainer.runtime.errors import DataInvalid
+from finetune_trainer.runtime.artifacts import CorruptArtifact, verify
+from finetune_trainer.runtime.errors import DataInvalid, SourceNotFound
 
 MAX_OPEN_FILES = 64
 """Files that a reader keeps open."""
@@ -36,6 +38,23 @@ def corrupt_rows(folder: Path, error: CorruptArtifact) -> DataInvalid:
     return DataInvalid(
         f"the packed rows are corrupt: {error}: delete {folder} and run prepare again"
     )
+
+
+def open_prepared(environment: Environment, prepare: str) -> Path:
+    """Return the folder of the rows that prepare with this identity wrote, the sizes of its files verified.
+
+    No row is read here. Every row is verified when it is read. Raise SourceNotFound or DataInvalid.
+    """
+    folder = environment.stage_dir("prepare", prepare) / "output"
+    if not folder.is_dir():
+        raise SourceNotFound(
+            f"{folder} does not exist, so there are no packed rows: run the stage prepare first"
+        )
+    try:
+        verify(folder, sizes_only=ROW_FILES)
+    except CorruptArtifact as error:
+        raise corrupt_rows(folder, error) from error
+    return folder
 
 
 class RowBatch(NamedTuple):
