@@ -23,6 +23,11 @@ LEAST_STEPS = 20
 """Steps below which a smaller batch is proposed."""
 BATCHES = ((4, 4), (4, 1), (1, 1))
 """microBatchSize and gradientAccumulationSteps, the largest first."""
+VALIDATION_FRACTION = 0.05
+# Each record is drawn by itself: of ten expected, at least one is held out but for one seed in 20,000.
+HELD_OUT_RECORDS = 10
+"""Records that should be held out of small data."""
+LARGEST_FRACTION = 0.5
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -33,6 +38,7 @@ class Proposal:
     context_length: int = DEFAULT_CONTEXT
     micro_batch_size: int = 4
     gradient_accumulation_steps: int = 4
+    validation_fraction: float = VALIDATION_FRACTION
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,13 @@ def propose(model: Path | None, sample: Sample | None) -> Proposal:
         micro, accumulated = batch
         if rows >= LEAST_STEPS * micro * accumulated:
             break
-    return Proposal(context_length, *batch)
+    return Proposal(context_length, *batch, _validation_fraction(len(lengths)))
+
+
+def _validation_fraction(records: int) -> float:
+    """Return the fraction to hold out, so that a gate has some records to measure, also of small data."""
+    wanted = math.ceil(100 * HELD_OUT_RECORDS / records) / 100
+    return min(LARGEST_FRACTION, max(VALIDATION_FRACTION, wanted))
 
 
 def _positions(model: Path) -> int | None:

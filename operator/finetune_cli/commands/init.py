@@ -154,6 +154,7 @@ def manifest_text(arguments: argparse.Namespace) -> str:
         columns=_columns_line(sample),
         packing="" if base.packs else PACKING_LINE,
         objective=OBJECTIVE_LINE if sample and sample.has_preferences else "",
+        fraction=f"{proposal.validation_fraction:<20g}",
         context=f"{proposal.context_length:<15}",
         micro=proposal.micro_batch_size,
         accumulated=proposal.gradient_accumulation_steps,

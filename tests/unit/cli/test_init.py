@@ -6,17 +6,20 @@ import pytest
 
 from finetune_cli.__main__ import COMMANDS, main
 from finetune_cli.manifest.manifest import read
+from finetune_operator.api.spec import STAGES
 
 
-def test_template_is_valid_and_has_no_gate_on_other_data(tmp_path, capsys):
+def test_template_is_valid_and_has_a_gate_on_these_data(tmp_path, capsys):
     file = tmp_path / "pipeline.yaml"
     assert main(["init", str(file)]) == 0
     assert f"finetune validate --check {file}" in capsys.readouterr().out
     spec = read(file).spec
-    assert all(spec.stage(name) for name in ("prepare", "train", "push", "deploy"))
-    assert spec.evaluate is None
+    assert all(spec.stage(kind.name) for kind in STAGES)
+    [gate] = spec.evaluate.gates
+    assert (gate.task, gate.metric) == ("held_out", "validation_loss")
+    assert (gate.operator, gate.against, gate.value) == ("LessThan", "Base", 0)
+    assert spec.deploy.when == "GatesPassed"
     assert "arc_easy" not in file.read_text()
-    assert "#   tasks: [{name: my-task, file: my-task.yaml}]" in file.read_text()
 
 
 def test_template_comments_show_the_true_defaults(tmp_path):

@@ -167,3 +167,10 @@ def test_source_that_does_not_exist_is_refused(
     assert f"{arguments[0]} {arguments[1]}: " in (error := capsys.readouterr().err)
     assert message in error
     assert not (tmp_path / "pipeline.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "fraction"), [(500, 0.05), (100, 0.1), (24, 0.42), (6, 0.5)]
+)
+def test_small_data_hold_out_enough_records_for_the_gate(init, count, fraction):
+    assert init(prompts(count)).validation.fraction == fraction

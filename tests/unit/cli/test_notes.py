@@ -150,6 +150,15 @@ def test_score_that_is_not_above_the_base_has_a_note():
     assert reasons(finished(evaluate=exam(perplexity=worse, acc=PAIRED))) == []
 
 
+def test_held_out_loss_that_is_not_below_the_base_has_a_note():
+    scores = {"value": 2.5, "base": 2.5}
+    assert reasons(finished(evaluate=exam(validation_loss=scores))) == ["NoGain"]
+    scores = {"value": "nan", "base": 2.5}
+    assert reasons(finished(evaluate=exam(validation_loss=scores))) == ["NoGain"]
+    better = {"value": 2.4, "base": 2.5}
+    assert reasons(finished(evaluate=exam(validation_loss=better))) == []
+
+
 def test_validation_loss_that_ended_above_its_first_has_a_note():
     validations = [(50, 0.5971), (100, 0.58), (942, 0.7012)]
     status = trained(losses=(0.69, 0.5, 0.4), validations=validations)

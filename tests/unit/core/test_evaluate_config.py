@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 from support.operator.scenario import Scenario, a_pipeline
 
-from finetune_trainer.contract import EvaluateConfig
+from finetune_trainer.contract import EvaluateConfig, PrepareConfig
 
 NO_PUSH = {"push": None, "deploy": None}
 ADAPTER_ONLY = {
@@ -99,3 +99,19 @@ def test_turns_without_a_chat_template_are_refused(template):
 def test_settings_of_the_chat_template_reach_the_process(fields):
     recipe = evaluate_config(evaluate=fields).recipe.model_dump(by_alias=True)
     assert {name: recipe[name] for name in fields} == fields
+
+
+def test_held_out_gets_the_recipe_of_the_training_and_rows_to_measure():
+    """Without the task, the identities of earlier results stay as they are."""
+    assert evaluate_config().training is None
+    held_out = {"evaluate": {"tasks": [{"name": "held_out"}], "gates": []}}
+    always = {"push": {"when": "Always"}, "deploy": {"when": "Always"}}
+    scenario = Scenario(
+        a_pipeline(train={"objective": "DPO"}, **held_out, **always)
+    ).reconcile_until_stable()
+    prepare = scenario.config("prepare")
+    assert isinstance(prepare, PrepareConfig)
+    assert prepare.held_out
+    config = evaluate_config(train={"objective": "DPO"}, **held_out, **always)
+    assert config.training
+    assert config.training.objective == "DPO"

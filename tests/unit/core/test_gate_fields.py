@@ -50,3 +50,42 @@ def test_gates_passed_without_a_gate_is_refused(stage, evaluate):
         match=rf"{stage}\.when: GatesPassed needs a gate: add evaluate\.gates",
     ):
         a_pipeline(evaluate=evaluate, **when)
+
+
+HELD_OUT = {"task": "held_out", "metric": "validation_loss"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"validation": {"fraction": 0}}, "needs validation records: set a fraction"),
+        ({"gate": {"operator": "GreaterThan"}}, "with operator LessThan"),
+        ({"gate": {"metric": "acc"}}, "needs metric validation_loss"),
+        ({"gate": {"metric": "reward_accuracy"}}, "only DPO has reward_accuracy"),
+        (
+            {"gate": {"metric": "reward_accuracy", "against": "Base"}},
+            "reward_accuracy against Value",
+        ),
+        ({"task": {"limit": 5}}, "remove fewShot and limit"),
+    ],
+    ids=str,
+)
+def test_held_out_that_cannot_be_meant_is_refused(spec, message):
+    gate = {**HELD_OUT, "operator": "LessThan", "value": 0, **spec.get("gate", {})}
+    evaluate = {
+        "tasks": [{"name": "held_out", **spec.get("task", {})}],
+        "gates": [gate],
+    }
+    changes = {"validation": spec["validation"]} if "validation" in spec else {}
+    with pytest.raises(ValidationError, match=message):
+        a_pipeline(evaluate=evaluate, **changes)
+
+
+def test_held_out_with_a_file_is_the_task_of_the_user():
+    task = {"name": "held_out", "file": "pvc://tasks/mine.yaml", "limit": 5}
+    spec = a_pipeline(
+        evaluate={"tasks": [task], "gates": [{"task": "held_out", "value": 0.5}]},
+        validation={"fraction": 0},
+    )
+    assert spec.evaluate
+    assert not spec.evaluate.has_held_out
