@@ -190,7 +190,7 @@ def _evaluate_notes(result: EvaluateResult) -> Iterator[Finding]:
                 continue
             name = metric.partition(",")[0]
             side = ""
-            # Not the opposite: a score that is no number has helped nobody.
+            # Not the opposite: a score that is no number is no gain.
             if name in HIGHER_IS_BETTER and not score.value > score.base:
                 side = "above"
             elif name in LOWER_IS_BETTER and not score.value < score.base:

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from finetune_operator.api.rules import Rule
 from finetune_operator.api.status import GateStatus, truncate_message
 from finetune_trainer.contract import ContractModel, EvaluateResult, Score
-from finetune_trainer.contract.recipes import TaskName
+from finetune_trainer.contract.tasks import TaskName
 
 Comparison = Literal["GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual"]
 COMPARISONS: dict[Comparison, tuple[Callable[[float, float], bool], str]] = {

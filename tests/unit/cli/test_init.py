@@ -15,6 +15,8 @@ def test_template_is_valid_and_has_a_gate_on_these_data(tmp_path, capsys):
     assert f"finetune validate --check {file}" in capsys.readouterr().out
     spec = read(file).spec
     assert all(spec.stage(kind.name) for kind in STAGES)
+    assert spec.evaluate
+    assert spec.deploy
     [gate] = spec.evaluate.gates
     assert (gate.task, gate.metric) == ("held_out", "validation_loss")
     assert (gate.operator, gate.against, gate.value) == ("LessThan", "Base", 0)

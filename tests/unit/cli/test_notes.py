@@ -150,13 +150,13 @@ def test_score_that_is_not_above_the_base_has_a_note():
     assert reasons(finished(evaluate=exam(perplexity=worse, acc=PAIRED))) == []
 
 
-def test_held_out_loss_that_is_not_below_the_base_has_a_note():
-    scores = {"value": 2.5, "base": 2.5}
-    assert reasons(finished(evaluate=exam(validation_loss=scores))) == ["NoGain"]
-    scores = {"value": "nan", "base": 2.5}
-    assert reasons(finished(evaluate=exam(validation_loss=scores))) == ["NoGain"]
-    better = {"value": 2.4, "base": 2.5}
-    assert reasons(finished(evaluate=exam(validation_loss=better))) == []
+@pytest.mark.parametrize(
+    ("loss", "reason"), [(2.4, []), (2.5, ["NoGain"]), (float("nan"), ["NoGain"])]
+)
+def test_held_out_loss_that_is_not_below_the_base_has_a_note(loss, reason):
+    scores = {"value": loss, "base": 2.5}
+    status = finished(evaluate=exam(validation_loss=scores, acc=PAIRED))
+    assert reasons(status) == reason
 
 
 def test_validation_loss_that_ended_above_its_first_has_a_note():

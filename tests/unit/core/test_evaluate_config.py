@@ -101,7 +101,7 @@ def test_settings_of_the_chat_template_reach_the_process(fields):
     assert {name: recipe[name] for name in fields} == fields
 
 
-def test_held_out_gets_the_recipe_of_the_training_and_rows_to_measure():
+def test_held_out_gets_rows_and_the_recipe_of_the_training():
     """Without the task, the identities of earlier results stay as they are."""
     assert evaluate_config().training is None
     held_out = {"evaluate": {"tasks": [{"name": "held_out"}], "gates": []}}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from support.operator.scenario import Scenario
 
-from finetune_trainer.contract import RESULTS_VERSION, configs, datasets, recipes
+from finetune_trainer.contract import RESULTS_VERSION, configs, datasets, recipes, tasks
 from finetune_trainer.contract.models import ContractModel
 
 DEFAULTS = (
@@ -47,7 +47,7 @@ def test_changed_default_requires_new_results_version():
     """
     defaults = {
         f"{kind.__name__}.{name}": repr(field.get_default(call_default_factory=True))
-        for module in (recipes, datasets, configs)
+        for module in (recipes, datasets, configs, tasks)
         for kind in vars(module).values()
         if isinstance(kind, type)
         and issubclass(kind, ContractModel)

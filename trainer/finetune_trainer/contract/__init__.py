@@ -38,7 +38,6 @@ from finetune_trainer.contract.models import (
     one_of,
 )
 from finetune_trainer.contract.recipes import (
-    HELD_OUT,
     AdapterSource,
     Checkpoint,
     DeployRecipe,
@@ -54,7 +53,6 @@ from finetune_trainer.contract.recipes import (
     PushTarget,
     Samples,
     SmokeTest,
-    Task,
     TrainRecipe,
     Unrendered,
 )
@@ -75,6 +73,7 @@ from finetune_trainer.contract.results import (
     TerminationMessage,
     TrainResult,
 )
+from finetune_trainer.contract.tasks import HELD_OUT, Task
 from finetune_trainer.contract.tracking import Mlflow, TensorBoard, Tracking, Wandb
 from finetune_trainer.exit_codes import ExitCode
 

@@ -11,16 +11,11 @@ from pydantic import AfterValidator, Field, StringConstraints
 from finetune_trainer.contract.chat_template import ChatTemplateRecipe
 from finetune_trainer.contract.engines import ENGINES
 from finetune_trainer.contract.models import ContractModel, ListMap, one_of
-from finetune_trainer.contract.uris import ModelUri, TargetUri, TaskUri
+from finetune_trainer.contract.tasks import Task
+from finetune_trainer.contract.uris import ModelUri, TargetUri
 
 Revision = Annotated[
     str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")
-]
-TaskName = Annotated[
-    str,
-    StringConstraints(
-        min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
-    ),
 ]
 Weights = Literal["Merged", "Adapter"]
 Objective = Literal["SFT", "DPO"]
@@ -270,33 +265,6 @@ class TrainRecipe(ContractModel):
         if self.epochs is None and not self.max_steps:
             return 1.0
         return self.epochs
-
-
-HELD_OUT = "held_out"
-"""Name of the task that measures the held-out records."""
-
-
-class Task(ContractModel):
-    """A task of lm-eval, or held_out."""
-
-    name: TaskName
-    """Name of the task in lm-eval, or in the task file. Without a file, held_out measures the validation records:
-    validation_loss, and with DPO reward_accuracy."""
-
-    file: TaskUri | None = None
-    """Task file (YAML) to use instead of a built-in task; relative paths in it start at the file's folder."""
-
-    few_shot: int | None = Field(default=None, ge=0, le=100)
-    """Number of few-shot examples before each question; absent: the task's own default."""
-
-    limit: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Evaluate a random sample of this many questions; fewer questions give a larger standard error. The sample depends
-    only on the seed, the task's name and its number of questions, so it is the same in every run."""
-
-    @property
-    def is_held_out(self) -> bool:
-        """Whether the task is no task of lm-eval, but the loss on the validation records."""
-        return self.name == HELD_OUT and self.file is None
 
 
 class EvaluateRecipe(ContractModel):

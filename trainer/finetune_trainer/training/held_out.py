@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from finetune_trainer.contract import Score, TrainRecipe
 from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.runtime.stage_folder import Context
+from finetune_trainer.training.distributed.ranks import ALONE
 from finetune_trainer.training.methods.trainable import Trainable, WeightsFormat
 from finetune_trainer.training.model import document_attention
 from finetune_trainer.training.model.model import TrainedModel
@@ -97,7 +98,9 @@ class HeldOut:
         rows = []
         weights = []
         with torch.no_grad():
-            for batch in self._objective.batches(np.arange(count), flat=model.is_flat):
+            for batch in self._objective.batches(
+                np.arange(count), flat=model.is_flat, ranks=ALONE
+            ):
                 rows.append(self._objective.sums(model, batch).tolist())
                 weights.append(batch.weight)
                 on_example(len(rows), count)

@@ -51,7 +51,8 @@ def _wrong_gates(data: Mapping[str, Any]) -> Iterator[Detail]:
 
 def _accuracy_gates(spec: Mapping[str, Any]) -> Iterator[Detail]:
     evaluate = spec.get("evaluate", {})
-    if spec["train"]["objective"] == "DPO" or not _has_held_out(evaluate):
+    # The command line asks with the manifest as it is, without defaults.
+    if spec.get("train", {}).get("objective") == "DPO" or not _has_held_out(evaluate):
         return
     for number, gate in enumerate(evaluate.get("gates", ())):
         if gate["task"] == HELD_OUT and gate.get("metric") == ACCURACY:
