@@ -74,6 +74,9 @@ def check_manifest(
     # Loading lm-eval takes seconds, which a run and a plan do not wait for.
     if validating:
         loading_errors, tasks_not_looked_at = loading_problems(manifest, environment)
+        # The metric of a gate may have an error already, which names the file.
+        known = {error.path for error in errors}
+        loading_errors = [error for error in loading_errors if error.path not in known]
     not_looked_at = [
         f"{without_secrets(problem.field.uri)}: {problem.message}"
         for problem in report.not_looked_at

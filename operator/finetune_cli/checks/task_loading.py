@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,14 @@ from finetune_cli.checks.built_in_tasks import read_built_in_tasks
 from finetune_cli.checks.task_file import data_set_of
 from finetune_cli.checks.trainer_process import run_module
 from finetune_cli.diagnostics import Diagnostic
-from finetune_cli.manifest.fields import Location, TaskField, lm_eval_tasks
+from finetune_cli.manifest.fields import (
+    Location,
+    TaskField,
+    gate_metrics,
+    lm_eval_tasks,
+)
 from finetune_cli.manifest.manifest import Manifest
-from finetune_trainer.contract import Environment
+from finetune_trainer.contract import Environment, GatedMetric
 from finetune_trainer.contract.environment import InvalidLocation
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
@@ -44,7 +49,9 @@ def loading_problems(
         ]
         return [], not_looked_at
     answers = load_in_trainer(files)
-    errors = []
+    errors = [
+        manifest.diagnostic(*problem) for problem in _unmeasured(manifest, answers)
+    ]
     for task, file in files.items():
         answer = answers.get(task.name)
         code = answer and answer["exit_code"]
@@ -60,6 +67,20 @@ def loading_problems(
         reason = answer["message"] if answer else NO_ANSWER
         not_looked_at.append(f"{task.file}: not looked at: {reason}")
     return errors, not_looked_at
+
+
+def _unmeasured(
+    manifest: Manifest, answers: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[Location, str]]:
+    """Yield location and message for each gate on a score that its task does not have."""
+    for gate in gate_metrics(manifest.spec):
+        names = answers.get(gate.task, {}).get("metrics")
+        score = GatedMetric(task=gate.task, metric=gate.metric)
+        if names is None or score.is_measured(names):
+            continue
+        message = f"{gate.metric} is not measured by the task {gate.task}"
+        message += f"; it measures {' and '.join(names) or 'nothing'}"
+        yield gate.location, message
 
 
 def _not_in_files(tasks: Iterable[TaskField]) -> Iterator[tuple[TaskField, str]]:

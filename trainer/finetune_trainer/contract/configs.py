@@ -4,7 +4,7 @@ A config holds URIs and identities, never paths. Mount points are part of the en
 works in a local run and in a cluster.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter
@@ -119,10 +119,25 @@ class TrainConfig(StageConfig):
         return tracked_uris(self.tracking)
 
 
+class GatedMetric(ContractModel):
+    """A score that a gate of the pipeline compares."""
+
+    task: str
+    metric: str
+    """Name of the metric in lm-eval, with or without its filter."""
+
+    def is_measured(self, names: Collection[str]) -> bool:
+        """Return whether the score is among the names of a task's scores."""
+        # A gate may name acc,none although lm-eval reports acc.
+        plain_name, _, _ = self.metric.partition(",")
+        return self.metric in names or plain_name in names
+
+
 class EvaluateConfig(StageConfig):
     """Config of the stage that evaluates the adapter of `train`."""
 
-    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"tracking"})
+    # The gates only let the stage refuse a task that does not measure what they compare.
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"gated", "tracking"})
 
     stage: Literal["evaluate"] = "evaluate"
     prepare: str
@@ -138,6 +153,8 @@ class EvaluateConfig(StageConfig):
     The base model is evaluated in the same type."""
     training: TrainRecipe | None = None
     """The recipe of the training, whose loss held_out measures; None without this task."""
+    gated: tuple[GatedMetric, ...] = ()
+    """The scores that gates compare; the stage ends at once if a task does not measure them."""
     tracking: Tracking | None = None
 
     @override

@@ -1,8 +1,9 @@
 """Looks at task files before a pipeline starts: `python -m finetune_trainer.evaluation.check`.
 
 Reads a JSON list of tasks from stdin, each as in evaluate.tasks. Writes one JSON object a line to stdout: the task's
-`name`, the `exit_code` with which evaluate would fail, and a `message`. Without an exit code evaluate can load the
-task. BUG says that the task was not looked at.
+`name`, the `exit_code` with which evaluate would fail, and a `message`. Without an exit code evaluate can load and
+score the task; `metrics` then has the names of its scores, or null if they are not known. BUG says that the task was
+not looked at.
 
 The manifest may be another user's, so nothing in a task runs code here, and no data of other machines are read.
 """
@@ -84,16 +85,18 @@ def run_no_code() -> None:
     datasets.load_dataset = _load_local_dataset
 
 
-def check_task(task: Task, environment: Environment) -> tuple[ExitCode | None, str]:
-    """Return the exit code and the message of evaluate's failure; no exit code if it can load the task."""
+def check_task(task: Task, environment: Environment) -> dict[str, Any]:
+    """Return the answer about a task."""
+    answer: dict[str, Any] = {"name": task.name, "exit_code": None, "message": ""}
     try:
-        load_tasks([task], environment, seed=0)
+        metrics = load_tasks([task], environment, seed=0).metrics
     except StageError as error:
         reason = _reason(error)
         if reason:
-            return ExitCode.BUG, reason
-        return error.exit_code, str(error)
-    return None, ""
+            return answer | {"exit_code": ExitCode.BUG, "message": reason}
+        return answer | {"exit_code": error.exit_code, "message": str(error)}
+    names = metrics.get(task.name, ())
+    return answer | {"metrics": names if metrics else None}
 
 
 def _reason(error: BaseException | None) -> str:
@@ -110,9 +113,7 @@ def main() -> None:
     run_no_code()
     tasks = [Task.model_validate(fields) for fields in json.load(sys.stdin)]
     for task in tasks:
-        code, message = check_task(task, Environment(Path()))
-        line = {"name": task.name, "exit_code": code, "message": message}
-        print(json.dumps(line), flush=True)
+        print(json.dumps(check_task(task, Environment(Path()))), flush=True)
 
 
 if __name__ == "__main__":

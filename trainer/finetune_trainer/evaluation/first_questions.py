@@ -1,10 +1,18 @@
-"""Rendering of a task's first questions, before any model is loaded: a mistake in a task costs no GPU."""
+"""Rendering and scoring of a task's first questions, before any model is loaded: a mistake in a task costs no GPU."""
 
 import difflib
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
+
+from finetune_trainer.evaluation.invented_answers import (
+    SCORED,
+    Results,
+    score_invented_answers,
+)
 from finetune_trainer.evaluation.task_errors import unknown_metric, wrong_target
 from finetune_trainer.runtime.errors import ConfigInvalid
 
@@ -18,23 +26,51 @@ RENDERED = 32
 """Questions of each task that are rendered."""
 
 
-def check_first_questions(task: Any, questions: Sequence[int], seed: int) -> None:
-    """Render the first questions as lm-eval does, without a chat template.
+def check_first_questions(
+    task: Any, questions: Sequence[int], seed: int
+) -> Results | None:
+    """Render the first questions as lm-eval does, without a chat template, and score invented answers to them.
 
-    Raise ConfigInvalid for a mistake that lm-eval accepts. Errors of lm-eval are raised as they are.
+    Return lm-eval's results, or None for a task that is a class of its own. Raise ConfigInvalid for a mistake that
+    lm-eval accepts, and for a task that cannot be scored. Other errors of lm-eval are raised as they are.
     """
-    problem = unknown_metric(task) or _missing_examples(task) or _unknown_field(task)
+    problem = (
+        _wrong_few_shot(task)
+        or unknown_metric(task)
+        or _missing_examples(task)
+        or _unknown_field(task)
+    )
     if problem:
         raise ConfigInvalid(problem)
     task.set_fewshot_seed(seed=seed)
     # Each access to it may process all documents again.
     documents = task.eval_docs
+    requests = []
     for index in questions[:RENDERED]:
         question = documents[index]
-        _render(task, question, index)
+        requests.append((question, _render(task, question, index)))
         problem = wrong_target(task, question)
         if problem:
             raise ConfigInvalid(f"question {index + 1}: {problem}")
+    if not isinstance(task, ConfigurableTask):
+        return None
+    if task.OUTPUT_TYPE == "generate_until":
+        # Importing what generates takes seconds, which other tasks do not need.
+        from finetune_trainer.evaluation.generation_check import (  # noqa: PLC0415
+            check_generation,
+        )
+
+        check_generation(task.get_config("generation_kwargs"))
+    return score_invented_answers(task, requests[:SCORED])
+
+
+def _wrong_few_shot(task: Any) -> str:
+    """Return the problem of a number of examples that is none; empty for a number from 0."""
+    number = task.get_config("num_fewshot")
+    # lm-eval writes no example for a negative number.
+    if type(number) is int and number >= 0:
+        return ""
+    return f"num_fewshot is {number!r}; write a whole number from 0"
 
 
 def _unknown_field(task: Any) -> str:
@@ -61,20 +97,21 @@ def _unknown_field(task: Any) -> str:
     return ""
 
 
-def _render(task: Any, question: Any, index: int) -> None:
+def _render(task: Any, question: Any, index: int) -> list[Instance]:
     context = task.fewshot_context(
         question,
         num_fewshot=task.get_config("num_fewshot") or 0,
         gen_prefix=task.doc_to_prefix(question),
     )
     metadata = (task.task_name, index, task.get_config("repeats"))
-    task.construct_requests(
+    requests = task.construct_requests(
         doc=question,
         ctx=context,
         metadata=metadata,
         apply_chat_template=False,
         chat_template=None,
     )
+    return requests if isinstance(requests, list) else [requests]
 
 
 def _missing_examples(task: Any) -> str:

@@ -59,6 +59,15 @@ def naming(name: str, file: str | None) -> Iterator[None]:
         raise translated(error, name, place) from error
 
 
+@contextlib.contextmanager
+def naming_member(task: Any, group: str) -> Iterator[None]:
+    """Add the name and the file of a group's member to the permanent errors of the block."""
+    try:
+        yield
+    except (ConfigInvalid, DataInvalid) as error:
+        raise type(error)(f"{_member(task, group)}{error}") from error
+
+
 def translated(error: Exception, name: str, place: str) -> StageError:
     """Return the stage error for an error that lm-eval raised while it built or rendered a task.
 
@@ -74,7 +83,7 @@ def translated(error: Exception, name: str, place: str) -> StageError:
         cause = error.__cause__
     if isinstance(cause, UNREADABLE):
         return SourceNotFound(f"{where}its data does not exist: {cause}")
-    if isinstance(cause, OSError) or _is_of_the_network(cause):
+    if isinstance(cause, OSError) or is_of_the_network(cause):
         return ServiceUnavailable(
             f"{where}its data cannot be downloaded: {cause}; a task with `file:` and local data needs no network"
         )
@@ -106,7 +115,8 @@ def _member(task: Any | None, group: str) -> str:
     return f"its member {name}{file}: "
 
 
-def _is_of_the_network(error: BaseException) -> bool:
+def is_of_the_network(error: BaseException) -> bool:
+    """Return whether a library for the network raised an error."""
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return bool(packages & NETWORK_LIBRARIES)
 

@@ -2,11 +2,11 @@
 
 import contextlib
 import difflib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lm_eval.api.registry import metric_registry
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import TaskIndex
 from lm_eval.tasks._yaml_loader import load_yaml
@@ -30,6 +30,7 @@ def load_task_file(file: Path, name: str) -> Loaded:
     # Functions stay names here. They are imported when the task is built.
     config = load_yaml(file, resolve_func=False)
     _check_name(config, name)
+    _check_repeated(config)
     # Paths in the task file are relative to its folder.
     with contextlib.chdir(file.parent):
         if "group" not in config:
@@ -41,26 +42,7 @@ def load_task_file(file: Path, name: str) -> Loaded:
             f"the group {name} has no members; write `task:` as a list of tasks, "
             "or `tag:` in place of `group:` for a label of one task"
         )
-    for group in loaded["groups"].values():
-        _check_aggregates(group)
     return loaded
-
-
-def _check_aggregates(group: Any) -> None:
-    """Raise ConfigInvalid if a group aggregates a metric that none of its members measures."""
-    tasks = group.get_all_tasks()
-    measured = {metric for task in tasks for metric in task.aggregation()}
-    # A function may return values under any names.
-    if any(task.get_config("process_results") for task in tasks):
-        return
-    if not measured <= {*metric_registry.keys()}:
-        return
-    for entry in group.aggregate_metric_list or ():
-        if entry.metric not in measured:
-            raise ConfigInvalid(
-                f"the group {group.name} aggregates {entry.metric}, which none of its members measures; "
-                f"they measure {', '.join(sorted(measured))}"
-            )
 
 
 def _check_name(config: Config, name: str) -> None:
@@ -75,6 +57,29 @@ def _check_name(config: Config, name: str) -> None:
         raise ConfigInvalid(
             f"the file defines `{key}: {defined}`; set the name in evaluate.tasks to it"
         )
+
+
+def _check_repeated(group: Config) -> None:
+    """Raise ConfigInvalid if a group in a file, or a group inside it, names a member twice: lm-eval takes it once."""
+    members = group.get("task")
+    if "group" not in group or not isinstance(members, list):
+        return
+    names = [name for member in members for name in _names_of(member)]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise ConfigInvalid(
+                f"the group {group['group']} names {name} {count} times; name each member once"
+            )
+    for member in members:
+        if isinstance(member, dict):
+            _check_repeated(member)
+
+
+def _names_of(member: Any) -> list[str]:
+    """Return the name of a group's member; none if it has no name that lm-eval can use."""
+    if isinstance(member, dict):
+        member = member.get("group") or member.get("task")
+    return [member] if isinstance(member, str) else []
 
 
 def _manager_of_group(file: Path, config: Config) -> TaskManager:

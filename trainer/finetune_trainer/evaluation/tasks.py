@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import lm_eval.utils
 from jinja2 import BaseLoader, StrictUndefined
@@ -13,7 +13,13 @@ from typing_extensions import override
 from finetune_trainer.contract import Environment, Task
 from finetune_trainer.data.sampling import sample
 from finetune_trainer.evaluation.first_questions import check_first_questions
-from finetune_trainer.evaluation.task_errors import naming
+from finetune_trainer.evaluation.invented_answers import Results
+from finetune_trainer.evaluation.measured import (
+    aggregate_groups,
+    check_aggregates,
+    measured_metrics,
+)
+from finetune_trainer.evaluation.task_errors import naming, naming_member
 from finetune_trainer.evaluation.task_files import Loaded, load_task_file
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
 from finetune_trainer.runtime.sources import locate_existing
@@ -35,12 +41,22 @@ class Questions(list[int]):
         return index in self._members
 
 
+class LoadedTasks(NamedTuple):
+    """Tasks with their data."""
+
+    tasks: Loaded
+    questions: dict[str, Questions]
+    """The questions to ask, for each task with a limit."""
+    metrics: dict[str, tuple[str, ...]]
+    """The names of the scores of each task, group and reported member, as far as they are known."""
+
+
 def load_tasks(
     tasks: Iterable[Task], environment: Environment, seed: int
-) -> tuple[Loaded, dict[str, Questions]]:
-    """Load the tasks and their data; return them, and the questions to ask for each task with a limit.
+) -> LoadedTasks:
+    """Load the tasks and their data.
 
-    The first questions are rendered, so that a mistake in a task is known before a model is loaded.
+    The first questions are rendered and scored, so that a mistake in a task is known before a model is loaded.
 
     Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable, naming the field of the manifest.
     """
@@ -49,25 +65,33 @@ def load_tasks(
     manager = TaskManager(include_defaults=any(task.file is None for task in tasks))
     result: Loaded = {"tasks": {}, "groups": {}, "group_map": {}}
     questions: dict[str, Questions] = {}
+    metrics: dict[str, tuple[str, ...]] = {}
     for recipe in tasks:
         name = recipe.name
         with naming(name, recipe.file):
             loaded = _load_task(manager, name, recipe.file, environment)
+            results: dict[str, Results | None] = {}
             for member, task in loaded["tasks"].items():
                 if member in result["tasks"]:
                     problem = (
                         f"{member} is already part of another task; name it only once"
                     )
                     raise ConfigInvalid(problem)
-                count = _set_up(task, recipe)
-                chosen: Sequence[int] = range(count)
-                if recipe.limit is not None:
-                    chosen = Questions(sample(recipe.limit, count, seed, member))
-                    questions[member] = chosen
-                check_first_questions(task, chosen, seed)
-        for kind, members in loaded.items():
-            result[kind].update(members)
-    return result, questions
+                with naming_member(task, name):
+                    count = _set_up(task, recipe)
+                    chosen: Sequence[int] = range(count)
+                    if recipe.limit is not None:
+                        chosen = Questions(sample(recipe.limit, count, seed, member))
+                        questions[member] = chosen
+                    results[member] = check_first_questions(task, chosen, seed)
+            aggregate_groups(loaded, results)
+            # lm-eval's own groups may aggregate what only some of its versions measure.
+            if recipe.file is not None:
+                check_aggregates(loaded, results)
+            metrics |= measured_metrics(results, members_of([name], loaded))
+        for kind, parts in loaded.items():
+            result[kind].update(parts)
+    return LoadedTasks(result, questions, metrics)
 
 
 def sandbox_templates() -> None:

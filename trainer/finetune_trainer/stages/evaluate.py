@@ -30,6 +30,7 @@ from finetune_trainer.data.records.chat_template import end_tokens
 from finetune_trainer.data.records.records import InvalidRecord
 from finetune_trainer.evaluation.batch_size import largest_batch_size
 from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm
+from finetune_trainer.evaluation.measured import check_gated
 from finetune_trainer.evaluation.prompts import PromptFormat
 from finetune_trainer.evaluation.response_cache import (
     CachingLM,
@@ -91,6 +92,7 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
             conversations=trained_on_conversations(config, context.environment),
             cache_folder=context.folder,
         )
+        check_gated(config.gated, evaluation.metrics)
     model, base = open_models(config, context.environment)
     measured: dict[str, Sums] = {}
     if held_out:
@@ -241,7 +243,11 @@ class Evaluation:
         # The published model, too, stops at the end of a turn if it was trained on turns.
         self._has_turns = conversations or self._prompts.apply_chat_template
         tasks = recipe.lm_eval_tasks
-        self._tasks, self._questions = load_tasks(tasks, environment, seed)
+        loaded = load_tasks(tasks, environment, seed)
+        self._tasks = loaded.tasks
+        self._questions = loaded.questions
+        self.metrics = loaded.metrics
+        """The names of the scores of each task, as far as they are known."""
         names = [task.name for task in tasks]
         self._members = members_of(names, self._tasks)
 

@@ -22,9 +22,11 @@ from finetune_operator.api.stages.train import Train
 from finetune_operator.api.status import GateStatus
 from finetune_trainer.contract import (
     AnyResult,
+    HELD_OUT,
     EvaluateConfig,
     EvaluateRecipe,
     EvaluateResult,
+    GatedMetric,
     TrainRecipe,
 )
 
@@ -109,6 +111,11 @@ class Evaluate(StageSpec, EvaluateRecipe):
             if weights == "Merged" and isinstance(push, Push)
             else "Auto",
             training=self._training(train),
+            gated=tuple(
+                GatedMetric(task=gate.task, metric=gate.metric)
+                for gate in self.gates
+                if gate.task != HELD_OUT
+            ),
             tracking=context.tracking,
         )
 

@@ -214,7 +214,7 @@ def add_group(
     from lm_eval.config.group import AggMetricConfig  # noqa: PLC0415
 
     def load_with_group(tasks: Any, environment: Environment, seed: int) -> Any:
-        loaded, questions = load_tasks(
+        result = load_tasks(
             [task for task in tasks if task.name in members], environment, seed
         )
         group = Group(
@@ -224,12 +224,9 @@ def add_group(
             ],
         )
         for name in members:
-            group.add(loaded["tasks"][name])
-        return {
-            **loaded,
-            "groups": {"both": group},
-            "group_map": {"both": list(members)},
-        }, questions
+            group.add(result.tasks["tasks"][name])
+        groups = {"groups": {"both": group}, "group_map": {"both": list(members)}}
+        return result._replace(tasks=result.tasks | groups)
 
     monkeypatch.setattr("finetune_trainer.stages.evaluate.load_tasks", load_with_group)
 

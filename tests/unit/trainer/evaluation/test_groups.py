@@ -63,10 +63,8 @@ def write(environment: Environment, name: str, content: dict[str, Any]) -> None:
 
 
 def load(environment: Environment, name: str = "both") -> Loaded:
-    loaded, _ = load_tasks(
-        [Task(name=name, file=f"tasks/{name}.yaml")], environment, seed=0
-    )
-    return loaded
+    task = Task(name=name, file=f"tasks/{name}.yaml")
+    return load_tasks([task], environment, seed=0).tasks
 
 
 def test_members_in_files_beside_the_group_are_loaded(environment: Environment):
