@@ -14,6 +14,7 @@ from finetune_trainer.evaluation.invented_answers import (
     score_invented_answers,
 )
 from finetune_trainer.evaluation.task_errors import unknown_metric, wrong_target
+from finetune_trainer.evaluation.task_shapes import wrong_shape
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 FIELD_NAMES = frozenset(
@@ -35,7 +36,7 @@ def check_first_questions(
     lm-eval accepts, and for a task that cannot be scored. Other errors of lm-eval are raised as they are.
     """
     problem = (
-        _wrong_few_shot(task)
+        wrong_shape(task.config)
         or unknown_metric(task)
         or _missing_examples(task)
         or _unknown_field(task)
@@ -62,15 +63,6 @@ def check_first_questions(
 
         check_generation(task.get_config("generation_kwargs"))
     return score_invented_answers(task, requests[:SCORED])
-
-
-def _wrong_few_shot(task: Any) -> str:
-    """Return the problem of a number of examples that is none; empty for a number from 0."""
-    number = task.get_config("num_fewshot")
-    # lm-eval writes no example for a negative number.
-    if type(number) is int and number >= 0:
-        return ""
-    return f"num_fewshot is {number!r}; write a whole number from 0"
 
 
 def _unknown_field(task: Any) -> str:

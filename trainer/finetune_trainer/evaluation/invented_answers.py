@@ -1,8 +1,6 @@
 """Scoring of invented answers as lm-eval scores a model's: what cannot be scored is known before a model is loaded."""
 
 import contextlib
-import difflib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,11 +10,14 @@ from lm_eval.api.registry import DEFAULT_METRIC_REGISTRY, aggregation_registry
 from lm_eval.evaluator_utils import _compute_task_aggregations
 
 from finetune_trainer.evaluation.task_errors import is_of_the_network
+from finetune_trainer.evaluation.task_shapes import nearest_name
 from finetune_trainer.runtime.errors import ConfigInvalid, StageError, short_reason
 
 # A metric may take long for each answer.
 SCORED = 8
 """Questions of each task whose invented answers are scored."""
+SHOWN_CHARACTERS = 60
+"""Characters of a response in a message."""
 WRONG_ANSWER = "I do not know."
 Results = dict[str, Any]
 """Numbers of one task by lm-eval's names, such as `acc,none`."""
@@ -29,8 +30,6 @@ def score_invented_answers(task: Any, requests: Sequence[Request]) -> Results:
 
     Raise ConfigInvalid if a filter, a metric or an aggregation of the task cannot process them.
     """
-    _check_repeats(task.get_config("repeats"))
-    _check_filter_names([ensemble.name for ensemble in task._filters])  # noqa: SLF001  lm-eval has no other access
     for number, (question, instances) in enumerate(requests):
         for instance in instances:
             answer = _answer(task, question, instance, number)
@@ -39,21 +38,6 @@ def score_invented_answers(task: Any, requests: Sequence[Request]) -> Results:
     values = _values(task, requests)
     _check_measured(task, {metric for metric, _ in values})
     return _aggregate(task, values)
-
-
-def _check_repeats(repeats: Any) -> None:
-    if type(repeats) is not int or repeats < 1:
-        raise ConfigInvalid(f"repeats is {repeats!r}; write a whole number above 0")
-
-
-def _check_filter_names(names: list[str]) -> None:
-    if not names:
-        raise ConfigInvalid("filter_list is empty; add a filter, or remove filter_list")
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise ConfigInvalid(
-                f"filter_list has {count} filters with the name {name}; give each another name"
-            )
 
 
 def _answer(task: Any, question: Any, instance: Instance, number: int) -> Any:
@@ -85,9 +69,7 @@ def _apply_filters(task: Any, instances: list[Instance]) -> None:
             ensemble.apply(instances)
 
 
-def _values(
-    task: Any, requests: Sequence[Request]
-) -> dict[tuple[str, str], list[Any]]:
+def _values(task: Any, requests: Sequence[Request]) -> dict[tuple[str, str], list[Any]]:
     """Return the values of each metric, by metric and filter."""
     values: dict[tuple[str, str], list[Any]] = {}
     for ensemble in task._filters:  # noqa: SLF001  see above
@@ -106,15 +88,16 @@ def _values(
 
 def _shown(responses: list[Any]) -> str:
     text = repr(responses[0]) if responses else "nothing"
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    if len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]}…"
+    return text
 
 
 def _fix_of_metrics(task: Any) -> str:
     if task.get_config("process_results") is not None:
         return "correct process_results"
     kind = task.OUTPUT_TYPE
-    usual = " or ".join(DEFAULT_METRIC_REGISTRY.get(kind, ()))
-    return f"use a metric for output_type {kind}, such as {usual}, with arguments that it has"
+    return f"correct filter_list or the metric's arguments, or use a metric for {kind}, such as {_usual(kind)}"
 
 
 def _check_measured(task: Any, measured: set[str]) -> None:
@@ -125,11 +108,15 @@ def _check_measured(task: Any, measured: set[str]) -> None:
         return
     for metric in getattr(task, "_metric_fn_list", {}):
         if metric not in measured:
-            usual = " or ".join(DEFAULT_METRIC_REGISTRY.get(kind, ()))
             raise ConfigInvalid(
                 f"metric_list: lm-eval does not compute {metric} for output_type {kind}; "
-                f"remove it, or use {usual}"
+                f"remove it, or use {_usual(kind)}"
             )
+
+
+def _usual(kind: str) -> str:
+    """Return the names of the metrics that lm-eval computes for a type of output if a task names none."""
+    return " or ".join(DEFAULT_METRIC_REGISTRY.get(kind, ()))
 
 
 def _aggregate(task: Any, values: dict[tuple[str, str], list[Any]]) -> Results:
@@ -140,7 +127,8 @@ def _aggregate(task: Any, values: dict[tuple[str, str], list[Any]]) -> Results:
             raise ConfigInvalid(_unknown_aggregation(task, metric))
         with naming_part(
             f"metric_list: the values of {metric} cannot be aggregated",
-            f"correct its aggregation, or {_fix_of_metrics(task)}",
+            "correct its aggregation, or use a metric for "
+            f"{task.OUTPUT_TYPE}, such as {_usual(task.OUTPUT_TYPE)}",
         ):
             numbers, size = _compute_task_aggregations(
                 task, {(metric, filter_name): items}, bootstrap_iters=0
@@ -150,14 +138,13 @@ def _aggregate(task: Any, values: dict[tuple[str, str], list[Any]]) -> Results:
 
 
 def _unknown_aggregation(task: Any, metric: str) -> str:
-    names = sorted(aggregation_registry.keys())
     for entry in task.get_config("metric_list") or ():
         name = entry.get("aggregation")
         if entry.get("metric") != metric or not name:
             continue
-        nearest = difflib.get_close_matches(str(name), names, 1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"it has {', '.join(names)}"
-        return f"metric_list: lm-eval has no aggregation {name}; {hint}"
+        nearest = nearest_name(str(name), aggregation_registry.keys())
+        hint = nearest or f"; it has {', '.join(sorted(aggregation_registry.keys()))}"
+        return f"metric_list: lm-eval has no aggregation {name}{hint}"
     return f"metric_list: {metric} has no aggregation; add aggregation: mean"
 
 

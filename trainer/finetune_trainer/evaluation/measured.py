@@ -70,7 +70,11 @@ def measured_metrics(
     if None in results.values():
         return {}
     finite = {name: _finite(result or {}) for name, result in results.items()}
-    scores = extract_scores({"results": finite}, tasks)
+    try:
+        scores = extract_scores({"results": finite}, tasks)
+    except ConfigInvalid as error:
+        # The caller names the task.
+        raise ConfigInvalid(str(error).partition("]: ")[2]) from error
     return {task: tuple(metrics) for task, metrics in scores.items()}
 
 

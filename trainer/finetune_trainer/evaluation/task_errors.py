@@ -1,7 +1,6 @@
 """Errors of lm-eval, `datasets` and the code of a task, as errors of the stage that name task, file and data."""
 
 import contextlib
-import difflib
 import re
 import traceback
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from lm_eval.api.registry import metric_registry
 from lm_eval.api.task import ConfigurableTask, Task
 from lm_eval.config.task import TaskConfig
 
+from finetune_trainer.evaluation.task_shapes import nearest_name, wrong_shape
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     DataInvalid,
@@ -103,6 +103,17 @@ def failed_task(error: BaseException) -> Any | None:
     return task
 
 
+def _config_of(error: BaseException) -> TaskConfig | None:
+    """Return the configuration of the task that raised an error, perhaps unfinished; None if there is none."""
+    config = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        candidate = frame.f_locals.get("self")
+        candidate = getattr(candidate, "_config", candidate)
+        if isinstance(candidate, TaskConfig):
+            config = candidate
+    return config
+
+
 def _member(task: Any | None, group: str) -> str:
     """Return the name and the file of a member of a group, as a prefix of a message; empty for any other task."""
     config = getattr(task, "_config", None)
@@ -134,11 +145,12 @@ def _problem(error: Exception, task: Any | None) -> str:
         )
     unknown_key = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if unknown_key and "TaskConfig" in str(error):
-        return f"lm-eval has no key {unknown_key[1]}{_nearest(unknown_key[1], _keys())}"
-    if task is not None:
+        return f"lm-eval has no key {unknown_key[1]}{nearest_name(unknown_key[1], _keys())}"
+    problem = wrong_shape(_config_of(error))
+    if not problem and task is not None:
         problem = _problem_of_task(error, task)
-        if problem:
-            return problem
+    if problem:
+        return problem
     return f"lm-eval cannot load the task: {_text(error)}"
 
 
@@ -154,13 +166,6 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 def _keys() -> list[str]:
     return [field.name for field in fields(TaskConfig)]
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    matches = difflib.get_close_matches(name, names, 1)
-    if not matches:
-        return ""
-    return f"; did you mean {matches[0]}?"
 
 
 def _text(error: Exception) -> str:
@@ -193,7 +198,7 @@ def unknown_metric(task: Any) -> str:
         return ""
     for name, function in getattr(task, "_metric_fn_list", {}).items():
         if function is None:
-            return f"lm-eval has no metric {name}{_nearest(name, [*metric_registry.keys()])}"
+            return f"lm-eval has no metric {name}{nearest_name(name, [*metric_registry.keys()])}"
     return ""
 
 

@@ -91,7 +91,7 @@ def failure(
         ),
         ({"test_split": None}, "must have valid or test docs"),
         ({"metric_list": [{"metric": "accuracy_"}]}, "no metric accuracy_"),
-        ({"metric_list": [{}]}, "'metric' key not provided"),
+        ({"metric_list": [{}]}, "without a metric; write a list such as"),
         ({"doc_to_txt": "{{q}}"}, "no key doc_to_txt; did you mean doc_to_text?"),
         (
             {"filter_list": [{"name": "a", "filter": [{"function": "regexx"}]}]},
