@@ -10,9 +10,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import yaml
-
 from finetune_operator.local.job_folder import read_json
+from finetune_operator.local.task_sources import files_of_task
 from finetune_trainer.contract import Environment
 from finetune_trainer.contract.environment import InvalidLocation
 from finetune_trainer.files import write_durably
@@ -74,36 +73,8 @@ class SourceDigests:
 def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
-        yield from _referenced_files(path)
+        # Of the files that a manifest names, only task files are YAML.
+        if path.suffix in {".yaml", ".yml"}:
+            yield from files_of_task(path)
     elif path.is_dir():
         yield from sorted(file for file in path.rglob("*") if file.is_file())
-
-
-def _referenced_files(path: Path) -> Iterator[Path]:
-    """Yield the files in its folder that a task file names: data, and modules of its !function tags."""
-    if path.suffix not in {".yaml", ".yml"}:
-        return
-    try:
-        tokens = [
-            token
-            for token in yaml.scan(path.read_text())
-            if isinstance(token, yaml.ScalarToken)
-        ]
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return
-    names = {
-        name
-        for token in tokens
-        for name in (token.value, token.value.partition(".")[0] + ".py")
-    }
-    yield from sorted(
-        path.parent / name for name in names if _is_file(path.parent / name)
-    )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        # A scalar that is no file name, such as a prompt.
-        return False
