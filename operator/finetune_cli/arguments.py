@@ -8,8 +8,8 @@ from pathlib import Path
 
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.manifest.manifest import Manifest, read
-from finetune_cli.manifest.messages import DNS_SUBDOMAIN
 from finetune_cli.runs import RUNS, find_runs, manifest_of, run_named
+from finetune_operator.api.names import DNS_SUBDOMAIN
 from finetune_operator.core.durations import HOUR, MINUTE
 
 MANIFEST_SUFFIXES = frozenset({".yaml", ".yml", ".json"})

@@ -23,9 +23,10 @@ from finetune_cli.exit_codes import INVALID
 from finetune_cli.manifest import yaml_reader
 from finetune_cli.manifest.fields import UriField, sources, targets
 from finetune_cli.manifest.manifest import read_text
-from finetune_cli.manifest.messages import DNS_SUBDOMAIN, PATTERNS
+from finetune_cli.manifest.messages import PATTERNS
 from finetune_cli.manifest.value_check import resembles_repository
 from finetune_operator.api.datasets import REPOSITORY
+from finetune_operator.api.names import DNS_SUBDOMAIN
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract.environment import is_pattern
 

@@ -236,32 +236,20 @@ def gate_metrics(spec: PipelineSpec) -> Iterator[GateMetric]:
 
 def literal_variables(spec: PipelineSpec) -> Iterator[LiteralVariable]:
     """Yield the environment variables whose values are in the manifest."""
-    for path, pod in _pods(spec).items():
+    for path, pod in pods(spec).items():
         for number, variable in enumerate(pod.env):
             if variable.value is not None:
                 location = (*path, "env", number, "value")
                 yield LiteralVariable(location, variable.name, variable.value)
 
 
-def resource_names(spec: PipelineSpec) -> Iterator[tuple[Location, str]]:
-    """Yield location and name of the resources that pods request."""
-    for path, pod in _pods(spec).items():
-        resources = pod.resources
-        for field, amounts in (
-            ("requests", resources.requests),
-            ("limits", resources.limits),
-        ):
-            for name in amounts:
-                yield (*path, "resources", field, name), name
-
-
-def _pods(spec: PipelineSpec) -> dict[Location, PodDefaults]:
+def pods(spec: PipelineSpec) -> dict[Location, PodDefaults]:
     """Return the settings of pods by their locations in the manifest."""
-    pods: dict[Location, PodDefaults | None] = {("podDefaults",): spec.pod_defaults}
+    settings: dict[Location, PodDefaults | None] = {("podDefaults",): spec.pod_defaults}
     for name in spec.stages():
         # From the spec and not from stages(), which adds the defaults: their values have locations of their own.
-        pods[name, "pod"] = getattr(spec, name).pod
-    return {path: pod for path, pod in pods.items() if pod is not None}
+        settings[name, "pod"] = getattr(spec, name).pod
+    return {path: pod for path, pod in settings.items() if pod is not None}
 
 
 def workload(spec: PipelineSpec) -> Workload:

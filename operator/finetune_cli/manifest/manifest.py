@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
@@ -17,15 +17,22 @@ from finetune_cli.diagnostics import (
     sort_diagnostics,
 )
 from finetune_cli.manifest import value_check, yaml_reader
+from finetune_cli.manifest.affinity import Affinity
 from finetune_cli.manifest.annotations import annotation_at
-from finetune_cli.manifest.messages import DNS_LABEL, DNS_SUBDOMAIN, describe
+from finetune_cli.manifest.messages import describe
 from finetune_cli.manifest.other_files import is_other_file, other_file
 from finetune_cli.manifest.schema_check import SchemaChecker, broken_rules, format_path
 from finetune_cli.manifest.yaml_reader import Location, YamlFile, YamlNode
 from finetune_operator.api.group import API_VERSION, KIND
+from finetune_operator.api.names import (
+    DNS_LABEL,
+    DNS_SUBDOMAIN,
+    AnnotationKey,
+    LabelKey,
+    LabelValue,
+)
 from finetune_operator.api.rules import Rule
-from finetune_operator.api.spec import PipelineSpec
-from finetune_operator.api.stages.pod import LabelKey, LabelValue
+from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_trainer.contract import ContractModel
 
 DnsSubdomain = Annotated[
@@ -35,6 +42,7 @@ DnsLabel = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=DNS_LABEL)
 ]
 
+M = TypeVar("M", bound=ContractModel)
 KEY_STEP = "[key]"
 """Pydantic appends this step to the location of an error in a mapping's key."""
 RULE_ERROR = "rule"
@@ -59,7 +67,7 @@ class Metadata(ContractModel):
     name: DnsSubdomain
     namespace: DnsLabel = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict)
-    annotations: dict[LabelKey, str] = Field(default_factory=dict)
+    annotations: dict[AnnotationKey, str] = Field(default_factory=dict)
     creation_timestamp: Any = None
     deletion_grace_period_seconds: Any = None
     deletion_timestamp: Any = None
@@ -172,13 +180,12 @@ def _check(file: Path, document: YamlNode, result: ReadResult) -> None:
     if status:
         message = "is ignored, as kubectl apply ignores it"
         result.warnings.append(Diagnostic(file, status.line, "status", message))
-    # First the keys: the check renames misspelled keys, so that the values below them are checked, too.
     checker = SchemaChecker(file, document)
-    checker.check(Envelope, document)
-    envelope, invalid = _parse(checker)
-    broken = dict(_broken_rules(checker, invalid))
-    values = _without_devices(invalid, broken)
-    diagnostics = [*checker.diagnostics, *values, *broken.values()]
+    envelope, diagnostics = _checked_part(checker, Envelope, ())
+    for location in _affinities(document):
+        # The schema passes an affinity on as it is, so that it is checked alone.
+        part = SchemaChecker(file, document)
+        diagnostics += _checked_part(part, Affinity, location)[1]
     result.diagnostics += diagnostics
     if envelope is None or diagnostics or document.broken:
         return
@@ -188,6 +195,29 @@ def _check(file: Path, document: YamlNode, result: ReadResult) -> None:
         result.diagnostics.append(manifest.diagnostic(location, message))
     for location, message in value_check.warnings(manifest.spec):
         result.warnings.append(manifest.diagnostic(location, message))
+
+
+def _affinities(document: YamlNode) -> Iterator[Location]:
+    """Yield the locations of the affinities of pods."""
+    pods: list[Location] = [("spec", "podDefaults")]
+    pods += [("spec", stage.name, "pod") for stage in STAGES]
+    for pod in pods:
+        location = (*pod, "affinity")
+        nodes = document.follow(location)
+        if len(nodes) > len(location) and isinstance(nodes[-1].data, dict):
+            yield location
+
+
+def _checked_part(
+    checker: SchemaChecker, kind: type[M], root: Location
+) -> tuple[M | None, list[Diagnostic]]:
+    """Return the part of a document at a location as a model, or None, and its errors."""
+    # First the keys: the check renames misspelled keys, so that the values below them are checked, too.
+    checker.check(kind, checker.document.follow(root)[-1], root)
+    part, invalid = _parse(checker, kind, root)
+    broken = dict(_broken_rules(checker, kind, root, invalid))
+    values = _without_devices(invalid, broken)
+    return part, [*checker.diagnostics, *values, *broken.values()]
 
 
 def _manifest(file: Path, document: YamlNode, envelope: Envelope) -> Manifest:
@@ -205,22 +235,26 @@ def _manifest(file: Path, document: YamlNode, envelope: Envelope) -> Manifest:
 
 
 def _parse(
-    checker: SchemaChecker,
-) -> tuple[Envelope | None, dict[Location, Diagnostic]]:
-    """Return the envelope, or the errors by their locations."""
+    checker: SchemaChecker, kind: type[M], root: Location
+) -> tuple[M | None, dict[Location, Diagnostic]]:
+    """Return the model, or the errors by their locations."""
     # Strict and from JSON: Kubernetes rejects "8" for 8, and pydantic's default mode accepts it.
-    text = json.dumps(checker.document.plain())
+    text = json.dumps(checker.document.follow(root)[-1].plain())
     try:
-        return Envelope.model_validate_json(text, strict=True), {}
+        return kind.model_validate_json(text, strict=True), {}
     except ValidationError as invalid:
-        return None, dict(_diagnostics_of(checker, invalid))
+        return None, dict(_diagnostics_of(checker, kind, root, invalid))
 
 
 def _diagnostics_of(
-    checker: SchemaChecker, invalid: ValidationError
+    checker: SchemaChecker,
+    kind: type[ContractModel],
+    root: Location,
+    invalid: ValidationError,
 ) -> Iterator[tuple[Location, Diagnostic]]:
     for error in invalid.errors(include_url=False):
-        location = tuple(step for step in error["loc"] if step != KEY_STEP)
+        below = tuple(step for step in error["loc"] if step != KEY_STEP)
+        location = (*root, *below)
         if error["type"] == RULE_ERROR or location in checker.reported:
             continue
         if _counts_valid_entries_only(error):
@@ -230,7 +264,7 @@ def _diagnostics_of(
             continue
         value = checker.document.follow(location)[-1]
         path = format_path(checker.document, location)
-        message = describe(error, value, annotation_at(Envelope, location))
+        message = describe(error, value, annotation_at(kind, below))
         yield location, Diagnostic(checker.file, value.line, path, message)
 
 
@@ -243,7 +277,10 @@ def _counts_valid_entries_only(error: ErrorDetails) -> bool:
 
 
 def _broken_rules(
-    checker: SchemaChecker, invalid: Collection[Location]
+    checker: SchemaChecker,
+    kind: type[ContractModel],
+    root: Location,
+    invalid: Collection[Location],
 ) -> Iterator[tuple[Location, Diagnostic]]:
     """Yield location and error of the rules that are broken.
 
@@ -251,7 +288,8 @@ def _broken_rules(
     """
     document = checker.document
     renamed = {location[-1] for location in checker.replaced}
-    for location, rule in broken_rules(Envelope, document.plain()):
+    part = document.follow(root)[-1]
+    for location, rule in broken_rules(kind, part.plain(), root):
         # The rule may hold, once the name of its field is corrected.
         if any(re.search(rf"[.]{name}\b", rule.cel) for name in renamed):
             continue

@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 from finetune_cli.diagnostics import closest_match, quoted
 from finetune_cli.manifest.fixes import fix_of, uri_for
 from finetune_cli.manifest.yaml_reader import YamlNode
+from finetune_operator.api import names
 from finetune_operator.api.amounts import AMOUNT, SIGNED_AMOUNT
 from finetune_operator.api.stages.pod import BYTES
 from finetune_trainer.contract import uris
@@ -17,14 +18,14 @@ from finetune_trainer.contract.chat_template import (
     TEMPLATE_PATTERN,
 )
 
-DNS_LABEL = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
-DNS_SUBDOMAIN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$"
-
+LABEL_KEY = (
+    "must be a label key: up to 63 letters, digits, _, . and -, with a letter or digit at both ends,"
+    " after DOMAIN/ if it has a domain"
+)
 PATTERNS = {
     # The keys are the patterns of the API's schema, exactly as written there.
-    DNS_LABEL: "must consist of lower-case letters, digits and -, with a letter or digit at both ends",
-    DNS_SUBDOMAIN: "must consist of lower-case letters, digits, - and ., with a letter or digit at both ends",
-    r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$": "must consist of lower-case letters, digits, - and ., as Kubernetes names do",
+    names.DNS_LABEL: "must consist of lower-case letters, digits and -, with a letter or digit at both ends",
+    names.DNS_SUBDOMAIN: "must consist of lower-case letters, digits, - and ., with a letter or digit at both ends",
     **uris.DESCRIPTIONS,
     TEMPLATE_PATTERN: TEMPLATE_DESCRIPTION,
     r"^\S+$": "must be one word, without spaces",
@@ -37,12 +38,14 @@ PATTERNS = {
     BYTES: "must be a size of at least a megabyte, such as 50Gi; a number alone counts bytes",
     AMOUNT: "must be an amount such as 3.20",
     SIGNED_AMOUNT: "must be an amount such as -3.20",
-    r"^[-._a-zA-Z0-9]+$": "must consist of letters, digits, -, _ and .",
-    r"^[A-Za-z_][A-Za-z0-9_]*$": "must consist of letters, digits and _, with no digit first",
-    r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$": (
-        "must be a label key: letters, digits, _, ., - and /, with a letter or digit at both ends"
-    ),
-    r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$": (
+    names.DATA_KEY: "must consist of letters, digits, -, _ and ., and not begin with ..",
+    names.VARIABLE_NAME: "must consist of letters, digits and _, with no digit first",
+    names.VARIABLE_PREFIX: "must consist of ASCII characters without =",
+    names.FIELD_PATH: "must be a field such as metadata.name, metadata.labels['KEY'], spec.nodeName or status.podIP",
+    names.IMAGE: "must be an image as in [HOST/]NAME[:TAG][@DIGEST], in lower case but for the tag",
+    names.LABEL_KEY: LABEL_KEY,
+    names.ANNOTATION_KEY: LABEL_KEY,
+    names.LABEL_VALUE: (
         "must be a label value: letters, digits, _, . and -, with a letter or digit at both ends"
     ),
 }

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from finetune_cli.manifest import pod_check
 from finetune_cli.manifest.fields import (
     GateMetric,
     Location,
@@ -14,7 +15,6 @@ from finetune_cli.manifest.fields import (
     gate_metrics,
     has_own_program,
     literal_variables,
-    resource_names,
     sources,
     targets,
     task_files,
@@ -36,8 +36,6 @@ WEB_PAGE = re.compile(
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/datasets/([\w.-]+/[\w.-]+)"
     r"(?:/(?:tree|viewer|blob)/.*)?/?"
 )
-RESOURCE = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.+")
-"""Names of resources without a domain; an API server refuses a pod with any other."""
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -54,11 +52,7 @@ def errors(spec: PipelineSpec, folder: Path) -> Iterator[Finding]:
         if page:
             problem = "is a page of the hub, and no file of records"
             yield field.location, f"{problem}; write hf://{page[1]}"
-    for location, name in resource_names(spec):
-        if "/" not in name and not RESOURCE.fullmatch(name):
-            problem = f"{name} is no resource of Kubernetes"
-            fix = "devices have a domain: for a GPU of NVIDIA write nvidia.com/gpu"
-            yield location, f"{problem}; {fix}"
+    yield from pod_check.errors(spec)
     files = task_files(spec)
     for gate, finding in _closed_gates(spec):
         if gate.task not in files:

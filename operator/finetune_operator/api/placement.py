@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from datetime import date
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from finetune_operator.api.amounts import Amount
+from finetune_operator.api.names import LabelKey, LabelValue
+from finetune_operator.api.rules import Rule, WithRules
 from finetune_trainer.contract import ContractModel, one_of
 
 SPOT = "Spot"
@@ -14,14 +16,25 @@ ON_DEMAND = "OnDemand"
 AUTO = "Auto"
 
 
-class Toleration(ContractModel):
+class Toleration(WithRules):
     """A taint that the pod tolerates."""
 
-    key: str = Field(min_length=1, max_length=316)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            field="value",
+            message="operator Exists matches any value: remove value, or set operator to Equal",
+            cel="!has(self.operator) || self.operator != 'Exists' || !has(self.value) || self.value == ''",
+            is_valid=lambda data: (
+                data.get("operator") != "Exists" or not data.get("value")
+            ),
+        ),
+    )
+
+    key: LabelKey
     """Key of the taint."""
     operator: Literal["Equal", "Exists"] = "Equal"
     """Equal compares the value. Exists matches any value."""
-    value: str | None = Field(default=None, max_length=63)
+    value: LabelValue | None = None
     """Value of the taint, for operator Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Effect of the taint. Absent: all effects."""

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AwareDatetime, Field, StringConstraints
+from pydantic import AwareDatetime, Field
 
 from finetune_operator.api.datasets import Dataset, ValidationSet
+from finetune_operator.api.names import ObjectName
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_operator.api.stages.base import ONE_DEFAULT_GPU, StageSpec
 from finetune_operator.api.stages.deploy import Deploy
-from finetune_operator.api.stages.environment import ObjectName
 from finetune_operator.api.stages.evaluate import Evaluate
 from finetune_operator.api.stages.held_out import HELD_OUT_SPEC_RULES
 from finetune_operator.api.stages.pod import BYTES, PodDefaults, StorageSize
@@ -36,9 +36,7 @@ class Workspace(WithRules):
     size: StorageSize = "50Gi"
     """Size of the claim that the operator creates. It can grow if the storage class allows it, and never shrinks."""
 
-    storage_class_name: (
-        Annotated[str, StringConstraints(min_length=1, max_length=253)] | None
-    ) = None
+    storage_class_name: ObjectName | None = None
     """Storage class of the claim. Absent: the default. An existing claim keeps its class; Ready reports a mismatch."""
 
     access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = (

@@ -7,6 +7,8 @@ then accept objects that the operator cannot read.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from finetune_operator.api.names import ANNOTATION_KEY, LABEL_KEY
+
 Schema = dict[str, Any]
 
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
@@ -32,6 +34,9 @@ REWRITES: Mapping[str, Callable[[Any], Schema]] = {
     "$defs": lambda _: {},
 }
 
+KEY_FORM = "be a label key: NAME or DOMAIN/NAME, with at most 63 letters, digits, _, . and - in NAME"
+KEY_FORMS = {LABEL_KEY: KEY_FORM, ANNOTATION_KEY: KEY_FORM}
+"""Pattern of keys -> what it requires, in words."""
 KEY_KEYWORDS = frozenset({"patternProperties", "propertyNames"})
 """Keywords that constrain the keys of a mapping."""
 HANDLED_ELSEWHERE = KEY_KEYWORDS | {
@@ -196,7 +201,10 @@ def _key_rules(schema: Schema, path: str) -> list[Schema]:
     if "pattern" in names:
         patterns.append(names["pattern"])
     return rules + [
-        _for_every_key(f"key.matches({_literal(pattern)})", f"match {pattern}")
+        _for_every_key(
+            f"key.matches({_literal(pattern)})",
+            KEY_FORMS.get(pattern, f"match {pattern}"),
+        )
         for pattern in patterns
     ]
 

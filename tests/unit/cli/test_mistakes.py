@@ -76,7 +76,10 @@ def validate(tmp_path, monkeypatch, capsys):
         ),
         (
             'train: {pod: {image: "a b"}}',
-            "spec.train.pod.image: must be one word, without spaces (got 'a b')",
+            (
+                "spec.train.pod.image: must be an image as in [HOST/]NAME[:TAG][@DIGEST],"
+                " in lower case but for the tag (got 'a b')"
+            ),
         ),
         (
             "workspace: {size: 0}",

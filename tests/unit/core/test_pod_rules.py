@@ -112,7 +112,7 @@ def test_small_amounts_of_other_resources_are_accepted():
                     {
                         "name": "A",
                         "value": "1",
-                        "valueFrom": {"fieldRef": {"fieldPath": "x"}},
+                        "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
                     }
                 ]
             },
@@ -128,7 +128,7 @@ def test_small_amounts_of_other_resources_are_accepted():
                     {
                         "name": "A",
                         "valueFrom": {
-                            "fieldRef": {"fieldPath": "x"},
+                            "fieldRef": {"fieldPath": "spec.nodeName"},
                             "secretKeyRef": {"name": "s", "key": "k"},
                         },
                     }
@@ -166,7 +166,23 @@ def test_small_amounts_of_other_resources_are_accepted():
         ),
         (
             {"labels": {"finetune.dev/stage": "x"}},
-            "labels: keys with the prefix finetune.dev/ are the operator's own",
+            r"labels: keys of the operator \(finetune.dev/\) and of Jobs",
+        ),
+        (
+            {"labels": {"batch.kubernetes.io/job-name": "x"}},
+            r"\(batch.kubernetes.io/, controller-uid, job-name\) are reserved: choose",
+        ),
+        (
+            {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]},
+            "value: operator Exists matches any value: remove value",
+        ),
+        (
+            {"resources": {"requests": {"cpu": 4}, "limits": {"cpu": "2"}}},
+            "requests: must not be above limits",
+        ),
+        (
+            {"resources": {"requests": {"nvidia.com/gpu": 1}}},
+            "devices such as nvidia.com/gpu need an equal limit",
         ),
         (
             {"annotations": {"finetune.dev/serving": "{}"}},

@@ -9,6 +9,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import StringConstraints
 
+from finetune_operator.api.names import (
+    DataKey,
+    FieldPath,
+    ObjectName,
+    VariableName,
+    VariablePrefix,
+)
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_trainer.contract import ContractModel
 from finetune_trainer.contract.environment import (
@@ -24,17 +31,7 @@ MAX_TEXT = 65536
 RESERVED_PREFIX = "FINETUNE_"
 USER_SETTABLE = (METRICS_PORT, GIT_SHA, INSECURE_REGISTRIES)
 
-# The lengths and characters of names and keys are Kubernetes' own: the API server would refuse the Job.
-ObjectName = Annotated[
-    str, StringConstraints(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
-]
 Argument = Annotated[str, StringConstraints(max_length=4096)]
-VariableName = Annotated[
-    str, StringConstraints(max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-]
-DataKey = Annotated[
-    str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")
-]
 
 
 class KeyRef(ContractModel):
@@ -60,7 +57,7 @@ class ObjectRef(ContractModel):
 class FieldRef(ContractModel):
     """A field of the pod."""
 
-    field_path: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    field_path: FieldPath
     """Path of the field, for example spec.nodeName."""
 
 
@@ -118,7 +115,7 @@ class EnvFrom(WithRules):
         _exactly_one("envFrom", ("secretRef", "configMapRef")),
     )
 
-    prefix: Annotated[str, StringConstraints(max_length=128)] | None = None
+    prefix: VariablePrefix | None = None
     """Text before the name of each variable."""
     secret_ref: ObjectRef | None = None
     """A Secret. The kubelet reads it; the operator cannot."""

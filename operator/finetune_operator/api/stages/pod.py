@@ -6,7 +6,7 @@ more than creating a Job in a namespace with the Pod Security level restricted.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -17,14 +17,22 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from finetune_operator.api.names import (
+    AnnotationKey,
+    AnnotationValue,
+    Image,
+    LabelKey,
+    LabelValue,
+    ObjectName,
+)
 from finetune_operator.api.placement import Toleration
-from finetune_operator.api.rules import Rule, WithRules
+from finetune_operator.api.quantities import bytes_or_units
+from finetune_operator.api.rules import Detail, Rule, WithRules
 from finetune_operator.api.stages.environment import (
     RESERVED_NAMES,
     Argument,
     EnvFrom,
     EnvVar,
-    ObjectName,
     text_is_bounded,
 )
 from finetune_trainer.contract import ContractModel, ListMap
@@ -105,19 +113,6 @@ StorageSize = Annotated[
     _int_or_string(BYTES),
 ]
 """A quantity of bytes, at least a megabyte."""
-LabelKey = Annotated[
-    str,
-    StringConstraints(
-        max_length=316, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$"
-    ),
-]
-LabelValue = Annotated[
-    str,
-    StringConstraints(
-        max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?$"
-    ),
-]
-AnnotationValue = Annotated[str, StringConstraints(max_length=1024)]
 ResourceList = Annotated[dict[LabelKey, Quantity], Field(max_length=16)]
 
 
@@ -149,6 +144,43 @@ def _has_whole_devices(field: str) -> Rule:
     )
 
 
+def needs_equal_limit(resource: str) -> bool:
+    """Return whether Kubernetes takes a request of this resource only together with an equal limit."""
+    return "/" in resource or resource.startswith("hugepages-")
+
+
+def unmet_requests(data: Mapping[str, Any]) -> Iterator[Detail]:
+    """Yield the requests that no pod may have beside these limits, with the fix."""
+    limits = data.get("limits", {})
+    for resource, request in data.get("requests", {}).items():
+        limit = limits.get(resource)
+        problem = ""
+        if needs_equal_limit(resource):
+            if limit is None:
+                problem = f"needs an equal limit: write limits: {{{resource}: {request}}} instead"
+            elif bytes_or_units(request) != bytes_or_units(limit):
+                problem = f"is not the limit of {limit}: remove it, as a limit is also the request"
+        elif limit is not None and bytes_or_units(request) > bytes_or_units(limit):
+            problem = f"is above the limit of {limit}: write at most {limit}, or raise the limit"
+        if problem:
+            yield ("requests", resource), f"{problem} (got {request})"
+
+
+_LIMIT = "self.limits[name]"
+_REQUEST = "self.requests[name]"
+_HAS_LIMIT = "(has(self.limits) && name in self.limits)"
+REQUESTS_WITHIN_LIMITS = Rule(
+    field="requests",
+    message="must not be above limits, and devices such as nvidia.com/gpu need an equal limit",
+    # A resource that needs an equal limit has an integer: its text is equal, too.
+    cel="!has(self.requests) || self.requests.all(name, (name.contains('/') || name.startsWith('hugepages-'))"
+    f" ? {_HAS_LIMIT} && string({_REQUEST}) == string({_LIMIT})"
+    f" : !{_HAS_LIMIT} || quantity(string({_REQUEST})).compareTo(quantity(string({_LIMIT}))) <= 0)",
+    is_valid=lambda data: not any(unmet_requests(data)),
+    details=unmet_requests,
+)
+
+
 class Resources(WithRules):
     """Compute resources of the stage's container, as in a pod."""
 
@@ -160,6 +192,7 @@ class Resources(WithRules):
         ),
         _has_whole_devices("requests"),
         _has_whole_devices("limits"),
+        REQUESTS_WITHIN_LIMITS,
     )
 
     requests: ResourceList = Field(default_factory=dict)
@@ -190,13 +223,13 @@ class ImagePullSecret(ContractModel):
     """Name of the Secret."""
 
 
-def _reserved_keys(field: str) -> Rule:
+def _reserved_keys(field: str, reserved: str, message: str) -> Rule:
     return Rule(
         field=field,
-        message="keys with the prefix finetune.dev/ are the operator's own: choose another prefix",
-        cel=f"!has(self.{field}) || self.{field}.all(key, !key.startsWith('finetune.dev/'))",
+        message=message,
+        cel=f"!has(self.{field}) || !self.{field}.exists(key, key.matches('{reserved}'))",
         is_valid=lambda data: (
-            not any(key.startswith("finetune.dev/") for key in data.get(field, ()))
+            not any(re.match(reserved, key) for key in data.get(field, ()))
         ),
     )
 
@@ -206,8 +239,17 @@ class PodDefaults(WithRules):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         RESERVED_NAMES,
-        _reserved_keys("labels"),
-        _reserved_keys("annotations"),
+        _reserved_keys(
+            "labels",
+            "^(finetune[.]dev/|batch[.]kubernetes[.]io/|controller-uid$|job-name$)",
+            "keys of the operator (finetune.dev/) and of Jobs (batch.kubernetes.io/, controller-uid, job-name)"
+            " are reserved: choose another prefix",
+        ),
+        _reserved_keys(
+            "annotations",
+            "^finetune[.]dev/",
+            "keys with the prefix finetune.dev/ are the operator's own: choose another prefix",
+        ),
         text_is_bounded(),
     )
 
@@ -258,7 +300,7 @@ class PodDefaults(WithRules):
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
     """Labels of the Job and of its pods, for example kueue.x-k8s.io/queue-name."""
 
-    annotations: dict[LabelKey, AnnotationValue] = Field(
+    annotations: dict[AnnotationKey, AnnotationValue] = Field(
         default_factory=dict, max_length=16
     )
     """Annotations of the Job and of its pods."""
@@ -290,12 +332,7 @@ class Pod(PodDefaults):
 
     rules: ClassVar[tuple[Rule, ...]] = (text_is_bounded("command", "args"),)
 
-    image: (
-        Annotated[
-            str, StringConstraints(min_length=1, max_length=512, pattern=r"^\S+$")
-        ]
-        | None
-    ) = None
+    image: Image | None = None
     """Container image that replaces the trainer's. Absent: the trainer's image with CUDA for a pod with a
     device in resources.limits or with a runtimeClassName, and the image without CUDA for every other pod."""
 
