@@ -2,7 +2,7 @@
 
 Another version may compute other hashes of the same spec: it has more fields, other defaults, or a trainer with other
 results. If the spec is the one that the status describes, the stages keep their identities, and only the hashes with
-which a later edit is compared become those of this version.
+which a later edit is compared become this version's.
 """
 
 from functools import lru_cache
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from finetune_operator.api.status import Begun, StageStatus
 from finetune_operator.core.identity import contents_of, release
 from finetune_operator.core.pipeline import Pipeline
-from finetune_trainer.contract import StageConfig
+from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 
 
 def is_from_other_version(pipeline: Pipeline) -> bool:
@@ -38,6 +38,18 @@ def adopt(status: StageStatus, inputs: str, execution: str) -> StageStatus:
     return status.model_copy(
         update={"inputs": inputs, "execution": execution, "attempts": attempts}
     )
+
+
+def is_outdated(status: StageStatus, *, goes_on: bool) -> bool:
+    """Return whether a stage must begin anew, because this version's trainer has other results.
+
+    `goes_on` says whether a stage that has begun may go on with the trainer with which it began.
+    """
+    if status.result or status.results_version == RESULTS_VERSION:
+        return False
+    last = status.last_attempt
+    has_begun = last is not None and last.identity == status.identity
+    return not (goes_on and has_begun)
 
 
 def begin_with(config: StageConfig, image: str) -> Begun:

@@ -13,7 +13,12 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
-from finetune_operator.core.adoption import adopt, go_on_with, is_from_other_version
+from finetune_operator.core.adoption import (
+    adopt,
+    go_on_with,
+    is_from_other_version,
+    is_outdated,
+)
 from finetune_operator.core.assessment import DONE, PipelineAssessment, StageAssessment
 from finetune_operator.core.costs import pipeline_costs
 from finetune_operator.core.endings import NON_RETRYABLE
@@ -34,7 +39,7 @@ from finetune_operator.core.observation import (
 )
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.workspace import WORKSPACE, create_blocker, start_blocker
-from finetune_trainer.contract import RESULTS_VERSION, StageConfig
+from finetune_trainer.contract import StageConfig
 
 Finding = tuple[StageState, Reason, str]
 """State, reason and message of a stage."""
@@ -153,26 +158,17 @@ class _Assessor:
         if self.from_other_version and status.identity:
             status = adopt(status, inputs, execution)
         status = reset_if_changed(status, inputs, execution)
-        if self._is_outdated(status):
+        goes_on = self.pipeline.retry is None and self.observation.keeps_images
+        if is_outdated(status, goes_on=goes_on):
             status = begin_anew(status, inputs, execution)
         if status.begun:
-            values = go_on_with(status.begun, config)
-            if values is None:
+            begun = go_on_with(status.begun, config)
+            if begun is None:
                 status = begin_anew(status, inputs, execution)
-            config = values or config
+            config = begun or config
         identity = {"identity": status.identity}
         self.configs[spec.name] = config.model_copy(update=identity)
         return status
-
-    def _is_outdated(self, status: StageStatus) -> bool:
-        """Return whether a stage that is not done must begin anew, because this version's trainer has other results."""
-        if status.result or status.results_version == RESULTS_VERSION:
-            return False
-        if self.pipeline.retry is not None or not self.observation.keeps_images:
-            return True
-        last = status.last_attempt
-        # A stage that has not begun has nothing to go on with.
-        return last is None or last.identity != status.identity
 
     def assess_stage(self, kind: type[StageSpec]) -> None:
         """Derive the state of a stage from the updated statuses of all stages."""

@@ -65,7 +65,7 @@ def inputs_of(
     digests = {
         uri: source_digests[uri] for uri in config.strings() if uri in source_digests
     }
-    earlier = config.model_dump(mode="json", include=CONTENT_FIELDS - excluded)
+    earlier = config.model_dump(mode="json", include={*CONTENT_FIELDS} - excluded)
     return f"{_hash(values)}-{_hash([digests, earlier])}"
 
 

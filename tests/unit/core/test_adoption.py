@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.operator.scenario import Scenario
 
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.core import assess as assessing
 from finetune_operator.core import adoption, history, identity, report
 from finetune_operator.core import plan as planning
 from finetune_operator.core.assess import assess
@@ -27,7 +25,9 @@ from finetune_operator.core.settings import Settings
 from finetune_trainer.contract import RESULTS_VERSION
 
 CORPUS = sorted((Path(__file__).parents[2] / "data" / "stored").glob("*.json"))
-STORED = [(file.stem, entry) for file in CORPUS for entry in json.loads(file.read_text())]
+STORED = [
+    (file.stem, entry) for file in CORPUS for entry in json.loads(file.read_text())
+]
 RECORDED = {"observedVersion", "inputs", "execution", "resultsVersion"}
 """What this version may write into the status of another version."""
 SETTINGS = Settings()
@@ -60,7 +60,9 @@ def observation_of(entry: dict[str, Any]) -> Observation:
         )
         for job in entry["jobs"]
     }
-    servers = {job: ObservedServer(**fields) for job, fields in entry["servers"].items()}
+    servers = {
+        job: ObservedServer(**fields) for job, fields in entry["servers"].items()
+    }
     return Observation(jobs, servers, has_service=bool(servers))
 
 
@@ -68,12 +70,14 @@ def decide(entry: dict[str, Any], pipeline: Pipeline) -> tuple[Plan, PipelineSta
     now = datetime.fromisoformat(entry["now"]) + timedelta(seconds=1)
     assessment = assess(pipeline, observation_of(entry), now)
     plan = plan_next(pipeline, assessment, SETTINGS, now)
-    status = report.report(pipeline, assessment, plan, now, SETTINGS.troubleshooting_url)
+    status = report.report(
+        pipeline, assessment, plan, now, SETTINGS.troubleshooting_url
+    )
     return plan, status
 
 
 def dump(status: PipelineStatus) -> Any:
-    """Return a status as JSON, without the names of results that nobody has begun to make."""
+    """Return a status as JSON, without the names of results that no attempt has begun to make."""
     value = status.model_dump(mode="json", by_alias=True)
     for stage in value["stages"]:
         begun = [attempt["identity"] for attempt in stage["attempts"]]
@@ -96,8 +100,8 @@ def differences(path: str, before: Any, after: Any) -> Iterator[str]:
 
 
 def use_results_version(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Let this program be a version of the operator whose trainer has these results."""
-    for module in (identity, history, assessing, planning):
+    """Make this program a version of the operator whose trainer has these results."""
+    for module in (adoption, identity, history, planning):
         monkeypatch.setattr(module, "RESULTS_VERSION", number)
     for module in (report, adoption):
         monkeypatch.setattr(module, "release", lambda: f"results-{number}")
@@ -117,7 +121,9 @@ def newer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_stored_pipeline_is_left_alone(version: str, entry: dict[str, Any]) -> None:
     plan, status = decide(entry, pipeline_of(entry))
-    assert [action for action in plan.actions if type(action).__name__ != "StopJob"] == []
+    assert [
+        action for action in plan.actions if type(action).__name__ != "StopJob"
+    ] == []
     # A Job that was being stopped before the upgrade is asked again.
     assert bool(plan.actions) == (entry["name"] == "stopping")
     before = dump(PipelineStatus.model_validate(entry["status"]))

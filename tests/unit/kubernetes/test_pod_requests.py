@@ -37,7 +37,10 @@ def probe_result(handler, serving: Serving = SERVING) -> ProbeResult | None:
     """Probe a server that lists its model and has this handler for other requests; return the result."""
 
     async def scenario():
-        async with serve_http(listing(handler, "demo")) as port, open_session() as session:
+        async with (
+            serve_http(listing(handler, "demo")) as port,
+            open_session() as session,
+        ):
             with patch.multiple(probe_module, PORT=port, PAUSE_SECONDS=0.01):
                 return await wait_result(session, serving)
 

@@ -21,8 +21,8 @@ from finetune_operator.api.stages.push import Push
 from finetune_operator.api.stages.train import Train
 from finetune_operator.api.status import GateStatus
 from finetune_trainer.contract import (
-    AnyResult,
     HELD_OUT,
+    AnyResult,
     EvaluateConfig,
     EvaluateRecipe,
     EvaluateResult,
