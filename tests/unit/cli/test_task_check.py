@@ -22,6 +22,7 @@ QUIZ = {
     "metric_list": [{"metric": "acc"}],
 }
 REMOTE = {"data_files": "https://example.com/quiz.jsonl"}
+FIRST = [{"function": "take_first"}]
 EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
 
 
@@ -120,6 +121,42 @@ def test_code_of_a_task_does_not_run_and_is_named(check, write_task, tmp_path):
         for name, reason in expected.items()
     ]
     assert not list(tmp_path.rglob("ran"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric", "message"),
+    [
+        ({"metric_list": [{"metric": "bleu"}]}, "bleu", ".file: metric_list: lm-eval"),
+        ({"repeats": 0}, "acc", ".file: repeats is 0; write a whole number"),
+        ({"num_fewshot": -1}, "acc", ".file: num_fewshot is -1"),
+        ({}, "acc_norm", "acc_norm is not measured by the task quiz: quiz.yaml lists"),
+        ({}, "acc,loose", "acc,loose is not measured by the task"),
+    ],
+)
+def test_task_that_cannot_be_scored_is_the_only_error(
+    check, write_task, changes, metric, message
+):
+    gate = {"task": "quiz", "metric": metric, "value": 0.5}
+    code, lines = check([write_task("quiz", **changes)], [gate])
+    assert code == 2
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_gate_on_a_score_that_a_group_lacks_is_an_error(check, write_task, tmp_path):
+    write_task("quiz", filter_list=[{"name": "a", "filter": FIRST}])
+    group = {
+        "group": "all",
+        "task": ["quiz"],
+        "aggregate_metric_list": [{"metric": "acc"}],
+    }
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump(group))
+    gate = {"task": "all", "metric": "acc", "value": 0.5}
+    task = {"name": "all", "file": "all.yaml"}
+    assert check([task], [gate])[0] == 0
+    code, lines = check([task], [gate | {"metric": "acc_norm"}])
+    assert code == 2
+    assert "acc_norm is not measured by the task all" in lines[0]
 
 
 def test_missing_lm_eval_is_a_note(check, write_task, monkeypatch):
