@@ -19,7 +19,12 @@ from finetune_operator.core.adoption import (
     is_from_other_version,
     is_outdated,
 )
-from finetune_operator.core.assessment import DONE, PipelineAssessment, StageAssessment
+from finetune_operator.core.assessment import (
+    DONE,
+    PipelineAssessment,
+    StageAssessment,
+    stages_to_verify,
+)
 from finetune_operator.core.costs import pipeline_costs
 from finetune_operator.core.endings import NON_RETRYABLE
 from finetune_operator.core.history import (
@@ -44,7 +49,6 @@ from finetune_trainer.contract import StageConfig
 Finding = tuple[StageState, Reason, str]
 """State, reason and message of a stage."""
 NOT_REQUESTED: Finding = (StageState.SKIPPED, Reason.NOT_REQUESTED, "not requested")
-MISSING_INPUT = frozenset({Reason.SOURCE_NOT_FOUND, Reason.DATA_INVALID})
 
 
 def assess(
@@ -86,23 +90,6 @@ def active_time(status: StageStatus, now: datetime) -> timedelta:
     ):
         return ended + (now - last.started_at)
     return ended
-
-
-def stages_to_verify(stages: Mapping[str, StageStatus]) -> frozenset[str]:
-    """Return the stages whose output a later stage found missing or damaged. A retry runs them again first.
-
-    This is cheap if the output exists: each stage looks for its own result before it starts to work.
-    """
-    names: set[str] = set()
-    # Backwards, so that the inputs of a stage to verify are verified too.
-    for kind in reversed(STAGES):
-        status = stages.get(kind.name, StageStatus())
-        misses_input = (
-            status.state is StageState.FAILED and status.reason in MISSING_INPUT
-        )
-        if misses_input or kind.name in names:
-            names.update(kind.needs)
-    return frozenset(names)
 
 
 class _Assessor:

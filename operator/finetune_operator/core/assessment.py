@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+from finetune_operator.api.conditions import Reason
+from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import GateStatus, StageState, StageStatus
 from finetune_operator.core.observation import Blocker, Observation, ObservedServer
 from finetune_trainer.contract import StageConfig
 
+MISSING_INPUT = frozenset({Reason.SOURCE_NOT_FOUND, Reason.DATA_INVALID})
 DONE = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})
 
 
@@ -53,3 +56,20 @@ class PipelineAssessment:
             if stage.status.state is StageState.FAILED:
                 return name
         return None
+
+
+def stages_to_verify(stages: Mapping[str, StageStatus]) -> frozenset[str]:
+    """Return the stages whose output a later stage found missing or damaged. A retry runs them again first.
+
+    This is cheap if the output exists: each stage looks for its own result before it starts to work.
+    """
+    names: set[str] = set()
+    # Backwards, so that the inputs of a stage to verify are verified too.
+    for kind in reversed(STAGES):
+        status = stages.get(kind.name, StageStatus())
+        misses_input = (
+            status.state is StageState.FAILED and status.reason in MISSING_INPUT
+        )
+        if misses_input or kind.name in names:
+            names.update(kind.needs)
+    return frozenset(names)

@@ -25,7 +25,7 @@ def aggregate_groups(loaded: Loaded, results: dict[str, Results | None]) -> None
         results |= dict.fromkeys(groups)
         return
     with naming_part("aggregate_metric_list cannot be aggregated", "correct it"):
-        everything = EvalAcc(metrics=known, groups=groups)  # type: ignore[arg-type]
+        everything = EvalAcc(metrics=known, groups=groups)
         results |= aggregate_groups_of_lm_eval(everything).metrics
 
 
