@@ -10,6 +10,7 @@ from finetune_cli.manifest.fields import PATHS_OF_CONFIG_FIELDS
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import StageState
+from finetune_operator.core.adoption import is_from_other_version, with_adopted
 from finetune_operator.core.assess import assess
 from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
 from finetune_operator.core.durations import format_duration
@@ -90,10 +91,14 @@ def forecast(
     find_kept_work: FindKeptWork,
 ) -> PipelineForecast:
     """Return the planned action of every stage if `after` replaced `before`."""
-    assessment = assess(after, observed, now)
     old: Mapping[str, StageAssessment] = {}
     if before:
         old = assess(before, observed, now).stages
+        if observed.keeps_images and is_from_other_version(before):
+            # The operator of a cluster adopts the stages before it sees the edit. A local run sees both at once.
+            adopted = {name: stage.status for name, stage in old.items()}
+            after = with_adopted(after, adopted)
+    assessment = assess(after, observed, now)
     forecasts: list[Forecast] = []
     for name, stage in assessment.stages.items():
         action, reason = _plan_stage(

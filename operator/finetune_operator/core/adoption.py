@@ -5,6 +5,8 @@ results. If the spec is the one that the status describes, the stages keep their
 which a later edit is compared become this version's.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from pydantic import ValidationError
@@ -38,6 +40,14 @@ def adopt(status: StageStatus, inputs: str, execution: str) -> StageStatus:
     return status.model_copy(
         update={"inputs": inputs, "execution": execution, "attempts": attempts}
     )
+
+
+def with_adopted(pipeline: Pipeline, stages: Mapping[str, StageStatus]) -> Pipeline:
+    """Return the pipeline with these statuses of its stages, which this version has adopted."""
+    status = pipeline.status.model_copy(
+        update={"stages": dict(stages), "observed_version": release()}
+    )
+    return replace(pipeline, status=status)
 
 
 def is_outdated(status: StageStatus, *, goes_on: bool) -> bool:

@@ -72,6 +72,7 @@ class MemoryCluster:
         self.refusals: dict[str, Blocker] = {}
         """Subject -> why the request is refused, set by a test."""
         self.source_digests: dict[str, str] = {}
+        self.keeps_images = True
         self.defaults: Defaults = NO_DEFAULTS
         self.defaults_blocker: Blocker | None = None
         """Why the defaults of the namespace cannot be used, set by a test."""
@@ -132,6 +133,7 @@ class MemoryCluster:
             return Observation(
                 jobs,
                 source_digests=dict(self.source_digests),
+                keeps_images=self.keeps_images,
                 servers=servers,
                 has_service=any(server.current for server in servers.values()),
                 workspace=self._observe_workspace(pipeline),

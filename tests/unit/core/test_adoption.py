@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.operator.scenario import Scenario
 
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
@@ -155,3 +156,24 @@ def test_edit_after_an_upgrade_reruns_what_it_concerns(
     assert states["suspend"] == ["prepare", "train", "evaluate", "push", "deploy"]
     assert states["evaluate"][:2] == ["prepare", "train"]
     assert "evaluate" not in states["evaluate"]
+
+
+@pytest.mark.parametrize("keeps_images", [True, False])
+def test_stage_that_has_begun_keeps_its_image_or_begins_anew(
+    *, keeps_images: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster can run the earlier trainer; a local run has only the installed trainer."""
+    scenario = Scenario(settings=Settings(trainer_cpu_image="trainer:1"))
+    scenario.run("prepare")
+    scenario.cluster.evict(scenario.start("train"), step=5, saved=5)
+    identity_before = scenario.reconcile_until_stable().stage("train").identity
+    job = scenario.start("train")
+    use_results_version(monkeypatch, NEXT)
+    scenario.settings = Settings(trainer_cpu_image="trainer:2")
+    scenario.cluster.keeps_images = keeps_images
+    scenario.cluster.evict(job, step=7, saved=7)
+    scenario.pass_interruption_backoff()
+    stage = scenario.stage("train")
+    template = scenario.cluster.jobs[scenario.attempt("train").job].template
+    assert (stage.identity == identity_before) is keeps_images
+    assert template.image == ("trainer:1" if keeps_images else "trainer:2")
