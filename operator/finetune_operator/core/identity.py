@@ -99,6 +99,9 @@ def execution_of(spec: StageSpec) -> str:
     # The other fields of the placement concern the next attempt only.
     if "capacity" in placement:
         content["placement"] = placement["capacity"]
+    checks = spec.early_checks()
+    if checks:
+        content["checks"] = checks
     return _hash(content)
 
 

@@ -112,6 +112,18 @@ def test_unmeasured_metric_fails_and_lists_measured_ones():
     assert "evaluate-a2" not in scenario.created_jobs
 
 
+def test_failed_stage_is_tried_again_after_an_edit_of_the_metric():
+    scenario = gated({"metric": "f1"}).run_before("evaluate")
+    scenario.cluster.fail(scenario.start("evaluate"), 64)
+    scenario.reconcile_until_stable()
+    assert scenario.status.phase == "Failed"
+    scenario.edit(evaluate=gates({"metric": "f1", "value": 0.1}))
+    assert "evaluate-a2" not in scenario.created_jobs
+    scenario.edit(evaluate=gates({}))
+    assert scenario.finish().status.phase == "Succeeded"
+    assert "evaluate-a2" in scenario.created_jobs
+
+
 def test_margin_without_standard_error_fails():
     scenario = gated({"standardErrors": 1}).finish(evaluate=scores(0.9))
     assert scenario.condition("Evaluated") == ("False", "SpecInvalid")

@@ -197,6 +197,13 @@ class StageSpec(WithRules):
         """Return the URIs of inputs besides the model, the data sets and results of other stages."""
         return ()
 
+    def early_checks(self) -> list[str]:
+        """Return what the stage's process checks at its start, besides what determines the result.
+
+        After an edit of it, a failed stage is tried again.
+        """
+        return []
+
     def skip_reason(self, gates: tuple[GateStatus, ...]) -> str | None:  # noqa: ARG002  for overrides
         """Return why the requested stage is skipped, or None if it is not."""
         return None

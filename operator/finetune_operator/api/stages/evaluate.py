@@ -126,6 +126,11 @@ class Evaluate(StageSpec, EvaluateRecipe):
         return None
 
     @override
+    def early_checks(self) -> list[str]:
+        # Values are compared after the stage, so that their edits start nothing again.
+        return sorted({f"{gate.task} {gate.metric}" for gate in self.gates})
+
+    @override
     def source_uris(self) -> tuple[str, ...]:
         return tuple(task.file for task in self.tasks if task.file)
 
