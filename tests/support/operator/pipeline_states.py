@@ -41,11 +41,10 @@ class PipelineState:
     def object(self) -> Object:
         """Return the example as the API server stores it."""
         built = self.build()
-        if not isinstance(built, Scenario):
-            return built
-        stored = stored_object(built)
-        # The hash of the code would change the examples with each edit of the API.
-        stored["status"]["observedVersion"] = VERSION
+        stored = stored_object(built) if isinstance(built, Scenario) else built
+        if "observedVersion" in stored["status"]:
+            # The hash of the code would change the examples with each edit of the API.
+            stored["status"]["observedVersion"] = VERSION
         return stored
 
     def health_message(self) -> str:
