@@ -25,9 +25,12 @@ from support.trainer.forked_ranks import fork_ranks
 import finetune_trainer.stages.prepare  # so that no child imports them
 import finetune_trainer.stages.push
 import finetune_trainer.stages.train  # noqa: F401
-from finetune_trainer.data.documents import Document
 from finetune_trainer.data.tokenizing import batch_tokenizer
-from finetune_trainer.data.tokenizing.encoder import Encoder, TextExample
+from finetune_trainer.data.tokenizing.encoder import (
+    EncodedExample,
+    Encoder,
+    TextExample,
+)
 from finetune_trainer.data.tokenizing.worker_pool import WorkerPool
 from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.entrypoint import main
@@ -70,7 +73,7 @@ def log_tokenized_texts(path: Path) -> None:
     """Append every text to a file, one a line, before it is tokenized."""
     encode = Encoder.encode
 
-    def logged(self: Encoder, examples: list[TextExample]) -> Iterator[Document]:
+    def logged(self: Encoder, examples: list[TextExample]) -> Iterator[EncodedExample]:
         with path.open("a") as file:
             file.writelines(f"{example.text}\n" for example in examples)
         return encode(self, examples)

@@ -64,8 +64,8 @@ class Columns(ContractModel):
     """Column with the other completion of a pair, or a template of it; absent: rejected."""
 
     ignored: tuple[ColumnName, ...] = Field(default=(), max_length=64)
-    """Columns with a text that is left out on purpose. A text in any other column that is not read makes the record
-    invalid."""
+    """Columns with a text that is left out on purpose, also in part by a template. A text in any other column that is
+    not read makes the record invalid."""
 
     def named(self) -> dict[str, str]:
         """Return the columns and templates of fields, by the names of the fields."""

@@ -50,8 +50,9 @@ class PrepareRecipe(ChatTemplateRecipe):
     of completions, and contextLength limits each completion with its prompt."""
 
     unrendered: Unrendered = "Refuse"
-    """What happens to a record with a text that its rows would not hold, because the chat template does not render it.
-    Refuse: the record is invalid. Warn: it is used without the text, and the stage's result counts it."""
+    """What happens to a record with a text that its rows would not hold, because the chat template or a template of
+    columns leaves it out, or the tokenizer has no token for it; or with a message that no turn of the assistant
+    follows. Refuse: the record is invalid. Warn: it is used without the text, and the stage's result counts it."""
 
     packing: bool = True
     """Whether several records share a row. With false, every row has a single record, which some architectures need.

@@ -143,7 +143,7 @@ class PrepareResult(StageResult):
     split: BoundedInt = 0
     """Records split into several documents because they were too long."""
     unrendered: BoundedInt = 0
-    """Records with a text that is not in the rows, because the chat template does not render it."""
+    """Records with a text that is not in the rows, or from which nothing learns; prepare.unrendered allows them."""
     unused: BoundedInt = 0
     """Records left out by the weight of their data set."""
     train_rows: BoundedInt

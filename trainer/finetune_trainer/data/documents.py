@@ -45,6 +45,10 @@ class Counts(BaseModel):
     """Records left out by the weight of their data set."""
     boundary_tokens: int = 0
     """Examples in which a token spans prompt and completion."""
+    ends_unlearned: int = 0
+    """Conversations whose last turns are out of the loss."""
+    unknown_tokens: int = 0
+    """Tokens of the rows that stand for text that the tokenizer does not have."""
     dataset: int = 0
     """Position of the data set of the last record that was used."""
     shape: Shape | None = None

@@ -128,6 +128,9 @@ class RecordPacker:
         for index, text in tokenized.unrendered_texts:
             self._report(batch.records[index], text)
         counts.boundary_tokens += tokenized.boundary_tokens
+        counts.ends_unlearned += tokenized.ends_unlearned
+        for index, number in tokenized.unknown_tokens:
+            counts.unknown_tokens += number * batch.records[index].uses
         # A batch without used records says nothing about the shape of its data set.
         if batch.records:
             counts.dataset = batch.dataset
@@ -215,6 +218,21 @@ class Summary:
         if not validation.fraction:
             return "validation.fraction is 0"
         return f"too few records for validation.fraction {validation.fraction:g}"
+
+    def unused_texts(self) -> Iterator[str]:
+        """Yield a sentence for each kind of text that the rows have, and of which nothing is learned."""
+        counts = self._counts
+        if counts.ends_unlearned:
+            yield (
+                f"{counts.ends_unlearned} conversations end with turns that weight 0 or train false takes out of the "
+                "loss: nothing learns from what is behind their last learned turn"
+            )
+        if counts.unknown_tokens:
+            tokens = self._writer.tokens("train") + self._writer.tokens("validation")
+            yield (
+                f"{counts.unknown_tokens} of {tokens} tokens ({counts.unknown_tokens / tokens:.2%}) stand for text "
+                "that the tokenizer does not have"
+            )
 
     def text(self, tokens_per_second: float) -> str:
         """Return a line with the counts of rows and records."""

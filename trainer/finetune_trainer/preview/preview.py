@@ -21,7 +21,11 @@ from finetune_trainer.preview.examples import examples_of
 from finetune_trainer.preview.sources import Sources
 from finetune_trainer.runtime.errors import ConfigInvalid, StageError
 from finetune_trainer.runtime.progress import log_line
-from finetune_trainer.stages.prepare import warn_about_default, warn_about_turns
+from finetune_trainer.stages.prepare import (
+    log_unused,
+    warn_about_default,
+    warn_about_turns,
+)
 from finetune_trainer.training.requirements import Embeddings, check_validation
 
 SAMPLE = 1000
@@ -97,6 +101,7 @@ def _read(
             warn_about_default(sources.templates.origin, config.model.uri)
     try:
         summary = Summary(config, reader.name, writer, counts)
+        log_unused(summary, tokenizer)
         summary.raise_if_unusable()
         if not writer.rows("validation") and not sources.is_sample:
             check_validation(

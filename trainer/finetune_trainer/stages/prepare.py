@@ -35,6 +35,7 @@ from finetune_trainer.data.reading.datasets import (
 from finetune_trainer.data.reading.record_batches import Position
 from finetune_trainer.data.record_packer import RecordPacker, Summary
 from finetune_trainer.data.records.chat_template import ChatTemplate, turn_end
+from finetune_trainer.data.tokenizing.unknown_text import replaced_characters
 from finetune_trainer.files import sync_folder
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.start_adapter import open_start_adapter
@@ -56,6 +57,8 @@ from finetune_trainer.training.requirements import (
 
 OUTPUT = "output"
 PARTIAL = "partial"
+MAX_REPLACED = 5
+"""Number of replaced characters that are shown."""
 
 
 def run(config: PrepareConfig, context: Context) -> PrepareResult:
@@ -103,6 +106,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     origin = templates.write(folder.rows, conversations=packer.counts.conversations)
     digest = publish(folder, writer, context)
     print(f"prepare: {summary.text(meter.tokens_per_second)}", flush=True)
+    log_unused(summary, tokenizer)
     warn_about_turns(packer.counts, tokenizer)
     warn_about_default(origin, base.uri)
     counts = packer.counts
@@ -130,6 +134,18 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         start_digest=start.digest if start else None,
         start_pin=start.pin if start else None,
     )
+
+
+def log_unused(summary: Summary, tokenizer: Any) -> None:
+    """Log the kinds of text of which nothing is learned, and the characters that the tokenizer replaces."""
+    for text in summary.unused_texts():
+        log_line(f"prepare: {text}")
+    replaced = replaced_characters(tokenizer.backend_tokenizer)
+    if replaced:
+        shown = ", ".join(replaced[:MAX_REPLACED])
+        log_line(
+            f"prepare: the tokenizer replaces characters of every text: {shown}; the model never sees the difference"
+        )
 
 
 def warn_about_turns(counts: Counts, tokenizer: Any) -> None:

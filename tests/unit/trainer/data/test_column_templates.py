@@ -152,3 +152,55 @@ def test_table_without_a_column_of_the_template_is_refused() -> None:
         "has no column instrution, which the manifest names under columns; it has instruction, output; "
         "did you mean instruction?"
     )
+
+
+WORDS = {"a": "some long words", "b": "Paris", "c": "x y"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "cut"),
+    [
+        ({"text": "{{ a | truncate(5) }}", "ignored": ["c"]}, "a"),
+        ({"text": "{{ a[:4] }} {{ b }}", "ignored": ["c"]}, "a"),
+        ({"text": "{{ a.split(' ')[0] }}", "ignored": ["c"]}, "a"),
+        ({"text": "{{ record['a'][5:] }}", "ignored": ["c"]}, "a"),
+        ({"text": "{{ a }}{{ b[:2] }}", "ignored": ["c"]}, "b"),
+        ({"text": "{% if c %}{{ a }}{% endif %}"}, "c"),
+        ({"text": "{% for k in ['a'] %}{{ record[k] }}{% endfor %}"}, "c"),
+        ({"instruction": "{{ a[:4] }}", "output": "c"}, "a"),
+    ],
+)
+def test_column_that_a_template_cuts_is_refused(
+    columns: dict[str, Any], cut: str
+) -> None:
+    with pytest.raises(InvalidRecord, match=f"column {cut}: the template writes a par"):
+        selected(columns, WORDS)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"text": "{{ a | upper }} {{ c | wordwrap(2) }}"},
+        {"text": "{% if b == 'Paris' %}{{ a }}{% endif %}", "ignored": ["c"]},
+        {"text": "{{ a[:4] }}", "ignored": ["a", "c"]},
+        {"prompt": "{{ a[:4] }}", "completion": "a", "ignored": ["c"]},
+        {"text": "{{ record | tojson }}"},
+    ],
+)
+def test_column_that_is_written_or_ignored_is_used(columns: dict[str, Any]) -> None:
+    assert selected(columns, WORDS)
+
+
+def test_allowed_cut_is_noted() -> None:
+    columns = Columns.model_validate({"text": "{{ a[:4] }}", "ignored": ["c"]})
+    reader = FieldColumns(columns, unrendered="Warn")
+    assert reader.select({"a": "some words"}) == {"text": "some"}
+    reader.add_final_notes()
+    assert reader.notes == [
+        "columns of which a template writes a part only, as prepare.unrendered allows: a"
+    ]
+
+
+def test_json_of_a_template_has_plain_characters() -> None:
+    text = selected({"text": "{{ tags | tojson }}"}, {"tags": ["it's <é>"]})["text"]
+    assert text == '["it\'s <é>"]'

@@ -55,7 +55,7 @@ def test_tokens_are_those_of_the_evaluation(
     formatted = RecordFormatter(ChatTemplate(tokenizer)).format(
         {"prompt": prompt, "completion": completion}
     )
-    [document] = Encoder(tokenizer).encode(list(formatted.examples))
+    [(document, _, _)] = Encoder(tokenizer).encode(list(formatted.examples))
 
     evaluation = SimpleNamespace(backend="causal", tok_encode=tokenizer.encode)
     context, continuation = TemplateLM._encode_pair(evaluation, prompt, completion)
@@ -79,7 +79,7 @@ def test_loss_covers_tokens_with_a_character_of_the_completion(
     formatted = RecordFormatter(ChatTemplate(tokenizer)).format(
         {"prompt": prompt, "completion": completion}
     )
-    [document] = Encoder(tokenizer).encode(list(formatted.examples))
+    [(document, _, _)] = Encoder(tokenizer).encode(list(formatted.examples))
 
     # With a byte-level tokenizer, each character of a token's name is one byte of the text.
     names = tokenizer.convert_ids_to_tokens(document.tokens[:-1].tolist())
@@ -164,12 +164,14 @@ def test_reasoning_of_an_earlier_turn_is_learned_by_itself() -> None:
     ]
 
 
-def test_conversation_may_start_with_assistant_and_end_with_user() -> None:
+def test_conversation_may_start_but_not_end_without_an_answer() -> None:
     messages = [
         {"role": "assistant", "content": "hello"},
         {"role": "user", "content": "hello"},
     ]
-    assert learned(CHATML, {"messages": messages}) == [["hello<|end|>"]]
+    assert learned(CHATML, {"messages": messages[:1]}) == [["hello<|end|>"]]
+    with pytest.raises(InvalidRecord, match=r"messages\[1\]: no turn of the assis"):
+        learned(CHATML, {"messages": messages})
 
 
 def test_template_that_prints_the_date_gets_a_fixed_one() -> None:

@@ -30,7 +30,7 @@ def model(tokenizer_folder: Path) -> Path:
 @pytest.mark.parametrize(
     "rows",
     [
-        [{"messages": CONVERSATION}, {"messages": CONVERSATION[::-1]}],
+        [{"messages": CONVERSATION}, {"messages": CONVERSATION * 2}],
         [
             {"prompt": 'the "file",\nor?', "completion": " é", "more": "x"},
             {"prompt": "", "completion": "b", "more": ""},

@@ -89,8 +89,8 @@ def test_masks_are_those_of_offsets(
     by_offsets = Encoder(tokenizer)
     by_offsets._token_bytes = None
 
-    [document] = by_bytes.encode([example])
-    [expected] = by_offsets.encode([example])
+    [(document, _, _)] = by_bytes.encode([example])
+    [(expected, _, _)] = by_offsets.encode([example])
     assert document.tokens.tolist() == expected.tokens.tolist()
     assert document.loss_mask.tolist() == expected.loss_mask.tolist()
     assert by_bytes.boundary_tokens == by_offsets.boundary_tokens
@@ -124,7 +124,7 @@ def test_tokenizer_without_bytes_uses_offsets() -> None:
         bos_token_id=None,
         eos_token_id=backend.token_to_id("<eos>"),
     )
-    [document] = Encoder(settings).encode(
+    [(document, _, _)] = Encoder(settings).encode(
         [TextExample("the file opens", ((8, 15),), has_special_tokens=False)]
     )
     trained = backend.decode(

@@ -6,7 +6,9 @@ from typing import NamedTuple
 from finetune_trainer.contract import Columns, Objective, Unrendered
 from finetune_trainer.data.reading.named_columns import NamedColumns, outermost
 from finetune_trainer.data.reading.unread import (
+    TEXT_COLUMNS,
     PartlyRead,
+    cut_refusal,
     refusal,
     unread_columns,
 )
@@ -21,6 +23,7 @@ from finetune_trainer.data.records.forms import (
 from finetune_trainer.data.records.labels import SWITCHES, check_is_learned
 from finetune_trainer.data.records.records import Fields, InvalidRecord
 from finetune_trainer.data.records.suggestions import needed_columns, variable
+from finetune_trainer.data.records.unrendered import AnyCase
 
 # A data set of objects with arbitrary keys must not fill the memory.
 _MAX_PLANS = 1000
@@ -40,6 +43,8 @@ class _Plan(NamedTuple):
     """Columns that the form does not read, in which a text would be lost."""
     switches: frozenset[str]
     """Unread columns that may take a record out of the loss."""
+    written: tuple[str, ...] = ()
+    """Columns that only templates read, which may write a part of them."""
 
 
 class FieldColumns:
@@ -62,12 +67,14 @@ class FieldColumns:
         self._ignored = frozenset(columns.ignored if columns else ())
         named = columns.named() if columns else {}
         self._named = NamedColumns(named, objective) if named else None
+        self._whole_words = TEXT_COLUMNS.union(self._named.cut if self._named else ())
         self._may_be_plain = objective == "SFT" and not named
         self._plans: dict[_Columns, _Plan | None] = {}
         self._noted: set[str] = set()
         # A dict keeps the order of the columns.
         self._unread: dict[str, None] = {}
         self._lost: dict[str, None] = {}
+        self._cut: dict[str, None] = {}
 
     def select(self, record: Fields) -> Fields:
         """Return a record's fields by their own names.
@@ -95,12 +102,26 @@ class FieldColumns:
             # The formatter knows the shape of the other records, and so a better reason.
             return source
         fields = plan.form.convert(source)
+        if plan.written:
+            fields = self._checked(record, fields, plan.written)
         if not plan.unread:
             return fields
         if plan.switches:
             check_is_learned(record, plan.switches)
         lost = unread_columns(record, plan.unread, fields)
         return self._partly_read(plan.form, record, fields, lost) if lost else fields
+
+    def _checked(
+        self, record: Fields, fields: Fields, written: tuple[str, ...]
+    ) -> Fields:
+        """Return fields of templates; raise InvalidRecord if these leave out a text, and that is not allowed."""
+        cut = unread_columns(record, written, fields, self._whole_words, AnyCase)
+        if not cut:
+            return fields
+        if not self._allows_unread:
+            raise InvalidRecord(cut_refusal(cut))
+        self._cut.update(dict.fromkeys(cut))
+        return PartlyRead(fields)
 
     def _partly_read(
         self, form: Form, record: Fields, fields: Fields, lost: list[str]
@@ -148,19 +169,35 @@ class FieldColumns:
             return self._plan(
                 form, [name for name in present if name not in form.reads]
             )
+        written = self._written(record)
         if self._named.reads is None:
-            return self._plan(form, [])
+            return self._plan(form, [], written)
         unread = [name for name in record if name not in self._named.reads]
         left = self._not_chosen(unread)
         if left:
             self.note(
                 f"columns left out, as the manifest names others: {', '.join(left)}"
             )
-        return self._plan(form, [name for name in unread if name not in left])
+        unread = [name for name in unread if name not in left]
+        return self._plan(form, unread, written)
 
-    def _plan(self, form: Form, unread: list[str]) -> _Plan:
+    def _plan(
+        self, form: Form, unread: list[str], written: tuple[str, ...] = ()
+    ) -> _Plan:
         unread = [name for name in unread if name not in self._ignored]
-        return _Plan(form, tuple(unread), SWITCHES.intersection(unread))
+        return _Plan(form, tuple(unread), SWITCHES.intersection(unread), written)
+
+    def _written(self, record: Fields) -> tuple[str, ...]:
+        """Return the columns of a record that only templates read."""
+        if not self._named or not self._named.has_templates:
+            return ()
+        others = self._named.whole | self._ignored
+        reads = self._named.reads
+        return tuple(
+            name
+            for name in record
+            if name not in others and (reads is None or name in reads)
+        )
 
     def _not_chosen(self, unread: list[str]) -> list[str]:
         """Return the columns of complete forms that the manifest did not choose."""
@@ -183,6 +220,12 @@ class FieldColumns:
             names = ", ".join(self._lost)
             self.note(
                 f"columns with a text that is not used, as prepare.unrendered allows: {names}"
+            )
+        if self._cut:
+            names = ", ".join(self._cut)
+            self.note(
+                "columns of which a template writes a part only, "
+                f"as prepare.unrendered allows: {names}"
             )
         if labels:
             self.note(f"columns that are not read: {', '.join(map(str, labels))}")

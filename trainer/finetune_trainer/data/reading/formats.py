@@ -10,8 +10,9 @@ from pathlib import Path
 from finetune_trainer.contract import DataFormat
 from finetune_trainer.data.reading.columns import FieldColumns
 from finetune_trainer.data.reading.json_files import ReadRecord, read_json
+from finetune_trainer.data.reading.parquet_tables import open_parquet, read_parquet
 from finetune_trainer.data.reading.source_file import COMPRESSIONS, SourceFile
-from finetune_trainer.data.reading.tables import open_parquet, read_csv, read_parquet
+from finetune_trainer.data.reading.tables import read_csv
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 FORMAT_BY_EXTENSION: dict[str, DataFormat] = {

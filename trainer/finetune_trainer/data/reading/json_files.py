@@ -15,9 +15,10 @@ from io import BufferedReader, TextIOWrapper
 from finetune_trainer.contract import DataFormat
 from finetune_trainer.data.reading import json_window
 from finetune_trainer.data.reading.columns import FieldColumns
-from finetune_trainer.data.reading.json_window import JsonWindow
+from finetune_trainer.data.reading.json_window import LONG_INTEGER, JsonWindow
 from finetune_trainer.data.reading.source_file import SourceFile
 from finetune_trainer.data.reading.unread import has_text
+from finetune_trainer.data.records.json_text import RepeatedKey, parse_json
 from finetune_trainer.data.records.records import (
     Fields,
     InvalidRecord,
@@ -34,9 +35,6 @@ _LIST_OF_RECORDS = re.compile(
     rb'\{\s*"(?:%s)"\s*:\s*\[\s*\{' % "|".join(LISTS_OF_RECORDS).encode()
 )
 """The beginning of an object that holds all records in a list."""
-
-
-_raw_decode = json.JSONDecoder().raw_decode
 
 
 class FileLayout(Enum):
@@ -99,6 +97,8 @@ _OTHER_FILES = {
     b"PAR1": "Parquet: set the data set's format to Parquet, or name the file .parquet",
     b"\x1f\x8b": "compressed by gzip: add .gz to its name",
     b"\x28\xb5\x2f\xfd": "compressed by zstd: add .zst to its name",
+    b"BZh91AY&SY": "compressed by bzip2: unpack it",
+    b"\xfd7zXZ\x00": "compressed by xz: unpack it",
     b"PK\x03\x04": "a ZIP archive or a spreadsheet: save its table as CSV",
     b"version https://git-lfs": "a pointer of Git LFS: run git lfs pull, to get the file itself",
     b"<!DOCTYPE": "a web page: download the file itself",
@@ -141,7 +141,7 @@ def _parsed(line: bytes, columns: FieldColumns) -> Fields | InvalidRecord:
     try:
         # The codec without the byte order mark is several times as fast.
         codec = "utf-8-sig" if line.startswith(codecs.BOM_UTF8) else "utf-8"
-        return columns.select(_fields(_value(line.rstrip().decode(codec))))
+        return columns.select(_fields(parse_json(line.rstrip().decode(codec))))
     except UnicodeDecodeError as error:
         return InvalidRecord(
             f"byte 0x{line[error.start]:02x} at position {error.start + 1} is not UTF-8: save the file as UTF-8, "
@@ -151,18 +151,10 @@ def _parsed(line: bytes, columns: FieldColumns) -> Fields | InvalidRecord:
         return InvalidRecord(_not_json(line, error))
     except RecursionError:
         return InvalidRecord("nested too deeply")
+    except ValueError:
+        return InvalidRecord(LONG_INTEGER)
     except InvalidRecord as error:
         return error
-
-
-def _value(text: str) -> object:
-    """Return the value of a JSON text; raise JSONDecodeError if it is not JSON."""
-    if text.startswith("{"):
-        # What `json.loads` calls in the end, without the search for white space around the value.
-        value, end = _raw_decode(text)
-        if end == len(text):
-            return value
-    return json.loads(text)
 
 
 def _not_json(line: bytes, error: json.JSONDecodeError) -> str:
@@ -226,9 +218,8 @@ def _sequence(window: JsonWindow, columns: FieldColumns) -> Iterator[ReadRecord]
 
 def _record(window: JsonWindow, columns: FieldColumns) -> ReadRecord:
     line = window.line
-    value = window.value()
     try:
-        return line, columns.select(_fields(value))
+        return line, columns.select(_fields(window.value()))
     except InvalidRecord as error:
         return line, error
 
@@ -246,7 +237,10 @@ def _list_in_object(window: JsonWindow, columns: FieldColumns) -> Iterator[ReadR
         name = window.value()
         window.take(":")
         window.peek()
-        value = window.value()
+        try:
+            value = window.value()
+        except RepeatedKey as error:
+            raise window.fault(str(error)) from None
         # Another list may hold records, too.
         if isinstance(value, list | dict) or has_text(value):
             raise window.fault(

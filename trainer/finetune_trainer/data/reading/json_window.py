@@ -2,8 +2,9 @@
 
 import json
 import re
-from typing import TextIO
+from typing import Any, TextIO
 
+from finetune_trainer.data.records.json_text import RepeatedKey, repeated_key
 from finetune_trainer.runtime.errors import DataInvalid
 
 JSON_CHUNK = 64 * 1024
@@ -12,12 +13,14 @@ JSON_CHUNK = 64 * 1024
 LONGEST_RECORD = 64 * 1024 * 1024
 """Maximum size of a record in characters (bytes for JSON Lines)."""
 
+# Python refuses them, because reading them takes time that grows with the square of their digits.
+LONG_INTEGER = "an integer has more than 4,300 digits: write it as a text"
+
 
 class JsonWindow:
     """A sliding window over a JSON text: the part in memory starts at the next unread character."""
 
     _space = re.compile(r"[ \t\r\n]*")
-    _decoder = json.JSONDecoder()
 
     def __init__(self, name: str, file: TextIO) -> None:
         self.line = 1
@@ -27,6 +30,9 @@ class JsonWindow:
         self._at = 0
         """Position in the text of the next unread character."""
         self._ended = False
+        self._repeated = ""
+        """A sentence about a key that an object of the value has twice."""
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
 
     def fault(self, message: str, at: int | None = None) -> DataInvalid:
         """Return an error at the current line, or at the line of a character of the window."""
@@ -56,8 +62,12 @@ class JsonWindow:
         self._move(self._at + 1)
 
     def value(self) -> object:
-        """Parse and consume a JSON value; raise DataInvalid if that fails."""
+        """Parse and consume a JSON value; raise DataInvalid if that fails, and then nothing can be read.
+
+        Raise RepeatedKey if an object has a key twice; the value is consumed.
+        """
         while True:
+            self._repeated = ""
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
@@ -69,16 +79,27 @@ class JsonWindow:
                     ) from None
             except RecursionError:
                 raise self.fault("nested too deeply") from None
+            except ValueError:
+                raise self.fault(LONG_INTEGER) from None
             else:
                 # A value that ends with the window, for example a number, may continue in the next chunk.
                 if end < len(self._text) or self._ended:
                     self._move(end)
+                    if self._repeated:
+                        raise RepeatedKey(self._repeated)
                     return value
             if len(self._text) - self._at > LONGEST_RECORD:
                 raise self.fault(
                     f"not JSON, or a record longer than {LONGEST_RECORD >> 20} MiB"
                 )
             self._read_chunk()
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) < len(pairs) and not self._repeated:
+            # Not raised here: the end of the value must be known, to go on behind it.
+            self._repeated = repeated_key(pairs)
+        return fields
 
     def _move(self, at: int) -> None:
         self.line += self._text.count("\n", self._at, at)

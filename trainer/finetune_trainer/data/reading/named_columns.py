@@ -1,6 +1,7 @@
 """The columns that a manifest names for the fields of its records, as names or as templates."""
 
 from collections.abc import Collection
+from functools import cached_property
 from typing import Any
 
 from finetune_trainer.contract import Objective
@@ -88,12 +89,35 @@ class NamedColumns:
 
     def _read_columns(self) -> frozenset[str] | None:
         columns: set[str] = set()
-        for field, column in (*self._required.items(), *self._optional.items()):
+        for field, column in self._fields():
             names = self._names_of(field, column)
             if names is None:
                 return None
             columns |= names
         return frozenset(columns)
+
+    @cached_property
+    def whole(self) -> frozenset[str]:
+        """The columns that a field has whole, and not only in a template."""
+        plain = {
+            column for field, column in self._fields() if field not in self._templates
+        }
+        return frozenset(plain | self._extras)
+
+    @property
+    def cut(self) -> frozenset[str]:
+        """The columns of which a template may write a part only."""
+        cuts = [template.cut for template in self._templates.values()]
+        return frozenset[str]().union(*cuts)
+
+    @property
+    def has_templates(self) -> bool:
+        """Whether any field has a template."""
+        return bool(self._templates)
+
+    def _fields(self) -> list[tuple[str, str]]:
+        """Return the fields, each with its column or template."""
+        return [*self._required.items(), *self._optional.items()]
 
     def _names_of(self, field: str, column: str) -> frozenset[str] | None:
         template = self._templates.get(field)
@@ -141,7 +165,7 @@ class NamedColumns:
     def problem(self, names: Collection[str]) -> str:
         """Return the reason why a table with these columns cannot be read, or an empty text."""
         present = set(names)
-        for field, column in (*self._required.items(), *self._optional.items()):
+        for field, column in self._fields():
             if field not in self._asked_for:
                 continue
             for needed in sorted(self._names_of(field, column) or ()):

@@ -1,5 +1,6 @@
 """Templates that write a field from several columns, such as {{ instruction }} and {{ input }}."""
 
+import json
 import re
 from typing import Any
 
@@ -43,6 +44,8 @@ class ColumnTemplate:
             raise ValueError(f"{field} is no template of Jinja: {error}") from None
         self.names = _names_in(tree)
         """The columns that it reads; None: it may read all."""
+        self.cut = _cut_names(tree)
+        """The columns of which it may write a part only, so that a single word counts as a text, too."""
 
     def text(self, record: Fields) -> str:
         """Return the text of a record; raise InvalidRecord if it lacks a column, or if a column holds no text."""
@@ -79,17 +82,39 @@ def _names_in(tree: nodes.Template) -> frozenset[str] | None:
     if RECORD not in names:
         return frozenset(names)
     uses = sum(name.name == RECORD for name in tree.find_all(nodes.Name))
-    looked_up = [
+    looked_up = _looked_up(tree)
+    if len(looked_up) < uses:
+        return None
+    return frozenset((names - {RECORD}) | set(looked_up))
+
+
+def _cut_names(tree: nodes.Template) -> frozenset[str]:
+    cuts: list[nodes.Node] = [
+        item for item in tree.find_all(nodes.Filter) if item.name == "truncate"
+    ]
+    cuts += [
+        item
+        for item in tree.find_all(nodes.Getitem)
+        if isinstance(item.arg, nodes.Slice)
+    ]
+    names: set[str] = set()
+    for cut in cuts:
+        names.update(name.name for name in cut.find_all(nodes.Name))
+        names.update(_looked_up(cut))
+    return frozenset(names)
+
+
+def _looked_up(tree: nodes.Node) -> list[str]:
+    """Return the columns that are looked up in `record` by their names."""
+    names = [
         item.arg.value
         for item in tree.find_all(nodes.Getitem)
         if _is_record(item.node) and isinstance(item.arg, nodes.Const)
     ]
-    looked_up += [
+    names += [
         item.attr for item in tree.find_all(nodes.Getattr) if _is_record(item.node)
     ]
-    if len(looked_up) < uses:
-        return None
-    return frozenset((names - {RECORD}) | set(looked_up))
+    return names
 
 
 def _is_record(node: nodes.Node) -> bool:
@@ -106,6 +131,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         raise SecurityError(f"the operator {operator} is not available")
 
 
+def _as_json(value: Any, indent: int | None = None) -> str:
+    # Jinja's own filter writes \u0027 for an apostrophe, as for a web page.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
 def _environment() -> _Sandbox:
     environment = _Sandbox(
         undefined=StrictUndefined,
@@ -115,6 +145,7 @@ def _environment() -> _Sandbox:
     )
     # A column may be called range or dict.
     environment.globals.clear()
+    environment.filters["tojson"] = _as_json
     return environment
 
 

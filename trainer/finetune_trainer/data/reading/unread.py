@@ -4,7 +4,7 @@ A text is not lost if a text that is read contains it, such as the column `promp
 such as an id, a date or a URL, hold nothing to learn.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from finetune_trainer.data.records.records import Fields, shortened
@@ -15,6 +15,9 @@ TEXT_COLUMNS = frozenset(
     {"context", "history", "input", "passage", "query", "question", "system"}
 )
 """Columns that hold texts, however short. In any other column, a single word is a label."""
+
+
+_NESTED = frozenset({dict, list})
 
 
 class PartlyRead(dict[str, Any]):
@@ -40,25 +43,34 @@ def has_text(value: object) -> bool:
     return any(not is_label(text) for text in texts_in(value))
 
 
-def unread_columns(record: Fields, columns: Iterable[str], fields: Fields) -> list[str]:
-    """Return the columns, among these, with a text that is no label and in no text of the fields."""
+def unread_columns(
+    record: Fields,
+    columns: Iterable[str],
+    fields: Fields,
+    text_columns: Collection[str] = TEXT_COLUMNS,
+    search: type[RenderedText] = RenderedText,
+) -> list[str]:
+    """Return the columns, among these, with a text that is no label and in no text of the fields.
+
+    In `text_columns` a label is a text, too. `search` finds a text in the text of all fields.
+    """
     suspects = []
     # Without a call of Python for each value: this runs for every record.
     for column in columns:
         value: Any = record.get(column)
         kind = type(value)
         if kind is str:
-            if _as_label(value) is None or (value and column in TEXT_COLUMNS):
+            if _as_label(value) is None or (value and column in text_columns):
                 suspects.append(column)
-        elif (kind is dict or kind is list) and has_text(value):
+        elif kind in _NESTED and has_text(value):
             suspects.append(column)
     if not suspects:
         return suspects
-    read = RenderedText("\n".join(texts_in(fields)))
+    read = search("\n".join(texts_in(fields)))
     return [
         column
         for column in suspects
-        if not _is_held(record[column], read, labels=column in TEXT_COLUMNS)
+        if not _is_held(record[column], read, labels=column in text_columns)
     ]
 
 
@@ -66,6 +78,18 @@ def _is_held(value: object, read: RenderedText, *, labels: bool) -> bool:
     """Return whether every text of a value is in the texts that are read; labels only if they count."""
     texts = [text for text in texts_in(value) if labels or not is_label(text)]
     return all(map(read.holds, texts))
+
+
+def cut_refusal(columns: list[str]) -> str:
+    """Return the reason why a record is invalid of which a template writes a part of these columns only."""
+    names = shortened(", ".join(columns))
+    subject = f"column {names}: the template writes a part of its text only"
+    if len(columns) > 1:
+        subject = f"columns {names}: the template writes a part of their text only"
+    return (
+        f"{subject}: write all of it, or leave out the rest with columns: {{ignored: [{names}]}} "
+        "or prepare.unrendered: Warn"
+    )
 
 
 def refusal(columns: list[str], template: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from finetune_trainer.data.records.json_text import RepeatedKey, parse_json
 from finetune_trainer.data.records.records import (
     Fields,
     InvalidRecord,
@@ -48,6 +49,16 @@ class Conversation:
             and message["role"] == "assistant"
             and message.get("train", True)
         ]
+
+    @property
+    def last_turn(self) -> int:
+        """The index of the assistant's last message, in the loss or not; -1 without any."""
+        turns = [
+            index
+            for index, message in enumerate(self.messages)
+            if message["role"] == "assistant"
+        ]
+        return turns[-1] if turns else -1
 
     def with_message(self, index: int, message: Message) -> "Conversation":
         """Return the conversation with another message at an index."""
@@ -222,7 +233,9 @@ def _arguments(value: object, path: str) -> dict[str, Any] | str:
             return value
         case str():
             try:
-                parsed = json.loads(value)
+                parsed = parse_json(value)
+            except RepeatedKey as error:
+                raise InvalidRecord(f"{path}: {error}") from None
             except (ValueError, RecursionError):
                 # The template may render text, too.
                 return value
@@ -238,7 +251,9 @@ def tools_of(fields: Fields) -> list[Any] | None:
     value = fields.get("tools")
     if isinstance(value, str):
         try:
-            value = json.loads(value) if value.strip() else None
+            value = parse_json(value) if value.strip() else None
+        except RepeatedKey as error:
+            raise InvalidRecord(f"tools: {error}") from None
         except (ValueError, RecursionError) as error:
             raise InvalidRecord(f"tools is not JSON: {error}") from None
     if value is None or value == []:

@@ -7,6 +7,7 @@ may be a list of parts. Messages of the usual form are returned as they are.
 import json
 from typing import Any
 
+from finetune_trainer.data.records.json_text import RepeatedKey, parse_json
 from finetune_trainer.data.records.records import (
     Fields,
     InvalidRecord,
@@ -59,7 +60,9 @@ def read_messages(value: object, path: str) -> Any:
 def parsed_json(text: str, path: str) -> object:
     """Return the value of a JSON text; raise InvalidRecord if it is not JSON."""
     try:
-        return json.loads(text)
+        return parse_json(text)
+    except RepeatedKey as error:
+        raise InvalidRecord(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidRecord(f"{path} is not JSON: {error}") from None
 
@@ -179,7 +182,9 @@ def _written_calls(value: object, path: str) -> list[Fields]:
     """Return the tool calls that ShareGPT writes as JSON text."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
+        except RepeatedKey as error:
+            raise InvalidRecord(f"{path}: {error}") from None
         except (ValueError, RecursionError):
             raise InvalidRecord(
                 f'{path} is no call in JSON, such as {{"name": "add", "arguments": {{…}}}}: '

@@ -50,6 +50,7 @@ KINDS: dict[type, str] = {
     int: "a number",
     float: "a number",
     str: "a string",
+    bytes: "bytes that are no text",
     list: "a list",
     dict: "an object",
 }

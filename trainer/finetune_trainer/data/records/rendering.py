@@ -30,7 +30,10 @@ class Rendering(NamedTuple):
 
     examples: list[Example]
     unrendered: list[str]
-    """A sentence for each text that is in no example, and for each turn behind another prompt than a server's."""
+    """A sentence for each text that is in no example or that no turn follows, and for each turn behind another prompt
+    than a server's."""
+    ends_unlearned: bool = False
+    """Whether the last turns are out of the loss, so that no example needs what is there."""
 
 
 def render(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Rendering:
@@ -51,7 +54,19 @@ def render(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Re
         # A place may hold several texts.
         for name in dict.fromkeys(missing)
     ]
-    return Rendering(division.examples, sentences + division.unasked)
+    last_turn = conversation.last_turn
+    behind = [
+        f"messages[{index}]: no turn of the assistant follows, so that nothing learns from it: "
+        "remove it, or allow it with prepare.unrendered: Warn"
+        for index, message in enumerate(conversation.messages)
+        if index > last_turn and _has_text(index, message)
+    ]
+    learned = conversation.learned_turns(first)
+    return Rendering(
+        division.examples,
+        sentences + behind + division.unasked,
+        ends_unlearned=not learned or learned[-1] < last_turn,
+    )
 
 
 def _ignored_parts(
@@ -95,6 +110,10 @@ def _missing(
                 yield place.name
         if "tool_calls" in message and not chat.forms.shows_arguments:
             yield from _argument_places(index, message)
+
+
+def _has_text(index: int, message: Message) -> bool:
+    return bool([*_ordered_places(index, message), *_other_places(index, message)])
 
 
 def _are_in_order(conversation: Conversation, division: Division) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
+from typing_extensions import override
+
 LABEL = re.compile(
     r"[\w.:/@+%-]{0,200}|https?://[!-~]{0,2000}|\d{4}-\d\d-\d\d \d[\d:.+Z-]*", re.ASCII
 )
@@ -64,6 +66,18 @@ class RenderedText:
         if trimmed in self.text:
             return True
         return any(form in self._compact for form in _compact_forms(trimmed))
+
+
+class AnyCase(RenderedText):
+    """A rendered text, in which other texts are searched in any case of their letters."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text.casefold())
+
+    @override
+    def holds(self, text: str) -> bool:
+        """Return whether a text is here, with letters of any case."""
+        return super().holds(text.casefold())
 
 
 def _compact_forms(text: str) -> Iterator[str]:

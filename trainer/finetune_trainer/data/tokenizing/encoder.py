@@ -8,7 +8,7 @@ A space between prompt and completion belongs at the start of the completion. At
 part of the completion's first token, and a model that is given the prompt alone never sees that token.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,14 +30,20 @@ from finetune_trainer.data.records.records import (
     Shape,
     check_not_blank,
     complete_shapes,
+    shortened,
     text_of,
 )
 from finetune_trainer.data.records.rendering import render
 from finetune_trainer.data.records.suggestions import needed_columns, renamed
 from finetune_trainer.data.tokenizing.token_bytes import TokenBytes
+from finetune_trainer.data.tokenizing.unknown_text import (
+    UnknownText,
+    unknown_sentence,
+)
 
 Positions = NDArray[np.int64]
 _ZERO: Positions = np.zeros(1, dtype=np.int64)
+_NO_TOKENS = Document(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,18 @@ class FormattedRecord(NamedTuple):
     examples: tuple[TextExample, ...]
     unrendered: tuple[str, ...] = ()
     """A sentence for each text of the record that the examples lack."""
+    ends_unlearned: bool = False
+    """Whether the last turns of a conversation are out of the loss."""
+
+
+class EncodedExample(NamedTuple):
+    """A text as tokens."""
+
+    document: Document
+    unknown: str = ""
+    """A sentence about text for which the tokenizer has no token; empty if there is none."""
+    failure: str = ""
+    """The reason why the tokenizer cannot read the text; empty if it can."""
 
 
 class RecordFormatter:
@@ -138,7 +156,9 @@ def rendered_texts(
         examples.append(
             TextExample(example.text, example.loss_spans, has_special_tokens=True)
         )
-    return FormattedRecord(tuple(examples), tuple(rendering.unrendered))
+    return FormattedRecord(
+        tuple(examples), tuple(rendering.unrendered), rendering.ends_unlearned
+    )
 
 
 def _missing_fields(fields: Fields, names: set[str], shape: Shape | None) -> str:
@@ -178,29 +198,59 @@ class Encoder:
         self._backend.no_padding()
         self._backend.encode_special_tokens = tokenizer.split_special_tokens
         self._token_bytes = TokenBytes.of(self._backend)
+        self._unknown = UnknownText(self._backend)
         self._bos: int | None = tokenizer.bos_token_id
         self._eos: int | None = tokenizer.eos_token_id
         self.boundary_tokens = 0
         """Examples in which a token of the loss also holds characters that are not in the loss."""
 
-    def encode(self, examples: list[TextExample]) -> Iterator[Document]:
-        """Yield a document for each example; either all of them have special tokens, or none has."""
+    @property
+    def unknown_token(self) -> int | None:
+        """Id of the token for unknown text; None if the tokenizer has none."""
+        return self._unknown.token
+
+    def encode(self, examples: list[TextExample]) -> Iterator[EncodedExample]:
+        """Yield each example as tokens; either all of them have special tokens, or none has."""
+        try:
+            located = self._located(examples)
+        except Exception:
+            if len(examples) == 1:
+                raise
+            # Only some of the texts are at fault.
+            for example in examples:
+                yield self._encoded_alone(example)
+            return
+        for example, tokens in zip(examples, located, strict=True):
+            yield self._encoded(example, tokens)
+
+    def _encoded_alone(self, example: TextExample) -> EncodedExample:
+        try:
+            [encoded] = self.encode([example])
+        except Exception as error:  # noqa: BLE001  the library has no class of its own for its errors
+            reason = f"the tokenizer cannot read it: {shortened(str(error), 160)}"
+            return EncodedExample(_NO_TOKENS, failure=reason)
+        return encoded
+
+    def _located(self, examples: list[TextExample]) -> "Iterable[_Located]":
         texts = [example.text for example in examples]
         adds = not examples[0].has_special_tokens
         if self._token_bytes is None:
             encodings = self._backend.encode_batch(texts, add_special_tokens=adds)
-            located = map(_with_offsets, encodings, examples)
-        else:
-            # The fast call computes no offsets; the bytes of the tokens replace them.
-            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=adds)
-            located = map(
-                partial(self._with_bytes, self._token_bytes), encodings, examples
+            return map(_with_offsets, encodings, examples)
+        # The fast call computes no offsets; the bytes of the tokens replace them.
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=adds)
+        return map(partial(self._with_bytes, self._token_bytes), encodings, examples)
+
+    def _encoded(self, example: TextExample, located: "_Located") -> EncodedExample:
+        unknown = ""
+        if located.counts_characters:
+            word = self._unknown.first(
+                example.text, located.tokens, located.starts, located.ends
             )
-        for example, tokens in zip(examples, located, strict=True):
-            if example.has_special_tokens:
-                yield self._document(tokens)
-            else:
-                yield self._document(self._with_one_eos(tokens))
+            unknown = unknown_sentence(word) if word else ""
+        if not example.has_special_tokens:
+            located = self._with_one_eos(located)
+        return EncodedExample(self._document(located), unknown)
 
     def _with_bytes(
         self, token_bytes: TokenBytes, encoding: Any, example: TextExample
@@ -223,7 +273,7 @@ class Encoder:
 
     def _with_one_eos(self, located: "_Located") -> "_Located":
         """Remove a second BOS and end with exactly one EOS, whose position is directly after the text."""
-        tokens, starts, ends, length, spans = located
+        tokens, starts, ends, length, spans, _ = located
         if self._bos is not None and tokens[:2] == [self._bos, self._bos]:
             # The text begins with BOS, and the tokenizer wrote another BOS before it.
             tokens = tokens[1:]
@@ -241,7 +291,7 @@ class Encoder:
         return _Located(tokens, starts, ends, length, spans)
 
     def _document(self, located: "_Located") -> Document:
-        tokens, starts, ends, _, spans = located
+        tokens, starts, ends, _, spans, _ = located
         loss_mask = np.zeros(len(tokens), dtype=np.uint8)
         crosses_boundary = False
         for start, end in spans:
@@ -264,6 +314,8 @@ class _Located(NamedTuple):
     length: int
     """Length of the text."""
     loss_spans: tuple[Span, ...]
+    counts_characters: bool = False
+    """Whether the positions are the tokenizer's own: then its tokens may not stand for the whole text."""
 
 
 def _with_offsets(encoding: Any, example: TextExample) -> _Located:
@@ -276,6 +328,7 @@ def _with_offsets(encoding: Any, example: TextExample) -> _Located:
         ends=offsets[:, 1],
         length=len(example.text),
         loss_spans=example.loss_spans,
+        counts_characters=True,
     )
 
 

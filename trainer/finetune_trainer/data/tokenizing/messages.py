@@ -110,7 +110,9 @@ def batch_message(batch: TokenizedBatch) -> bytes:
         batch.unrendered,
         batch.by_turn,
         batch.boundary_tokens,
+        batch.ends_unlearned,
         batch.unrendered_texts,
+        batch.unknown_tokens,
         tokens,
         loss_masks,
     )
@@ -127,7 +129,9 @@ def read_batch(message: bytes) -> TokenizedBatch:
         unrendered,
         by_turn,
         boundary_tokens,
+        ends_unlearned,
         unrendered_texts,
+        unknown_tokens,
         tokens,
         loss_masks,
     ) = _loads(message)
@@ -141,7 +145,9 @@ def read_batch(message: bytes) -> TokenizedBatch:
         unrendered,
         by_turn,
         boundary_tokens,
+        ends_unlearned,
         unrendered_texts,
+        unknown_tokens,
     )
     batch_start = 0
     for outcome in outcomes:

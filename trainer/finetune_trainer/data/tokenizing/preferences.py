@@ -89,6 +89,7 @@ class PreferenceFormatter:
         return FormattedRecord(
             tuple(example for half in halves for example in half.examples),
             tuple(text for half in halves for text in half.unrendered),
+            any(half.ends_unlearned for half in halves),
         )
 
     def _conversation(

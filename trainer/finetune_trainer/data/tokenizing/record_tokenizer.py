@@ -12,6 +12,7 @@ from finetune_trainer.data.documents import Document
 from finetune_trainer.data.records.chat_template import ChatTemplate, template_of
 from finetune_trainer.data.records.records import Fields, InvalidRecord, Shape
 from finetune_trainer.data.tokenizing.encoder import (
+    EncodedExample,
     Encoder,
     FormattedRecord,
     RecordFormatter,
@@ -47,8 +48,12 @@ class TokenizedBatch:
     """Conversations of which turns have examples of their own."""
     boundary_tokens: int = 0
     """Examples in which a token spans text with loss and text without loss."""
+    ends_unlearned: int = 0
+    """Conversations whose last turns are out of the loss."""
     unrendered_texts: list[tuple[int, str]] = field(default_factory=list)
     """The position of a record in the batch, and a sentence about a text that is not in its documents."""
+    unknown_tokens: list[tuple[int, int]] = field(default_factory=list)
+    """The position of a record in the batch, and the number of its tokens that stand for unknown text."""
 
 
 @dataclass(frozen=True)
@@ -124,16 +129,13 @@ class RecordTokenizer:
             if isinstance(record, FormattedRecord)
             for text in record.examples
         ]
-        documents = iter(self._encoder.encode(texts) if texts else ())
+        encoded = iter(self._encoder.encode(texts) if texts else ())
         for index, record in enumerate(formatted):
             if isinstance(record, str):
                 batch.outcomes.append(record)
                 continue
-            of_record = tuple(next(documents) for _ in record.examples)
-            outcome = self._fitting(of_record, batch)
-            batch.outcomes.append(outcome)
-            if isinstance(outcome, tuple):
-                self._count(index, record, batch)
+            of_record = [next(encoded) for _ in record.examples]
+            batch.outcomes.append(self._outcome(index, record, of_record, batch))
         batch.boundary_tokens = self._encoder.boundary_tokens - boundary_tokens_before
         return batch
 
@@ -151,13 +153,58 @@ class RecordTokenizer:
             return formatted.unrendered[0]
         return formatted
 
+    def _outcome(
+        self,
+        index: int,
+        record: FormattedRecord,
+        examples: list[EncodedExample],
+        batch: TokenizedBatch,
+    ) -> RecordOutcome:
+        """Return the outcome of a record, and count it if it is used."""
+        unknown = tuple(example.unknown for example in examples if example.unknown)
+        reason = self._refusal(examples, unknown)
+        if reason:
+            return reason
+        outcome = self._fitting(tuple(example.document for example in examples), batch)
+        if isinstance(outcome, tuple):
+            self._count(index, record, unknown, batch)
+            if unknown:
+                self._count_tokens(index, outcome, batch)
+        return outcome
+
+    def _refusal(self, examples: list[EncodedExample], unknown: tuple[str, ...]) -> str:
+        """Return the reason why the tokens of a record cannot be used; empty if they can."""
+        for example in examples:
+            if example.failure:
+                return example.failure
+        if unknown and self._recipe.unrendered == "Refuse":
+            return unknown[0]
+        return ""
+
     def _count(
-        self, index: int, record: FormattedRecord, batch: TokenizedBatch
+        self,
+        index: int,
+        record: FormattedRecord,
+        unknown: tuple[str, ...],
+        batch: TokenizedBatch,
     ) -> None:
         batch.by_turn += not self._pairs and len(record.examples) > 1
-        if record.unrendered:
+        batch.ends_unlearned += record.ends_unlearned
+        sentences = record.unrendered + unknown
+        if sentences:
             batch.unrendered += 1
-            batch.unrendered_texts.extend((index, text) for text in record.unrendered)
+            batch.unrendered_texts.extend((index, text) for text in sentences)
+
+    def _count_tokens(
+        self, index: int, documents: Documents, batch: TokenizedBatch
+    ) -> None:
+        """Count the tokens of a record that stand for unknown text."""
+        token = self._encoder.unknown_token
+        number = sum(
+            np.count_nonzero(document.tokens == token) for document in documents
+        )
+        if token is not None and number:
+            batch.unknown_tokens.append((index, int(number)))
 
     def _fitting(self, documents: Documents, batch: TokenizedBatch) -> RecordOutcome:
         """Return the documents that fit, None if they are dropped, or the reason why the record is invalid."""
