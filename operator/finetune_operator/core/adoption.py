@@ -16,10 +16,15 @@ from finetune_operator.core.identity import contents_of, release
 from finetune_operator.core.pipeline import Pipeline
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 
+UNREAD = "unread"
+"""The version in a status whose generation no operator has read: the stages describe an earlier spec."""
+
 
 def is_from_other_version(pipeline: Pipeline) -> bool:
     """Return whether another version has written the status, and the spec has not changed since."""
     status = pipeline.status
+    if status.observed_version == UNREAD:
+        return False
     same_spec = status.observed_generation == pipeline.generation
     return same_spec and status.observed_version != release()
 
@@ -27,8 +32,11 @@ def is_from_other_version(pipeline: Pipeline) -> bool:
 def adopt(status: StageStatus, inputs: str, execution: str) -> StageStatus:
     """Return a stage of another version with the hashes of this version; itself if its contents have changed.
 
-    Its running attempt gets the new hash, too, so that it is not stopped.
+    Its running attempt gets the new hash, too, so that it is not stopped. A stage that has not begun keeps nothing: it
+    may have other values in this version, which must not get the same name.
     """
+    if not status.result and not _has_attempt(status):
+        return status
     # A status from before the inputs were recorded says nothing about its contents.
     if status.inputs and contents_of(status.inputs) != contents_of(inputs):
         return status
@@ -57,26 +65,26 @@ def is_outdated(status: StageStatus, *, goes_on: bool) -> bool:
     """
     if status.result or status.results_version == RESULTS_VERSION:
         return False
-    last = status.last_attempt
-    has_begun = last is not None and last.identity == status.identity
-    return not (goes_on and has_begun)
+    # A status from before versions were recorded is left alone. So is a running attempt.
+    if not status.results_version or status.running_attempt:
+        return False
+    return not goes_on or status.begun is None
 
 
-def begin_with(config: StageConfig, image: str) -> Begun:
-    """Return the record of what the first attempt of a stage begins with."""
-    text = config.model_dump_json(by_alias=True, exclude_none=True)
-    return Begun(config=text, image=image)
+def _has_attempt(status: StageStatus) -> bool:
+    return any(attempt.identity == status.identity for attempt in status.attempts)
 
 
-def go_on_with(begun: Begun, config: StageConfig) -> StageConfig | None:
-    """Return the config with the values that the stage began with; None if this version cannot read them.
+def go_on_with(begun: Begun, config: StageConfig) -> StageConfig:
+    """Return the config with the values that the stage began with; the config itself if they cannot be read.
 
     Fields that do not affect the result come from the present spec.
     """
     try:
         values = _read(type(config), begun.config)
     except ValidationError:
-        return None
+        # A newer version has begun it, with a field that this version does not know, before a rollback.
+        return config
     present = {name: getattr(config, name) for name in config.non_identity_fields}
     return values.model_copy(update=present)
 

@@ -149,10 +149,7 @@ class _Assessor:
         if is_outdated(status, goes_on=goes_on):
             status = begin_anew(status, inputs, execution)
         if status.begun:
-            begun = go_on_with(status.begun, config)
-            if begun is None:
-                status = begin_anew(status, inputs, execution)
-            config = begun or config
+            config = go_on_with(status.begun, config)
         identity = {"identity": status.identity}
         self.configs[spec.name] = config.model_copy(update=identity)
         return status

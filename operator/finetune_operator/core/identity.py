@@ -65,7 +65,10 @@ def inputs_of(
     digests = {
         uri: source_digests[uri] for uri in config.strings() if uri in source_digests
     }
-    earlier = config.model_dump(mode="json", include={*CONTENT_FIELDS} - excluded)
+    # Without those that are absent: a later version may know more contents.
+    earlier = config.model_dump(
+        mode="json", include={*CONTENT_FIELDS} - excluded, exclude_none=True
+    )
     return f"{_hash(values)}-{_hash([digests, earlier])}"
 
 

@@ -1,7 +1,7 @@
 """The plan, which is the actions to take next: pure, from the assessment of every stage."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
@@ -10,6 +10,7 @@ from finetune_operator.api.placement import ON_DEMAND
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import (
     AttemptStatus,
+    Begun,
     Outcome,
     PlacementStatus,
     StageState,
@@ -28,7 +29,6 @@ from finetune_operator.core.actions import (
     in_order,
     writes_to_claim,
 )
-from finetune_operator.core.adoption import begin_with
 from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
 from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.cleanup import ended_job_actions, stray_actions
@@ -45,6 +45,7 @@ from finetune_operator.core.settings import Settings
 from finetune_operator.core.timers import Timers
 from finetune_operator.core.workspace import create_blocker
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
+from finetune_trainer.contract.environment import CONFIG
 
 # Something else had to be done first, and it may cause no event of its own.
 EXPIRY_INTERVAL = timedelta(seconds=1)
@@ -168,7 +169,7 @@ class _Planner:
         if stage.spec and stage.config and may_start and self._is_startable(stage):
             attempt, placement = self._next_attempt(stage.spec, stage.status)
             job = self._job(stage.spec, stage.config, stage.status, attempt)
-            begun = begin_with(stage.config, job.image)
+            begun = Begun(config=job.env[CONFIG], image=self._own_image(stage.spec))
             started = start_attempt(stage.status, attempt, placement, begun)
             return started, tuple(self._creation(stage.spec, job))
         return self._with_preview(stage), ()
@@ -221,12 +222,19 @@ class _Planner:
         status: StageStatus,
         attempt: AttemptStatus,
     ) -> JobTemplate:
-        settings = self.settings
-        is_older = status.results_version != RESULTS_VERSION
-        if status.begun and is_older and not spec.runs_server:
-            # This version's trainer would make another result in the middle of a training.
-            settings = settings.with_trainer(status.begun.image)
-        return job_template(self.pipeline, spec, config, attempt, settings)
+        job = job_template(self.pipeline, spec, config, attempt, self.settings)
+        is_older = status.results_version not in {0, RESULTS_VERSION}
+        if status.begun is None or not is_older or spec.runs_server:
+            return job
+        # This version's trainer would make another result in the middle of a training. The earlier trainer gets the
+        # config that it got before, because it refuses fields that it does not know.
+        image = job.image if spec.pod.image else status.begun.image
+        return replace(job, image=image, env={**job.env, CONFIG: status.begun.config})
+
+    def _own_image(self, spec: StageSpec) -> str:
+        """Return the operator's image for the stage, which it runs if the stage names none."""
+        pod = spec.over(self.settings.defaults.pod_defaults).pod
+        return self.settings.image_of(None, pod)
 
     def _creation(self, spec: StageSpec, job: JobTemplate) -> Iterator[Action]:
         # A server reads the published model, not the workspace.

@@ -27,6 +27,7 @@ from finetune_operator.api.status import (
     truncate_message,
 )
 from finetune_operator.core.actions import subject_of
+from finetune_operator.core.adoption import UNREAD
 from finetune_operator.core.assessment import PipelineAssessment
 from finetune_operator.core.costs import amount_text, pipeline_costs
 from finetune_operator.core.identity import release
@@ -128,6 +129,8 @@ def unreadable_status(
             condition.model_dump(mode="json", by_alias=True) for condition in conditions
         ],
         "observedGeneration": generation,
+        # Or the next operator would take the unread spec for the one that the stages describe.
+        "observedVersion": UNREAD,
         "phase": summary.phase,
         "finishedAt": None,
     }

@@ -56,10 +56,6 @@ class Settings:
         """Return the settings in which the defaults of a namespace override the defaults of the operator."""
         return replace(self, defaults=namespace.over(self.defaults))
 
-    def with_trainer(self, image: str) -> "Settings":
-        """Return the settings in which each stage that names no image has this image."""
-        return replace(self, trainer_image=image, trainer_cpu_image=image)
-
     def image_of(self, engine: str | None, pod: Pod) -> str:
         """Return the default image of a stage with this pod, or of the server with this engine."""
         trainer = self.trainer_image if pod.may_have_devices else self.trainer_cpu_image

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.operator.scenario import Scenario
+from support.operator.scenario import Scenario, a_pipeline
+from support.operator.stored_objects import training
 
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
@@ -177,3 +178,69 @@ def test_stage_that_has_begun_keeps_its_image_or_begins_anew(
     template = scenario.cluster.jobs[scenario.attempt("train").job].template
     assert (stage.identity == identity_before) is keeps_images
     assert template.image == ("trainer:1" if keeps_images else "trainer:2")
+
+
+def test_spec_that_no_operator_has_read_is_not_adopted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The edit has a field that only the next version knows. The present version says that it cannot read it."""
+    scenario = Scenario().finish()
+    stored = scenario.cluster.pipelines[scenario.key]
+    scenario.spec = a_pipeline(seed=7)
+    scenario.cluster.edit(scenario.key, scenario.spec)
+    unread = report.unreadable_status(
+        "a newer field", stored.generation, scenario.cluster.now, "", stalled=False
+    )
+    stored.status = json.dumps(json.loads(stored.status) | unread)
+    use_results_version(monkeypatch, NEXT)
+    scenario.reconcile_until_stable()
+    assert scenario.created_jobs[-1] == "prepare-a2"
+
+
+def test_stage_that_has_not_begun_gets_the_name_of_this_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have other values in this version, which must not get the name of the values before."""
+    scenario = Scenario().run("prepare")
+    before = scenario.stage("evaluate").identity
+    use_results_version(monkeypatch, NEXT)
+    scenario.reconcile_until_stable()
+    assert scenario.stage("evaluate").identity != before
+
+
+def test_retry_stops_no_attempt_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = training(Scenario())
+    use_results_version(monkeypatch, NEXT)
+    scenario.retry("1")
+    assert scenario.running == "train"
+    assert scenario.attempt("train").stopping is None
+
+
+def test_earlier_trainer_gets_the_config_that_it_began_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would refuse a field that only the later version knows."""
+    scenario = training(Scenario())
+    job = scenario.cluster.jobs[scenario.attempt("train").job]
+    use_results_version(monkeypatch, NEXT)
+    scenario.edit(train={"checkpoint": {"everySeconds": 30}})
+    scenario.cluster.evict(job.template.name, step=9, saved=9)
+    scenario.pass_interruption_backoff()
+    later = scenario.cluster.jobs[scenario.attempt("train").job]
+    assert later.template.name != job.template.name
+    assert later.template.env == job.template.env
+
+
+def test_config_of_a_newer_version_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a rollback, the earlier version cannot read what the newer version has begun."""
+    scenario = training(Scenario())
+    stored = scenario.cluster.pipelines[scenario.key]
+    stored.status = stored.status.replace(
+        '{\\"identity', '{\\"newer\\": 1, \\"identity'
+    )
+    assert "newer" in stored.status
+    use_results_version(monkeypatch, RESULTS_VERSION)
+    scenario.reconcile_until_stable()
+    assert scenario.attempt("train").stopping is None
