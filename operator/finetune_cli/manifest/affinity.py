@@ -129,19 +129,14 @@ KEY_LISTS = ("matchLabelKeys", "mismatchLabelKeys")
 
 
 def _wrong_keys(data: Mapping[str, Any]) -> Iterator[Detail]:
-    selector = data.get("labelSelector")
     taken: set[str] = set()
-    if selector:
-        expressions = selector.get("matchExpressions", ())
-        taken.update(selector.get("matchLabels", ()))
-        taken.update(expression["key"] for expression in expressions)
     for field in KEY_LISTS:
         keys = data.get(field, ())
-        if keys and selector is None:
+        if keys and "labelSelector" not in data:
             yield (field,), f"needs labelSelector: add labelSelector, or remove {field}"
         for key in keys:
             if key in taken:
-                yield (field,), f"{key} is in labelSelector or in both lists: keep one"
+                yield (field,), f"{key} is in both lists: keep it in one of them"
             taken.add(key)
 
 
