@@ -10,6 +10,8 @@ from finetune_cli.manifest.annotations import is_model, required_keys, unwrap_op
 from finetune_cli.manifest.forms import UNKNOWN, form_of
 from finetune_cli.manifest.quantities import kubernetes_forms
 from finetune_operator.api.group import API_VERSION, KIND
+from finetune_operator.api.names import DNS_LABEL, DNS_SUBDOMAIN
+from finetune_operator.api.stages.pod import BYTES
 from finetune_trainer.contract.uris import FORMS
 
 HEAD = {"apiVersion": API_VERSION, "kind": KIND}
@@ -46,6 +48,8 @@ WEB_PAGE = re.compile(
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/((?:datasets/)?[\w.-]+/[\w.-]+)"
 )
 """The page of a repository on the hub."""
+HUB_KIND = re.compile(r"hf://(?:datasets|models|spaces)/(?=[^/]+/)")
+"""The beginning of a URI of huggingface_hub's file system, before ORG/NAME."""
 
 
 def fix_of(error: ErrorDetails, annotation: Any) -> str:
@@ -60,6 +64,8 @@ def _number(error: ErrorDetails, _: Any) -> str:
     got = error["input"]
     if isinstance(got, list):
         return "one pipeline has one value: write a manifest for each"
+    if isinstance(got, float) and got.is_integer():
+        return f"write {got:.0f}"
     if not isinstance(got, str):
         return "write a number" if isinstance(got, bool | dict) else ""
     text = got.strip()
@@ -148,16 +154,33 @@ def _pattern(error: ErrorDetails, _: Any) -> str:
     pattern = error["ctx"]["pattern"]
     got = str(error["input"])
     if FORMS["hf"][0] in pattern or FORMS["hf-file"][0] in pattern:
-        uri = uri_for(got)
-        if re.fullmatch(pattern, uri):
-            return f"write {uri}"
-        if got.startswith("~"):
-            return "~ is not replaced: write the whole path, as file:///PATH"
+        return _uri_fix(got, pattern)
     # The patterns of quantities, and no other pattern, end in the prefixes.
     if "Ei" in pattern:
-        forms = kubernetes_forms(got)
-        if forms:
-            return f"write {' or '.join(forms)}"
+        return _quantity_fix(got, pattern)
+    if pattern in {DNS_LABEL, DNS_SUBDOMAIN}:
+        name = re.sub(r"[^a-z0-9]+", "-", got.lower()).strip("-")
+        return f"write {name}" if name else ""
+    return ""
+
+
+def _uri_fix(got: str, pattern: str) -> str:
+    uri = uri_for(got)
+    if re.fullmatch(pattern, uri):
+        return f"write {uri}"
+    if "$" in got or "{{" in got:
+        return "variables are not replaced: write the value"
+    if got.startswith("~"):
+        return "~ is not replaced: write the whole path, as file:///PATH"
+    return ""
+
+
+def _quantity_fix(got: str, pattern: str) -> str:
+    forms = kubernetes_forms(got)
+    if forms:
+        return f"write {' or '.join(forms)}"
+    if pattern == BYTES and got.isdecimal() and int(got) > 0:
+        return f"write {got}Gi for gibibytes or {got}G for gigabytes"
     return ""
 
 
@@ -168,10 +191,22 @@ def uri_for(got: str) -> str:
         return f"hf://{page[1].removeprefix('datasets/')}"
     if got.startswith("/"):
         return f"file://{got}"
+    kind = HUB_KIND.match(got)
+    if kind:
+        return f"hf://{got[kind.end() :]}"
+    return _with_slashes(got)
+
+
+def _with_slashes(got: str) -> str:
+    """Return the URI of a scheme without its slashes, or with three of them."""
     scheme, _, path = got.partition(":")
     has_slashes = re.match("//[^/]", path)
     if scheme == "file" and not path.startswith("/"):
-        return path
+        # Without ./ it might be the name of a repository on the hub.
+        return f"./{path.removeprefix('./')}"
+    if path.startswith("///") and "/" not in path.lstrip("/"):
+        # Without its bucket: the rest is a path, and no bucket.
+        return ""
     if scheme in FORMS and not has_slashes:
         return f"{scheme}://{path.lstrip('/')}"
     return ""
@@ -196,6 +231,7 @@ def _time(_error: ErrorDetails, _: Any) -> str:
 
 _FIXES: dict[str, Callable[[ErrorDetails, Any], str]] = {
     "int_type": _number,
+    "int_from_float": _number,
     "float_type": _number,
     "bool_type": _bool,
     "model_type": _mapping,

@@ -20,6 +20,10 @@ from finetune_trainer.contract import ContractModel
 
 PAIR = re.compile(r"(\w+)\s*[:=\s]\s*(.+)")
 VARIABLE = re.compile(r"(\w+)=(\S*)")
+REPOSITORY = re.compile(
+    r"(?!(?:data|datasets|models)/)[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?<!\.json)(?<!\.jsonl)(?<!\.csv)(?<!\.parquet)"
+)
+"""ORG/NAME of the hub; a folder of a file would have another name, or ./ before it."""
 SCALAR = re.compile(r"true|false|-?\d+(\.\d+)?")
 """A boolean or a number."""
 NEEDS_QUOTES = re.compile(r"^[^\w./-]|[,{}\[\]#?]|:\s")
@@ -87,6 +91,8 @@ def _mapping(kind: type[ContractModel], value: Any) -> str:
     key = _field_for(value, required or fields, fields)
     if key:
         pairs[key] = form_of(fields[key], _spelled(fields[key], corrected(value)))
+        if key == "uri" and REPOSITORY.fullmatch(pairs[key]):
+            pairs[key] = f"hf://{pairs[key]}"
     # A value that no field takes, such as true: a mapping without required keys may be empty.
     if not pairs and (value is not True or not _may_be_empty(kind)):
         pairs = {next(iter(fields)): UNKNOWN}

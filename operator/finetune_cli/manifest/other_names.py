@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 
+from finetune_cli.manifest.missing_fields import NO_FIELD
 from finetune_cli.manifest.yaml_reader import Location
 from finetune_operator.api.spec import STAGES
 
@@ -19,6 +20,14 @@ POD_NAMES: dict[str, str] = {
     "serviceaccount": "pod.serviceAccountName",
     "priorityclass": "pod.priorityClassName",
     "imagepullsecret": "pod.imagePullSecrets: [{name: …}]",
+    "memory": "pod.resources.requests: {memory: …}",
+    "cpu": "pod.resources.requests: {cpu: …}",
+    "cpus": "pod.resources.requests: {cpu: …}",
+    "accelerator": "pod.resources.limits: {nvidia.com/gpu: 1}",
+    "accelerators": "pod.resources.limits: {nvidia.com/gpu: 1}",
+    "instancetype": "pod.nodeSelector: {node.kubernetes.io/instance-type: …}",
+    "priority": "pod.priorityClassName",
+    "queue": "pod.labels: {kueue.x-k8s.io/queue-name: …}",
 }
 """Settings of a pod, by the paths that they have in a stage."""
 
@@ -76,7 +85,7 @@ OTHER_NAMES: dict[str, str] = {
     "bf16": "spec.train.dtype: BF16",
     "fp32": "spec.train.dtype: FP32",
     "earlystoppingpatience": "spec.train.earlyStopping.patience",
-    "reportto": "spec.tracking",
+    "reportto": "spec.tracking: {wandb: {project: …}}",
     "maxseqlength": "spec.prepare.contextLength",
     "maxlength": "spec.prepare.contextLength",
     "modelnameorpath": "spec.model.uri",
@@ -135,7 +144,46 @@ OTHER_NAMES: dict[str, str] = {
     "hubprivaterepo": "spec.push.targets: [{private: true}]",
     "usegradientcheckpointing": "spec.train.gradientCheckpointing",
     "torchdtype": "spec.train.dtype",
+    "modelmaxlength": "spec.prepare.contextLength",
+    "blocksize": "spec.prepare.contextLength",
+    "trainbatchsize": "spec.train.microBatchSize",
+    "gradientclip": "spec.train.optimizer.maxGradNorm",
+    "clipgradnorm": "spec.train.optimizer.maxGradNorm",
+    "gradclip": "spec.train.optimizer.maxGradNorm",
+    "labelsmoothingfactor": "spec.train.dpo.labelSmoothing",
+    "wandbname": "spec.tracking.wandb",
+    "wandbrunname": "spec.tracking.wandb",
+    "dataseed": "spec.seed",
+    "loravariant": "spec.train.lora.variant",
+    "peft": "spec.train.lora",
+    "pefttype": "spec.train.method: LoRA",
+    "testsize": "spec.validation.fraction",
+    "validationfile": "spec.validation.uri",
+    "trainfile": "spec.datasets: [{uri: …}]",
+    "train.dataset": "spec.datasets: [{uri: …}]",
+    "modelname": "spec.model.uri",
+    "rlmethod": "spec.train.objective: DPO",
+    "algorithm": "spec.train.objective: SFT or DPO",
+    "minlrratio": "spec.train.optimizer.minLearningRateFraction",
+    "totalsteps": "spec.train.maxSteps",
+    "trainsteps": "spec.train.maxSteps",
+    "steps": "spec.train.maxSteps",
+    "iterations": "spec.train.maxSteps",
+    "iters": "spec.train.maxSteps",
+    "fsdpconfig": "spec.train.parallelism: FSDP",
+    "fullfinetune": "spec.train.method: Full",
     # Words without a tool.
+    "ttl": "spec.ttlSecondsAfterFinished",
+    "capacitytype": "placement.capacity",
+    "spot": "placement: {capacity: Spot}",
+    "threshold": "spec.evaluate.gates: [{task: …, value: …}]",
+    "serve": "spec.deploy",
+    "server": "spec.deploy",
+    "vllm": "spec.deploy.engine: VLLM",
+    "claim": "spec.workspace.existingClaim",
+    "schedule": "spec.deadline, or a CronJob that creates the pipeline,",
+    "cron": "spec.deadline, or a CronJob that creates the pipeline,",
+    "namespace": "metadata.namespace",
     "lorarank": "spec.train.lora.rank",
     "warmup": "spec.train.optimizer.warmupFraction",
     "gradaccum": "spec.train.gradientAccumulationSteps",
@@ -156,6 +204,11 @@ OTHER_NAMES: dict[str, str] = {
     "datasets.source": "uri",
     "datasets.fieldinstruction": "columns: {prompt: …}",
     "datasets.fieldoutput": "columns: {completion: …}",
+    "model.hf": "uri: hf://ORG/NAME",
+    "model.url": "uri",
+    "datasets.hf": "uri: hf://ORG/NAME",
+    "datasets.url": "uri",
+    "datasets.train": "uri",
     "model.repo": "uri",
     "model.source": "uri",
     "evaluate.fewshot": "tasks: [{fewShot: …}]",
@@ -207,56 +260,6 @@ OTHER_NAMES: dict[str, str] = {
 
 A name here is a path in the document, in the stage around it, or beside the other name.
 """
-
-MOUNTS = "a pod has the volumes of the claims that its pvc:// URIs name"
-SAMPLE = "weight takes a sample of a data set: weight: 0.1 uses a tenth of its records"
-CREDENTIAL = "a secret is a variable of the environment: spec.podDefaults.envFrom: [{secretRef: {name: …}}]"
-NO_FIELD: dict[str, str] = {
-    "loadin8bit": "spec.train.method: QLoRA holds the base model in 4 bits",
-    "trustremotecode": "code of a model's repository is never run",
-    "fp16": "training is in BF16 or FP32, as spec.train.dtype says",
-    "masteraddr": "the operator tells each pod the address of the first",
-    "masterport": "the operator tells each pod the address of the first",
-    "mainprocessip": "the operator tells each pod the address of the first",
-    "noderank": "the operator numbers the pods",
-    "machinerank": "the operator numbers the pods",
-    "flashattention": "PyTorch chooses the fastest attention that it has",
-    "loggingsteps": "the trainer decides how often it reports",
-    "outputdir": "work is kept in spec.workspace, and models are published to spec.push.targets",
-    "refmodel": "the reference of DPO is the model before training",
-    "precomputereflogprobs": "the log-probabilities of DPO's reference are always computed once, before the first step",
-    "maxpromptlength": "spec.prepare.contextLength limits prompt and completion together",
-    "template": "the chat template is the base model's, or the template of spec.prepare.chatTemplate",
-    "datasets.type": "the shape of records is found from their columns, or from the field columns if it is set",
-    "datasets.limit": SAMPLE,
-    "datasets.maxsamples": SAMPLE,
-    "datasets.sample": SAMPLE,
-    "datasets.fraction": SAMPLE,
-    "datasets.maxrecords": SAMPLE,
-    "maxsamples": SAMPLE,
-    "maxtrainsamples": SAMPLE,
-    "spec.spec": "its keys belong directly below the outer spec",
-    "sweep": "a pipeline trains once; write a manifest for each value",
-    "loadbestmodelatend": "the weights with the lowest validation loss are always the result",
-    "resumefromcheckpoint": "a run always continues from its last checkpoint",
-    "hubtoken": CREDENTIAL,
-    "hftoken": CREDENTIAL,
-    "wandbapikey": CREDENTIAL,
-    "token": CREDENTIAL,
-    "deepspeed": "spec.train.parallelism: FSDP shards a model over several GPUs",
-    "useunsloth": "the trainer has its own kernels",
-    "trainoninputs": "completions count for the loss, and prompts do not",
-    "completiononlyloss": "completions count for the loss, and prompts do not",
-    "assistantonlyloss": "completions count for the loss, and prompts do not",
-    "groupbylength": "spec.prepare.packing wastes less on padding",
-    "metricforbestmodel": "the weights with the lowest validation loss are always the result",
-    "shuffle": "rows are trained in a random order, which spec.seed decides",
-    "streaming": "records are always read as a stream",
-    "volumes": MOUNTS,
-    "volumemounts": MOUNTS,
-    "securitycontext": "all pods run without root and privileges",
-}
-"""Name of a setting of another tool that cannot be set here, in the same form -> the reason."""
 
 
 def reason_for_no_field(key: str, location: Location) -> str | None:

@@ -85,7 +85,7 @@ class SchemaChecker:
                 self._mark_replaced((*location, name))
         # A copy: unknown keys are taken out of the mapping.
         for key in [key for key in data if key not in known]:
-            hint, match = self._hint(kind, data[key], key, location)
+            hint, match = self._hint(kind, data, key, location)
             self.report(data[key].line, (*location, key), f"unknown key; {hint}")
             value = data.pop(key)
             if match and match not in data and _is_meant(key, match, known, value):
@@ -122,7 +122,11 @@ class SchemaChecker:
             data[name] = YamlNode(line, name, moved)
 
     def _hint(
-        self, kind: type[ContractModel], value: YamlNode, key: str, location: Location
+        self,
+        kind: type[ContractModel],
+        data: dict[str, YamlNode],
+        key: str,
+        location: Location,
     ) -> tuple[str, str | None]:
         """Return the hint for an unknown key, and the key of the model that it may be misspelled from."""
         known = aliases(kind)
@@ -142,11 +146,11 @@ class SchemaChecker:
             return f"did you mean {', '.join(elsewhere)}?", None
         place = None
         # An entry of a list without its required key has a wrong name, and no key of another place.
-        if not required_keys(kind):
+        if data.keys() >= set(required_keys(kind)):
             place = _only_place(key)
         if place and not _is_same_word(key, match):
             return f"did you mean {place}?", None
-        return _hint_here(known, value, key, match)
+        return _hint_here(known, data[key], key, match)
 
     def _mark_replaced(self, location: Location) -> None:
         """Mark a location and all above it: none of them is missing."""

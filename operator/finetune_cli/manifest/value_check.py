@@ -5,6 +5,7 @@ These are secrets in clear text, repositories of the hub without their scheme, a
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from finetune_cli.manifest import pod_check
@@ -36,6 +37,8 @@ WEB_PAGE = re.compile(
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/datasets/([\w.-]+/[\w.-]+)"
     r"(?:/(?:tree|viewer|blob)/.*)?/?"
 )
+VARIABLE = re.compile(r"[$][({]|[$][A-Za-z_]|[{]{2}")
+"""A variable of a shell or of a template."""
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -47,6 +50,8 @@ def errors(spec: PipelineSpec, folder: Path) -> Iterator[Finding]:
             problem = f"there is no folder {organisation} beside the manifest"
             fix = f"for the hub write hf://{field.uri}, for a folder ./{field.uri}"
             yield field.location, f"{problem}; {fix}"
+        if VARIABLE.search(field.uri):
+            yield field.location, "variables are not replaced: write the whole URI"
     for field in sources(spec):
         page = WEB_PAGE.fullmatch(field.uri)
         if page:
@@ -81,6 +86,10 @@ def warnings(spec: PipelineSpec) -> Iterator[Finding]:
         problem = f"{name} seems to be a secret in clear text"
         fix = f"use envFrom: [{{secretRef: …}}], or valueFrom: {{secretKeyRef: …}} for {name}"
         yield variable.location, f"{problem}; {fix}"
+    if spec.deadline and spec.deadline < datetime.now(UTC):  # noqa: TID251  an edge
+        # No error: a finished pipeline stays in Git as it is.
+        fix = "set a later time, or remove the key"
+        yield ("deadline",), f"has passed, so that Auto avoids spot nodes; {fix}"
     for name, value in spec.prepare.chat_template_arguments.items():
         if str(value).lower() in {"true", "false"} and isinstance(value, str):
             location = ("prepare", "chatTemplateArguments", name)

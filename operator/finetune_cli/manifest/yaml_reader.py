@@ -18,6 +18,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from finetune_cli.diagnostics import Diagnostic, quoted
 from finetune_cli.manifest import yaml_errors
+from finetune_cli.manifest.yaml_numbers import read_float, read_int
 
 MAX_FILE_BYTES = 256 * 1024
 """`kubectl apply` stores the manifest in an annotation, and Kubernetes limits annotations to this size."""
@@ -25,7 +26,6 @@ MAX_FILE_BYTES = 256 * 1024
 MAX_DEPTH = 64
 MAX_NODES = 50_000
 """Values in a document with its aliases written out; more is an alias bomb."""
-INTEGER_BITS = 64
 TRUE = {"y", "yes", "on", "true"}
 FALSE = {"n", "no", "off", "false"}
 
@@ -354,34 +354,6 @@ def _read_string(value: str) -> str:
     return value
 
 
-def _read_int(value: str) -> int:
-    digits = value.replace("_", "").lower()
-    base = 0
-    # YAML 1.1 writes octal numbers as 010, YAML 1.2 as 0o10; the Go library reads both.
-    octal = re.fullmatch(r"([-+]?)0o?([0-7]+)", digits)
-    if octal:
-        base = 8
-        digits = octal[1] + octal[2]
-    try:
-        # Base 0 reads the prefixes 0x and 0b.
-        number = int(digits, base)
-    except ValueError:
-        raise ValueError("must be an integer") from None
-    if number.bit_length() >= INTEGER_BITS:
-        raise ValueError(f"must fit into a signed {INTEGER_BITS}-bit integer")
-    return number
-
-
-def _read_float(value: str) -> float:
-    try:
-        number = float(value.replace("_", ""))
-    except ValueError:
-        number = float("inf")
-    if not abs(number) < float("inf"):
-        raise ValueError("must be a finite number")
-    return number
-
-
 def _read_bool(value: str) -> bool:
     lower = value.lower()
     if lower not in TRUE | FALSE:
@@ -392,8 +364,8 @@ def _read_bool(value: str) -> bool:
 _READERS: dict[str, Callable[[str], str | int | float | bool | None]] = {
     f"{TAG}str": _read_string,
     MERGE: _read_string,
-    f"{TAG}int": _read_int,
-    f"{TAG}float": _read_float,
+    f"{TAG}int": read_int,
+    f"{TAG}float": read_float,
     f"{TAG}bool": _read_bool,
     f"{TAG}null": lambda _: None,
 }

@@ -83,8 +83,11 @@ def _needs_gate(stage: str) -> Rule:
 
 def _readable_by_pods(field: str, schemes: str, values: str, advice: str) -> Rule:
     """Return the rule that a cluster accepts URIs of these schemes only. In the CEL of `values`, $ judges a `uri`."""
-    # No "..": a path of a volume must not leave the volume.
-    readable = f"uri.matches('^({schemes})://') && !uri.matches('/[.][.](/|$)')"
+    # No "..": a path of a volume must not leave the volume. No organisation of the hub is called datasets.
+    readable = (
+        f"uri.matches('^({schemes})://')"
+        " && !uri.matches('/[.][.](/|$)|^hf://(datasets|models|spaces)/')"
+    )
     return Rule(
         field=field,
         message=f"a pod cannot read this path: {advice}",

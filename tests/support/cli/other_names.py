@@ -1,5 +1,7 @@
 """Settings under the names of other tools, and under their names here."""
 
+from support.cli.more_other_names import MORE_ANSWERED, MORE_WITHOUT_FIELD
+
 # Where the user writes it -> what the message calls it. Dots separate keys; [] stands for the first entry of a list.
 PODS = [
     ("activeDeadlineSeconds", "maxRuntimeSeconds"),
@@ -53,7 +55,7 @@ TRAINING = [
     ("train.bf16", "dtype: BF16"),
     ("train.fp32", "dtype: FP32"),
     ("train.early_stopping_patience", "earlyStopping.patience"),
-    ("train.report_to", "spec.tracking"),
+    ("train.report_to", "spec.tracking: {wandb: {project: …}}"),
     ("train.max_seq_length", "spec.prepare.contextLength"),
     ("prepare.max_length", "contextLength"),
     ("chat_template", "prepare.chatTemplate"),
@@ -248,7 +250,8 @@ KUBERNETES = [
     ("workspace.accessModes", "accessMode"),
     ("workspace.claimName", "existingClaim"),
 ]
-ANSWERED = [*PODS, *TRAINING, *KUBERNETES, *WORDS]
+ANSWERED = [*PODS, *TRAINING, *KUBERNETES, *WORDS, *MORE_ANSWERED]
+WITHOUT_FIELD += MORE_WITHOUT_FIELD
 # These have the same name here, in another place or another spelling.
 ELSEWHERE = [
     ("train.resources", "pod.resources"),

@@ -1,10 +1,14 @@
 """Mistakes that people make in manifests: each has exactly one error, with its place, the problem and the fix."""
 
 import importlib.util
+import json
+import re
 from pathlib import Path
 
 import pytest
+from support.cli.apply_fix import apply_fix
 
+from finetune_cli.manifest import yaml_reader
 from finetune_cli.manifest.manifest import read_all
 
 HEAD = """\
@@ -19,6 +23,7 @@ LEAST = {
 }
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "tests/data/mistakes.txt"
+APPLICABLE = 160
 REVIEWED = 71
 """Mistakes that a review has tried."""
 
@@ -44,6 +49,38 @@ def manifest(body):
 def test_mistake_has_one_error_with_its_fix(body, error, diagnose):
     lines = diagnose(manifest(body))
     assert [line.replace("pipeline.yaml", "p.yaml") for line in lines] == [error]
+
+
+SECOND_MISTAKES = {
+    "train: {earlyStopping: 3}",
+    "dataset: data.jsonl",
+    "workspace: {sizeGb: 100}",
+    "model: {name: Qwen/Qwen3-0.6B}",
+    "deploy: true\npush: {targets: [{uri: published}]}",
+}
+"""Manifests with two mistakes, of which the second is seen only without the first."""
+
+
+def fixed(body, error):
+    """Return a manifest after the fix of its error; None if the fix needs a person."""
+    file = yaml_reader.parse(Path("p.yaml"), manifest(body).encode())
+    match = re.match(r"\d+: (\S+): (.*)$", error)
+    if file.diagnostics or match is None or "no such field" in error:
+        return None
+    return apply_fix(file.documents[0].plain(), match[1], match[2])
+
+
+@pytest.mark.parametrize(
+    ("body", "error"), [pair for pair in mistakes() if fixed(*pair) is not None]
+)
+def test_manifest_is_valid_after_its_fix(body, error, diagnose):
+    """The fix is applied as it is written."""
+    lines = diagnose(json.dumps(fixed(body, error)))
+    assert len(lines) == (body in SECOND_MISTAKES)
+
+
+def test_most_fixes_can_be_applied_by_a_program():
+    assert sum(fixed(*pair) is not None for pair in mistakes()) >= APPLICABLE
 
 
 def test_table_has_the_mistakes_of_the_review_and_more():

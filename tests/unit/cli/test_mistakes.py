@@ -92,7 +92,7 @@ def validate(tmp_path, monkeypatch, capsys):
             "workspace: {size: 10}",
             (
                 "spec.workspace.size: must be a size of at least a megabyte, such as 50Gi;"
-                " a number alone counts bytes (got '10')"
+                " a number alone counts bytes (got '10'); write 10Gi for gibibytes or 10G for gigabytes"
             ),
         ),
         (

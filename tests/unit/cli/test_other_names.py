@@ -14,7 +14,8 @@ from support.cli.other_names import (
 )
 
 from finetune_cli.manifest.manifest import read_all
-from finetune_cli.manifest.other_names import NO_FIELD, OTHER_NAMES
+from finetune_cli.manifest.missing_fields import NO_FIELD
+from finetune_cli.manifest.other_names import OTHER_NAMES
 
 LEAST = {"model": {"uri": "base"}, "datasets": [{"uri": "data.jsonl"}]}
 TASKS = {"tasks": [{"name": "exam"}]}

@@ -76,3 +76,12 @@ def test_own_limit_and_request_replace_those_of_the_defaults(tmp_path):
   train: {{pod: {{resources: {{limits: {{cpu: 8}}, requests: {{cpu: 4}}}}}}}}
 """)
     assert read_all(file).diagnostics == []
+
+
+@pytest.mark.parametrize(("year", "warnings"), [(2020, 1), (2999, 0)])
+def test_deadline_in_the_past_is_a_warning(tmp_path, year, warnings):
+    """A finished pipeline stays valid in Git."""
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(f"{HEAD}  deadline: {year}-01-31T08:00:00Z\n")
+    result = read_all(file)
+    assert (len(result.manifests), len(result.warnings)) == (1, warnings)

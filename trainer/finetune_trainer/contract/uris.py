@@ -111,23 +111,35 @@ def check_inside_claim(uri: str) -> str:
     return uri
 
 
+def check_repository(uri: str) -> str:
+    """Raise ValueError for a URI with the kind of the repository before its name, as in hf://datasets/ORG/NAME."""
+    # Not in the pattern either. The hub has no organisations of these names.
+    match = re.match(r"hf://(?:datasets|models|spaces)/(.+)", uri)
+    if match:
+        name = match[1]
+        if "/" not in name:
+            name = f"ORG/{name}"
+        raise ValueError(
+            f"a hub URI is hf://ORG/NAME, without the kind: write hf://{name}"
+        )
+    return check_inside_claim(uri)
+
+
 def _bounded(pattern: str, length: int = 1024) -> StringConstraints:
     return StringConstraints(min_length=1, max_length=length, pattern=pattern)
 
 
 ModelUri = Annotated[
-    str, _bounded(pattern_of(*MODEL)), AfterValidator(check_inside_claim)
+    str, _bounded(pattern_of(*MODEL)), AfterValidator(check_repository)
 ]
-DataUri = Annotated[
-    str, _bounded(pattern_of(*DATA)), AfterValidator(check_inside_claim)
-]
+DataUri = Annotated[str, _bounded(pattern_of(*DATA)), AfterValidator(check_repository)]
 TaskUri = Annotated[
-    str, _bounded(pattern_of(*TASK_FILE)), AfterValidator(check_inside_claim)
+    str, _bounded(pattern_of(*TASK_FILE)), AfterValidator(check_repository)
 ]
 FolderUri = Annotated[
-    str, _bounded(pattern_of(*LOCAL)), AfterValidator(check_inside_claim)
+    str, _bounded(pattern_of(*LOCAL)), AfterValidator(check_repository)
 ]
 # Results have the URIs of all targets twice, and a termination message has 4,096 bytes.
 TargetUri = Annotated[
-    str, _bounded(pattern_of(*TARGET), 256), AfterValidator(check_inside_claim)
+    str, _bounded(pattern_of(*TARGET), 256), AfterValidator(check_repository)
 ]
