@@ -2,18 +2,17 @@
 
 import os
 import signal
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.trainer import watched_stages
 from support.trainer.training import environment
+from support.trainer.watched_stages import exit_code_of, started
 
 from finetune_trainer.contract import ExitCode, TerminationMessage
-from finetune_trainer.runtime.activity import activity
-from finetune_trainer.runtime.watchdog import WORKING_BYTES, end_process, watched
-from finetune_trainer.stop_signal import StopSignal
+from finetune_trainer.runtime.watchdog import WORKING_BYTES
 
 LIMIT = 4
 """Seconds without a sign of work, longer than a start takes on a busy machine."""
@@ -96,80 +95,42 @@ def place(tmp_path):
     return replace(environment(tmp_path), max_silence_seconds=1, progress_file=None)
 
 
-def exit_code_of(run):
-    if (child := os.fork()) == 0:
-        run()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def test_stage_that_hangs_before_its_first_report_ends(place):
-    def run():
-        with watched("push", place, StopSignal()):
-            threading.Event().wait()
-
-    assert exit_code_of(run) == ExitCode.UNAVAILABLE
+    assert exit_code_of(watched_stages.hang, place) == ExitCode.UNAVAILABLE
     message = TerminationMessage.model_validate_json(place.termination_log.read_bytes())
     assert message.failure
     assert message.failure.message.startswith("push: no sign of work for 1 s. ")
 
 
 def test_reports_keep_the_stage_alive(place):
-    def run():
-        with watched("push", place, StopSignal()):
-            for _ in range(8):
-                time.sleep(0.25)
-                activity.report()
-
-    assert exit_code_of(run) == 0
+    assert exit_code_of(watched_stages.report, place) == 0
 
 
-def test_bytes_that_a_library_reads_keep_the_stage_alive(place, tmp_path):
+def test_bytes_that_a_library_reads_keep_the_stage_alive(place):
     """A library loads a model in a single call, which reports nothing."""
-    model = tmp_path / "model"
-    model.write_bytes(bytes(WORKING_BYTES))
-
-    def run():
-        with watched("push", place, StopSignal()):
-            for _ in range(8):
-                time.sleep(0.25)
-                model.read_bytes()
-
-    assert exit_code_of(run) == 0
+    place.termination_log.with_name("model").write_bytes(bytes(WORKING_BYTES))
+    assert exit_code_of(watched_stages.read, place) == 0
 
 
 def test_stage_without_a_limit_may_be_silent(place):
-    def run():
-        with watched("push", replace(place, max_silence_seconds=0), StopSignal()):
-            time.sleep(1.5)
-
-    assert exit_code_of(run) == 0
+    assert exit_code_of(watched_stages.be_silent, place) == 0
 
 
 def test_frozen_stage_is_given_time_to_work(place):
     """A laptop that slept, or a process that was stopped, had no time for a sign of work."""
-    if (child := os.fork()) == 0:
-        with watched("push", place, StopSignal()):
-            time.sleep(0.3)
-        os._exit(0)
-    os.kill(child, signal.SIGSTOP)
+    process = started(watched_stages.work_briefly, place)
+    begun = place.termination_log.with_name("begun")
+    deadline = time.monotonic() + 60
+    while not begun.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGSTOP)
     time.sleep(1.6)
-    os.kill(child, signal.SIGCONT)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.kill(process.pid, signal.SIGCONT)
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_two_ends_at_once_leave_one_message(place):
     """The watchdog finds the silence while the main thread already writes another message."""
-    report = TerminationMessage.model_validate({"failure": {"message": "first"}})
-    other = TerminationMessage.model_validate({"failure": {"message": "second"}})
-
-    def run():
-        stop = StopSignal()
-        stop.claim_exit()
-        late = (place, stop, other, 3)
-        threading.Thread(target=end_process, args=late, daemon=True).start()
-        time.sleep(0.2)
-        end_process(place, stop, report, 2)
-
-    assert exit_code_of(run) == 2
+    assert exit_code_of(watched_stages.end_twice, place) == 2
     assert "first" in place.termination_log.read_text()
