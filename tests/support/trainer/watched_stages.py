@@ -49,7 +49,6 @@ def report(place: Environment) -> None:
 
 def read(place: Environment) -> None:
     """Read the file `model` beside the termination log again and again, without a report."""
-    assert place.termination_log
     model = place.termination_log.with_name("model")
     with watched("push", place, StopSignal()):
         for _ in range(8):
@@ -64,7 +63,6 @@ def be_silent(place: Environment) -> None:
 
 def work_briefly(place: Environment) -> None:
     """Work for a moment, after the file `begun` beside the termination log is there."""
-    assert place.termination_log
     with watched("push", place, StopSignal()):
         place.termination_log.with_name("begun").touch()
         time.sleep(0.5)

@@ -119,6 +119,7 @@ def test_stage_without_a_limit_may_be_silent(place):
 def test_frozen_stage_is_given_time_to_work(place):
     """A laptop that slept, or a process that was stopped, had no time for a sign of work."""
     process = started(watched_stages.work_briefly, place)
+    assert process.pid
     begun = place.termination_log.with_name("begun")
     deadline = time.monotonic() + 60
     while not begun.exists() and time.monotonic() < deadline:
