@@ -154,15 +154,9 @@ async def _complete(request: web.Request) -> web.Response:
     )
 
 
-async def _list_models(_request: web.Request) -> web.Response:
-    # The last part of the target in the manifest.
-    return web.json_response({"data": [{"id": "published"}]})
-
-
 @asynccontextmanager
 async def _model_server(address: str) -> AsyncIterator[None]:
     application = web.Application()
-    application.router.add_get("/v1/models", _list_models)
     application.router.add_post("/v1/completions", _complete)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
     await runner.setup()

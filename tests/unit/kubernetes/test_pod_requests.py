@@ -26,35 +26,20 @@ from finetune_operator.kubernetes.pods.probe import (
     ServerProbe,
 )
 from finetune_operator.kubernetes.translate.pod import ObservedPod
-from finetune_trainer.contract.smoke_test import MODELS_PATH
 
 A_POD = ObservedPod(a_pod(running(), status={"podIP": "127.0.0.1"}))
 SERVING = Serving("transformers", "pvc://models/demo", None, 1, "Hello", 8)
 
 
 def probe_result(handler, serving: Serving = SERVING) -> ProbeResult | None:
-    """Probe a server that lists its model and has this handler for other requests; return the result."""
+    """Probe a server that has this handler; return the result."""
 
     async def scenario():
-        async with (
-            serve_http(listing(handler, "demo")) as port,
-            open_session() as session,
-        ):
+        async with serve_http(handler) as port, open_session() as session:
             with patch.multiple(probe_module, PORT=port, PAUSE_SECONDS=0.01):
                 return await wait_result(session, serving)
 
     return asyncio.run(asyncio.wait_for(scenario(), 20))
-
-
-def listing(handler, *models: str):
-    """Return a handler that lists these models, and hands all other requests to the handler."""
-
-    async def respond(request):
-        if request.path == MODELS_PATH:
-            return web.json_response({"data": [{"id": model} for model in models]})
-        return await handler(request)
-
-    return respond
 
 
 async def wait_result(session, serving: Serving = SERVING) -> ProbeResult | None:
@@ -132,35 +117,6 @@ def test_response_in_chunks_is_joined():
         return response
 
     assert probe_result(respond) == ProbeResult(" scenario")
-
-
-@pytest.mark.parametrize(
-    ("models", "status"),
-    [
-        ('{"data": [{"id": "another"}]}', 200),
-        ('{"data": [{"id": "demo"}]}', 500),
-        ('{"data": null}', 200),
-        ("[" * 100_000, 200),
-        ("Not Found", 404),
-    ],
-)
-def test_server_that_does_not_list_its_model_fails_the_probe(models, status):
-    async def respond(request):
-        if request.path == MODELS_PATH:
-            return web.Response(text=models, status=status)
-        return web.json_response({"choices": [{"text": "yes"}]})
-
-    # The outer handler lists no model of its own.
-    async def scenario():
-        async with serve_http(respond) as port, open_session() as session:
-            with patch.multiple(probe_module, PORT=port, PAUSE_SECONDS=0.01):
-                return await wait_result(session)
-
-    actual = asyncio.run(asyncio.wait_for(scenario(), 20))
-    assert actual
-    assert f"GET /v1/models answered with status {status}" in actual.failure
-    assert "without demo" in actual.failure
-    assert not actual.is_permanent
 
 
 def test_redirect_is_not_followed():
@@ -331,8 +287,7 @@ def test_hundred_mute_servers_do_not_delay_another_namespace(namespaces, request
         return web.Response(text='{"choices": [{"text": "healthy"}]}')
 
     async def scenario():
-        server = serve_http(listing(respond, "mute", "demo"))
-        async with server as port, open_session() as session:
+        async with serve_http(respond) as port, open_session() as session:
             with patch.multiple(probe_module, PORT=port):
                 enqueued: asyncio.Queue[Key] = asyncio.Queue()
                 probe = ServerProbe(session, enqueued.put_nowait)

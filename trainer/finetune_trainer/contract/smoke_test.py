@@ -1,7 +1,5 @@
 """The question of the smoke test to a model server, by the deploy stage and by the operator: pure."""
 
-import contextlib
-import http
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,10 +7,6 @@ from typing import Any
 
 SHOWN_CHARACTERS = 200
 """Characters of the answer in a message."""
-SHOWN_OF_LIST = 500
-"""Characters of a list of models in a message."""
-MODELS_PATH = "/v1/models"
-"""The path of OpenAI's API that lists the models."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +54,6 @@ class Question:
                 "train longer, or change prompt, maxTokens or expect"
             )
         return ""
-
-
-def list_problem(status: int, content: str | bytes, model: str) -> str:
-    """Return why a server's list of models does not pass; empty if it has the model: clients read the list first."""
-    names = []
-    with contextlib.suppress(
-        ValueError, LookupError, TypeError, AttributeError, RecursionError
-    ):
-        names = [entry["id"] for entry in json.loads(content)["data"]]
-    if status == http.HTTPStatus.OK and model in names:
-        return ""
-    if isinstance(content, bytes):
-        content = content.decode(errors="replace")
-    return (
-        f"GET {MODELS_PATH} answered with status {status} and without {model}: "
-        f"{content[:SHOWN_OF_LIST]}"
-    )
 
 
 def _text_of(message: Mapping[str, Any]) -> str:

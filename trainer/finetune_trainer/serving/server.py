@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune_trainer.contract.engines import Engine, LaunchSpec, model_name
-from finetune_trainer.contract.smoke_test import MODELS_PATH, Question, list_problem
+from finetune_trainer.contract.smoke_test import Question
 from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.child_process import ending_with_this_process
 from finetune_trainer.runtime.errors import (
@@ -188,15 +188,17 @@ def check_listed(server: Server) -> None:
     """Raise ServiceUnavailable unless the server's list of models has the model: clients read the list first."""
     try:
         status, text = _request(
-            server.port, "GET", MODELS_PATH, None, LIST_TIMEOUT_SECONDS
+            server.port, "GET", "/v1/models", None, LIST_TIMEOUT_SECONDS
         )
+        models = [model["id"] for model in json.loads(text)["data"]]
     except REQUEST_ERRORS as error:
         raise ServiceUnavailable(
-            f"the server did not answer GET {MODELS_PATH}: {error!r}"
+            f"the server did not answer GET /v1/models: {error!r}"
         ) from error
-    problem = list_problem(status, text, server.model)
-    if problem:
-        raise ServiceUnavailable(problem)
+    if status != http.HTTPStatus.OK or server.model not in models:
+        raise ServiceUnavailable(
+            f"GET /v1/models answered with status {status} and without {server.model}: {text[:500]}"
+        )
 
 
 def ask(server: Server, question: Question, stop: StopSignal) -> str:

@@ -19,7 +19,7 @@ from finetune_operator.kubernetes.pods.http import (
 )
 from finetune_operator.kubernetes.resources.server import PORT
 from finetune_operator.kubernetes.translate.pod import ObservedPod
-from finetune_trainer.contract.smoke_test import MODELS_PATH, Question, list_problem
+from finetune_trainer.contract.smoke_test import Question
 
 # A server is probed once, so more than a few at once are rare.
 REQUESTS_PER_NAMESPACE = 4
@@ -91,19 +91,12 @@ class ServerProbe:
     ) -> ProbeResult:
         question = serving.question
         body = question.body(model)
-        server = f"http://{url_host(pod)}:{PORT}"
-        url = server + MODELS_PATH
+        url = f"http://{url_host(pod)}:{PORT}{question.path}"
         patience = patience_seconds(serving)
         cause = ""
         for _ in range(TRIES):
             try:
                 async with asyncio.timeout(patience):
-                    url = server + MODELS_PATH
-                    status, content = await request(self.session, url)
-                    problem = list_problem(status, content, model)
-                    if problem:
-                        return ProbeResult(failure=problem)
-                    url = server + question.path
                     status, content = await request(self.session, url, body)
                     return _parse(question, status, content)
             # Before TimeoutError: aiohttp's connection timeout is both.
