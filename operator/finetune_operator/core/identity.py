@@ -52,23 +52,19 @@ def inputs_of(
     cluster can read. So data that was edited in place counts as other data. If the user replaces the program, the
     program is part of the values. If the result is a running server, its execution is, too.
     """
-    excluded = {"identity", *config.non_identity_fields}
-    values = {
-        "stage": spec.name,
-        "config": config.model_dump(
-            mode="json", exclude=excluded | CONTENT_FIELDS, exclude_none=True
-        ),
-        "program": _program(spec),
-    }
+    # Without contents that are absent: a later version may know more of them.
+    fields = config.model_dump(
+        mode="json",
+        exclude={"identity", *config.non_identity_fields},
+        exclude_none=True,
+    )
+    earlier = {name: fields.pop(name) for name in CONTENT_FIELDS & fields.keys()}
+    values = {"stage": spec.name, "config": fields, "program": _program(spec)}
     if spec.runs_server:
         values["runs"] = execution_of(spec)
     digests = {
         uri: source_digests[uri] for uri in config.strings() if uri in source_digests
     }
-    # Without those that are absent: a later version may know more contents.
-    earlier = config.model_dump(
-        mode="json", include={*CONTENT_FIELDS} - excluded, exclude_none=True
-    )
     return f"{_hash(values)}-{_hash([digests, earlier])}"
 
 
