@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.trainer import architectures
 from support.trainer.families import CHAT_TEMPLATE
 from support.trainer.models import SENTENCES
 
@@ -18,18 +19,7 @@ TURNS = ["<|im_start|>", "<|im_end|>"]
 TOOL_TEMPLATE = (
     "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}" + CHAT_TEMPLATE
 )
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = architectures.SIZES | {"vocab_size": VOCABULARY}
 LLAMA_3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,

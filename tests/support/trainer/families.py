@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.trainer import architectures
 from support.trainer.models import SENTENCES
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,19 +16,8 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,  # with the usual 0.02 a frozen output head could express no confident answer
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+# With the usual 0.02 a frozen output head could express no confident answer.
+SIZES = architectures.SIZES | {"initializer_range": 0.3}
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
