@@ -40,21 +40,9 @@ def test_default_placement_equals_the_operators_default():
     )
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        "on-demand",
-        'a "quoted" word',
-        "it's",
-        "a\\b: {c} # d",
-        "<&>",
-        "é…",
-        "{{ no }}",
-        "%s",
-    ],
-)
+@pytest.mark.parametrize("label", ["on-demand", "true", "null", "010", "1_000", ""])
 def test_placement_is_passed_unchanged(label):
-    """Quoting in the template keeps every character of a label's value."""
+    """A label's value stays a string, though YAML reads it as another type without quotes."""
     placement = {
         "onDemand": {"nodeSelector": {"kind": label}},
         "spot": {"tolerations": [{"key": "cheap", "value": label}]},
@@ -64,6 +52,18 @@ def test_placement_is_passed_unchanged(label):
     ).settings.placement_defaults
     assert defaults.on_demand.node_selector == {"kind": label}
     assert defaults.spot.tolerations[0].value == label
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['a "quoted" word', "it's", "a\\b: {c} # d", "<&>", "é…", "{{ no }}", "%s"],
+)
+def test_variable_is_passed_unchanged(text):
+    """Quoting in the template keeps every character of free text."""
+    defaults = {"podDefaults": {"env": [{"name": "TEXT", "value": text}]}}
+    settings = parsed_options(render({"defaults": defaults})).settings
+    [variable] = settings.defaults.pod_defaults.env
+    assert variable == {"name": "TEXT", "value": text}
 
 
 def test_grace_period_and_namespaces_are_passed():
