@@ -63,7 +63,7 @@ def test_variable_is_passed_unchanged(text):
     defaults = {"podDefaults": {"env": [{"name": "TEXT", "value": text}]}}
     settings = parsed_options(render({"defaults": defaults})).settings
     [variable] = settings.defaults.pod_defaults.env
-    assert variable == {"name": "TEXT", "value": text}
+    assert (variable.name, variable.value) == ("TEXT", text)
 
 
 def test_grace_period_and_namespaces_are_passed():
