@@ -27,7 +27,7 @@ from finetune_cli.forecast.forecast import (
     forecast,
 )
 from finetune_cli.forecast.placement import placement_lines, read_placement
-from finetune_cli.local.run import LocalRun, with_spec
+from finetune_cli.local.run import LocalRun
 from finetune_cli.manifest.fields import without_effect
 from finetune_cli.manifest.manifest import read
 from finetune_cli.output.forecast_lines import print_forecast, print_forecast_json
@@ -135,11 +135,12 @@ def _prepared(planned: PipelineForecast, local_run: LocalRun) -> PrepareResult |
 
 async def _forecast(local_run: LocalRun) -> PipelineForecast:
     manifest = local_run.manifest
-    before = local_run.cluster.pipeline_file.read()
+    file = local_run.cluster.pipeline_file
+    before = file.read()
     # The first run has no UID yet; the forecast shows none.
-    after = Pipeline(local_run.key, "0" * 8, 1, manifest.spec)
-    if before:
-        after = with_spec(before, manifest)
+    after = file.edited(manifest.spec, manifest.annotations) or Pipeline(
+        local_run.key, "0" * 8, 1, manifest.spec
+    )
     observed = await local_run.cluster.observe(after)
     now = datetime.now(UTC)  # noqa: TID251  an edge
     workspace = local_run.cluster.folders.workspace(after)

@@ -94,8 +94,8 @@ def forecast(
     old: Mapping[str, StageAssessment] = {}
     if before:
         old = assess(before, observed, now).stages
-        if observed.keeps_images and is_from_other_version(before):
-            # The operator of a cluster adopts the stages before it sees the edit. A local run sees both at once.
+        if is_from_other_version(before):
+            # This version adopts the stages before the edit.
             adopted = {name: stage.status for name, stage in old.items()}
             after = with_adopted(after, adopted)
     assessment = assess(after, observed, now)

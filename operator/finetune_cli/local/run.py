@@ -5,7 +5,7 @@ import contextlib
 import fcntl
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from finetune_cli.runs import MANIFEST
 from finetune_operator.api.group import RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus, StageState
+from finetune_operator.core.adoption import is_from_other_version, with_adopted
 from finetune_operator.core.assess import assess
 from finetune_operator.core.assessment import StageAssessment
 from finetune_operator.core.events import Event
@@ -121,6 +122,8 @@ class LocalRun:
         annotations = dict(self.manifest.annotations)
         if retry:
             annotations[RETRY_ANNOTATION] = retry
+        # Before the manifest: what has changed after that is an edit.
+        self._adopt_other_version()
         applied = self.cluster.pipeline_file.apply(
             self.key, self.manifest.spec, annotations
         )
@@ -128,6 +131,18 @@ class LocalRun:
             str(self.manifest.path.absolute()), "utf-8"
         )
         return applied
+
+    def _adopt_other_version(self) -> None:
+        """Record this version's hashes of the stages that another version has run."""
+        pipeline = self.cluster.pipeline_file.read()
+        if pipeline is None or not is_from_other_version(pipeline):
+            return
+        observed = asyncio.run(self.cluster.observe(pipeline))
+        now = datetime.now(UTC)  # noqa: TID251  an edge
+        stages = assess(pipeline, observed, now).stages
+        statuses = {name: stage.status for name, stage in stages.items()}
+        adopted = with_adopted(pipeline, statuses)
+        self.cluster.pipeline_file.write_status(pipeline, adopted.status)
 
     def check(self) -> list[str]:
         """Check what the run needs before anything starts, and return the sources that were not looked at.
@@ -290,20 +305,6 @@ def is_until_reached(status: PipelineStatus, until: str | None) -> bool:
         if kind.name == until:
             return True
     return False
-
-
-def with_spec(pipeline: Pipeline, manifest: Manifest) -> Pipeline:
-    """Return the pipeline as it would be if the manifest were applied now."""
-    generation = pipeline.generation
-    # As an API server: only a changed spec is a new generation.
-    if pipeline.spec != manifest.spec:
-        generation += 1
-    return replace(
-        pipeline,
-        spec=manifest.spec,
-        generation=generation,
-        annotations=manifest.annotations,
-    )
 
 
 def _targets(spec: PipelineSpec) -> list[str]:

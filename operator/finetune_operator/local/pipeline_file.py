@@ -13,9 +13,12 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError, Conflict
+from finetune_operator.local.applied import Fields, fields_of, with_fields
 from finetune_trainer.files import write_durably
 
 FILE = "pipeline.json"
+APPLIED = "applied"
+"""Key of the fields that the manifest has set."""
 
 
 class PipelineFile:
@@ -26,10 +29,15 @@ class PipelineFile:
 
     def read(self) -> Pipeline | None:
         """Return the pipeline, or None in a new work folder; raise ClusterError if the file is not a valid pipeline."""
+        stored = self._read()
+        return stored[0] if stored else None
+
+    def _read(self) -> tuple[Pipeline, Fields] | None:
+        """Return the pipeline, and the fields that its manifest has set; None in a new work folder."""
         try:
             content = json.loads(self.path.read_bytes())
             meta = content["metadata"]
-            return Pipeline(
+            pipeline = Pipeline(
                 key=Key(meta["namespace"], meta["name"]),
                 uid=meta["uid"],
                 generation=meta["generation"],
@@ -38,6 +46,8 @@ class PipelineFile:
                 spec=PipelineSpec.model_validate(content["spec"]),
                 status=PipelineStatus.model_validate(content["status"]),
             )
+            # A file of an earlier version lacks them: then each stored field counts as set.
+            return pipeline, content.get(APPLIED, content["spec"])
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -55,42 +65,58 @@ class PipelineFile:
 
         Raises ClusterError if the work folder belongs to another pipeline.
         """
-        previous = self.read()
-        if previous is None:
-            return self._write(
-                Pipeline(key, str(uuid.uuid4()), 1, spec, annotations=annotations)
-            )
+        applied = fields_of(spec)
+        stored = self._read()
+        if stored is None:
+            new = Pipeline(key, str(uuid.uuid4()), 1, spec, annotations=annotations)
+            return self._write(new, applied)
+        previous, before = stored
         if previous.key != key:
             raise ClusterError(
                 f"{self.path.parent} belongs to the pipeline {previous.key}; use another --workdir"
             )
-        if previous.spec == spec and previous.annotations == annotations:
+        edited = _edited(previous, before, spec, annotations)
+        if edited == previous and applied == before:
             return previous
-        # As in Kubernetes, annotations do not count as an edit of the spec.
-        generation = previous.generation + (previous.spec != spec)
-        return self._write(
-            replace(previous, spec=spec, annotations=annotations, generation=generation)
-        )
+        return self._write(edited, applied)
+
+    def edited(
+        self, spec: PipelineSpec, annotations: dict[str, str]
+    ) -> Pipeline | None:
+        """Return the stored pipeline as it would be after `apply`; None in a new work folder."""
+        stored = self._read()
+        return _edited(*stored, spec, annotations) if stored else None
 
     def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
         """Write the status and return the pipeline with it; raise Conflict if it has changed since it was read."""
-        previous = self.read()
+        stored = self._read()
         # As the API server refuses a stale write: an edit since then would be lost.
-        if previous is None or previous.resource_version != pipeline.resource_version:
+        if stored is None or stored[0].resource_version != pipeline.resource_version:
             raise Conflict(f"{pipeline.key} has changed since it was read")
+        previous, applied = stored
         if previous.status == status:
             return pipeline
-        written = self._write(replace(previous, status=status))
+        written = self._write(replace(previous, status=status), applied)
         return replace(
             pipeline, status=status, resource_version=written.resource_version
         )
 
-    def _write(self, pipeline: Pipeline) -> Pipeline:
+    def _write(self, pipeline: Pipeline, applied: Fields) -> Pipeline:
         updated = replace(
             pipeline, resource_version=str(int(pipeline.resource_version or 0) + 1)
         )
-        write_durably(self.path, json.dumps(to_object(updated), indent=1).encode())
+        content = {**to_object(updated), APPLIED: applied}
+        write_durably(self.path, json.dumps(content, indent=1).encode())
         return updated
+
+
+def _edited(
+    previous: Pipeline, before: Fields, spec: PipelineSpec, annotations: dict[str, str]
+) -> Pipeline:
+    spec = with_fields(previous.spec, before, spec)
+    # As in Kubernetes, annotations do not count as an edit of the spec.
+    generation = previous.generation + (previous.spec != spec)
+    return replace(previous, spec=spec, annotations=annotations, generation=generation)
 
 
 def to_object(pipeline: Pipeline) -> dict[str, Any]:
