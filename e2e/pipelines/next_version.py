@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from finetune_trainer.contract import RESULTS_VERSION
 from testcluster.errors import UsageError
 from testcluster.images import image_builders
 from testcluster.images.image_builders import Build
@@ -72,12 +73,27 @@ CHANGES: tuple[tuple[str, str, str], ...] = (
     ),
 )
 """File, what the next version adds to it, and the text before which that is."""
+CONTRACT = "trainer/finetune_trainer/contract"
+REPLACED: tuple[tuple[str, str, str], ...] = (
+    (
+        f"{CONTRACT}/configs.py",
+        f"RESULTS_VERSION = {RESULTS_VERSION}\n",
+        f"RESULTS_VERSION = {RESULTS_VERSION + 1}\n",
+    ),
+    (
+        f"{CONTRACT}/recipes.py",
+        "learning_rate: float = Field(default=2e-4",
+        "learning_rate: float = Field(default=1e-4",
+    ),
+)
+"""File, a text in it, and what the next version has in its place: other results of the trainer, and another default."""
 DOCKERFILE = """\
 ARG BASE_IMAGE
 FROM ${BASE_IMAGE}
 USER 0
 COPY operator/finetune_operator /opt/app/finetune_operator
-RUN /opt/venv/bin/python -m compileall -qf --invalidation-mode unchecked-hash /opt/app/finetune_operator
+COPY trainer/finetune_trainer /opt/app/finetune_trainer
+RUN /opt/venv/bin/python -m compileall -qf --invalidation-mode unchecked-hash /opt/app
 USER 65532:65532
 """
 
@@ -97,13 +113,13 @@ class NextVersion:
 def create(checkout: Path) -> NextVersion:
     """Write the next version to a folder and build its image. Raises UsageError if a change has no place."""
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("operator", "charts", "crds"):
+    for name in ("operator", "trainer", "charts", "crds"):
         shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
     for name, added, text in CHANGES:
-        _add(checkout / name, added, text)
-    paths = os.pathsep.join(
-        str(path) for path in (checkout / "operator", ROOT / "trainer")
-    )
+        _replace(checkout / name, text, added + text)
+    for name, text, replacement in REPLACED:
+        _replace(checkout / name, text, replacement)
+    paths = os.pathsep.join(str(checkout / name) for name in ("operator", "trainer"))
     generate = [sys.executable, "-m", "finetune_operator.crd.generate"]
     subprocess.run(
         generate,
@@ -115,13 +131,13 @@ def create(checkout: Path) -> NextVersion:
     return NextVersion(checkout)
 
 
-def _add(file: Path, added: str, text: str) -> None:
+def _replace(file: Path, text: str, replacement: str) -> None:
     content = file.read_text()
     if content.count(text) != 1:
         raise UsageError(
-            f"{file.name} has the following {content.count(text)} times, not once: change CHANGES: {text}"
+            f"{file.name} has the following {content.count(text)} times, not once: change CHANGES or REPLACED: {text}"
         )
-    file.write_text(content.replace(text, added + text))
+    file.write_text(content.replace(text, replacement))
 
 
 def _build_image(checkout: Path) -> None:

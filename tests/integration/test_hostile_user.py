@@ -171,10 +171,13 @@ def has_ended(pipeline: Object) -> bool:
 
 def is_readable_by_pods(path: Path, value: str) -> bool:
     """Return whether the API server accepts the value as a URI: a local run reads paths of its machine, too."""
+    # The text of a template is no path.
+    if path[-1] == "chatTemplate" and "{{" in value:
+        return True
     scheme = value.partition("://")[0]
     schemes = (
         {"pvc"}
-        if "tasks" in path or "tensorboard" in path
+        if {"tasks", "tensorboard", "chatTemplate"} & set(path)
         else {"hf", "s3", "gs", "az", "oci", "pvc", "https"}
     )
     return scheme in schemes and ".." not in value.split("/")
@@ -187,7 +190,7 @@ def hostile_pipeline(number: int, value: str) -> Object:
     spec["push"]["when"] = "Always"
     for path in string_fields(spec_schema(), spec):
         if NEEDED & set(map(str, path)) or (
-            path[-1] in {"uri", "file"} and not is_readable_by_pods(path, value)
+            path[-1] in {"uri", "file", "chatTemplate"} and not is_readable_by_pods(path, value)
         ):
             continue
         changed = with_value(spec, path, value)

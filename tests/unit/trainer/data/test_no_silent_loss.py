@@ -87,17 +87,67 @@ def test_null_in_an_earlier_record_hides_no_column(refused, first, second, reaso
             },
             "messages[0].content[0].context is not used",
         ),
-        ({**PAIR, "label": 0}, "label is false, so the answer is to be avoided"),
+        ({**PAIR, "label": 0}, "label is 0, so the answer is to be avoided"),
         ({**PAIR, "label": "false"}, "label is false, so the answer is to be avoided"),
         ({**PAIR, "label": "A lost text"}, "label must be true or false, it is a text"),
         ({"messages": [QUESTION, ANSWER], "label": False}, "label is false"),
         ({**PAIR, "train": False}, "train is False, so the record is not to be learned"),
+        ({**PAIR, "label": "Rejected"}, "label is rejected, so"),
+        ({**PAIR, "label": -1}, "label is -1, so"),
+        ({"messages": [QUESTION, ANSWER], "label": 0}, "label is 0, so"),
+        ({"messages": [QUESTION, ANSWER], "label": "False"}, "label is false, so"),
+        ({"messages": [QUESTION, ANSWER], "train": "no"}, "train is no, so"),
+        ({**PAIR, "skip": True}, "skip is True, so the record is not to be learned"),
+        ({**PAIR, "desirable": False}, "desirable is False, so"),
+        ({**PAIR, "weight": 0.5}, "weight is 0.5, but no record counts more than another"),
+        ({**PAIR, "weight": "2"}, "weight is 2, but no record"),
+        (
+            {"messages": [QUESTION, ANSWER], "chat_template_kwargs": {"enable_thinking": False}},
+            "set prepare.chatTemplateArguments for all records",
+        ),
+        ({**PAIR, "choices": ["Paris", "London"]}, "column choices: its text is not used"),
+        (
+            {"prompt": ["a", "b"], "completion": ["c", "d"]},
+            "prompt is a list of 2 texts: write a record for each of them",
+        ),
+        ({"messages": [QUESTION, ANSWER | {"mask": True}]}, "messages[1].mask: neither the chat template nor the loss"),
+        (
+            {"messages": [QUESTION, ANSWER | {"train_detail": [{"begin_offset": 0, "end_offset": 3, "train": False}]}]},
+            "messages[1].train_detail: neither the chat template nor the loss",
+        ),
+        ({"messages": [QUESTION, ANSWER | {"channel": "analysis"}]}, "messages[1].channel: neither"),
+        ({"messages": [QUESTION, ANSWER | {"loss": False}]}, "leave no turn to learn"),
+        ({"messages": [QUESTION, ANSWER | {"training": False}]}, "leave no turn to learn"),
+        ({"messages": [QUESTION, ANSWER | {"loss_weight": 0.5}]}, "messages[1].loss_weight must be 0 or 1"),
+        (
+            {"messages": [QUESTION, {"role": "assistant", "tool_calls": [{"name": "add", "arguments": '{"a": 1'}]}]},
+            "arguments is an object, but not JSON",
+        ),
         ({**PAIR, "weight": 0}, "weight is 0, so the record is not to be learned"),
         ({**PAIR, "input": "cat"}, "column input: its text is not used"),
     ],
 )  # fmt: skip
 def test_record_that_would_lose_its_meaning_is_refused(refused, record, reason):
     assert reason in refused(record)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {**PAIR, "label": "sports"},
+        {**PAIR, "weight": 1},
+        {**PAIR, "loss": 1.37},
+        {**PAIR, "skip": False, "label": 1},
+        {"messages": [QUESTION, ANSWER | {"train": True, "loss": True}], "label": 3},
+        {"messages": [QUESTION, ANSWER | {"index": 7, "score": 0.5}]},
+    ],
+)
+def test_value_that_decides_nothing_is_accepted(
+    record, model: Path, environment: Environment, manifest_dir: Path
+):
+    write_jsonl(manifest_dir / "data.jsonl", [record])
+    result = prepare(prepare_config(model), environment)
+    assert (result.records, result.invalid) == (1, 0)
 
 
 def test_tools_beside_texts_of_a_pair_are_refused(refused):
@@ -145,6 +195,83 @@ def test_turn_that_the_marks_leave_out_is_named():
     assert [text.partition(" of the")[0] for text in rendering.unrendered] == [
         "messages[1]: the marks {% generation %}"
     ]
+
+
+MARKED = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}BEFORE{% generation %}INSIDE"
+    "{% endgeneration %}BEHIND{{ eos_token }}{% else %}{{ m.content }}{{ eos_token }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+CALLS = "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}"
+CALL = {"function": {"name": "add", "arguments": {"a": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "behind", "message", "places"),
+    [
+        (
+            "",
+            "{{ m.content }}",
+            CALLS,
+            {**ANSWER, "tool_calls": [CALL]},
+            ["messages[1].tool_calls[0].function.name"],
+        ),
+        (
+            "{{ m.reasoning_content }}",
+            "{{ m.content }}",
+            "",
+            {**ANSWER, "reasoning_content": "It is old."},
+            ["messages[1].reasoning_content"],
+        ),
+        (
+            "",
+            "{{ m.content[:1] }}",
+            "{{ m.content[1:] }}",
+            ANSWER,
+            ["messages[1].content"],
+        ),
+        (
+            "",
+            "{{ m.content }}" + CALLS,
+            "",
+            {**ANSWER, "tool_calls": [CALL]},
+            [],
+        ),
+    ],
+)
+def test_text_that_the_marks_leave_out_is_named(
+    before, inside, behind, message, places
+):
+    template = MARKED.replace("BEFORE", before)
+    template = template.replace("INSIDE", inside).replace("BEHIND", behind)
+    rendering = rendering_of(template, {"messages": [QUESTION, message]})
+    named = [text.partition(": the marks")[0] for text in rendering.unrendered]
+    assert named == places
+    # The end of the turn is in the loss, whatever is between it and the marks.
+    example = rendering.examples[0]
+    _, end = example.loss_spans[-1]
+    assert end == len(example.text.rstrip())
+
+
+def test_pair_of_other_questions_is_refused(refused):
+    record = {
+        "chosen": [QUESTION, ANSWER],
+        "rejected": [{**QUESTION, "content": "a file"}, ANSWER],
+    }
+    reason = refused(record, objective="DPO")
+    assert "chosen begins with the role user behind the prompt" in reason
+
+
+@pytest.mark.parametrize(
+    ("columns", "entry"),
+    [
+        ({"reasoning": "It is old."}, 'completion: "{{ reasoning }}\\n\\n{{ completion }}"'),
+        ({"system": "Be old."}, 'prompt: "{{ system }}\\n\\n{{ prompt }}"'),
+        ({"note": "It is old."}, 'prompt: "{{ prompt }}\\n\\n{{ note }}"'),
+    ],
+)  # fmt: skip
+def test_fix_puts_a_column_to_its_place(refused, columns, entry):
+    assert entry in refused({**PAIR, **columns})
 
 
 def test_text_in_a_tool_that_the_template_drops_is_named():

@@ -112,7 +112,7 @@ def test_several_columns_are_named_together() -> None:
         FieldColumns().select(record)
     assert str(raised.value) == (
         "columns system, body text: their text is not used: write columns: "
-        "{prompt: \"{{ prompt }}\\n\\n{{ system }}\\n\\n{{ record['body text'] }}\"}, "
+        "{prompt: \"{{ system }}\\n\\n{{ prompt }}\\n\\n{{ record['body text'] }}\"}, "
         "or leave it out with columns: {ignored: [system, body text]}"
     )
 

@@ -20,7 +20,7 @@ from finetune_trainer.data.records.forms import (
     form_of,
     is_plain,
 )
-from finetune_trainer.data.records.labels import SWITCHES, check_is_learned
+from finetune_trainer.data.records.labels import DECISIONS, check_is_learned
 from finetune_trainer.data.records.records import Fields, InvalidRecord
 from finetune_trainer.data.records.suggestions import needed_columns, variable
 from finetune_trainer.data.records.unrendered import AnyCase
@@ -29,6 +29,10 @@ from finetune_trainer.data.records.unrendered import AnyCase
 _MAX_PLANS = 1000
 # As YAML writes it in double quotes.
 _BLANK_LINE = "\\n\\n"
+_LEADING = frozenset({"context", "passage", "system", "system_prompt"})
+"""Columns that stand before the question."""
+_REASONING = frozenset({"reasoning", "reasoning_content", "thinking", "rationale"})
+"""Columns with what the model is to think before it answers."""
 
 
 _Columns = tuple[str, ...] | tuple[tuple[str, ...], frozenset[str]]
@@ -41,7 +45,7 @@ class _Plan(NamedTuple):
     form: Form
     unread: tuple[str, ...]
     """Columns that the form does not read, in which a text would be lost."""
-    switches: frozenset[str]
+    decisions: frozenset[str]
     """Unread columns that may take a record out of the loss."""
     written: tuple[str, ...] = ()
     """Columns that only templates read, which may write a part of them."""
@@ -106,8 +110,8 @@ class FieldColumns:
             fields = self._checked(record, fields, plan.written)
         if not plan.unread:
             return fields
-        if plan.switches:
-            check_is_learned(record, plan.switches)
+        if plan.decisions:
+            check_is_learned(record, plan.decisions)
         lost = unread_columns(record, plan.unread, fields)
         return self._partly_read(plan.form, record, fields, lost) if lost else fields
 
@@ -139,14 +143,21 @@ class FieldColumns:
         """Return the entry of `columns` with a template that reads further columns, or an empty text."""
         if "messages" in fields or not texts:
             return ""
-        for field in ("prompt", "text"):
+        targets = ("prompt", "text")
+        if _REASONING.issuperset(texts) and "completion" in fields:
+            # What the model is to write before its answer.
+            targets = ("completion",)
+        for field in targets:
             if field not in form.reads:
                 continue
-            parts = [f"{{{{ {variable(column)} }}}}" for column in texts]
+            before = [name for name in texts if name in _LEADING | _REASONING]
+            behind = [name for name in texts if name not in before]
+            parts = [f"{{{{ {variable(column)} }}}}" for column in before]
             if self._named:
-                parts.insert(0, self._named.written(field))
+                parts.append(self._named.written(field))
             elif field in fields:
-                parts.insert(0, f"{{{{ {field} }}}}")
+                parts.append(f"{{{{ {field} }}}}")
+            parts += [f"{{{{ {variable(column)} }}}}" for column in behind]
             return f'{field}: "{_BLANK_LINE.join(parts)}"'
         return ""
 
@@ -185,7 +196,7 @@ class FieldColumns:
         self, form: Form, unread: list[str], written: tuple[str, ...] = ()
     ) -> _Plan:
         unread = [name for name in unread if name not in self._ignored]
-        return _Plan(form, tuple(unread), SWITCHES.intersection(unread), written)
+        return _Plan(form, tuple(unread), DECISIONS.intersection(unread), written)
 
     def _written(self, record: Fields) -> tuple[str, ...]:
         """Return the columns of a record that only templates read."""

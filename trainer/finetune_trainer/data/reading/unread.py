@@ -12,7 +12,18 @@ from finetune_trainer.data.records.unrendered import LABEL, RenderedText, is_lab
 
 _as_label = LABEL.fullmatch
 TEXT_COLUMNS = frozenset(
-    {"context", "history", "input", "passage", "query", "question", "system"}
+    {
+        "candidates",
+        "choices",
+        "context",
+        "history",
+        "input",
+        "options",
+        "passage",
+        "query",
+        "question",
+        "system",
+    }
 )
 """Columns that hold texts, however short. In any other column, a single word is a label."""
 
@@ -62,7 +73,7 @@ def unread_columns(
         if kind is str:
             if _as_label(value) is None or (value and column in text_columns):
                 suspects.append(column)
-        elif kind in _NESTED and has_text(value):
+        elif kind in _NESTED and (column in text_columns or has_text(value)):
             suspects.append(column)
     if not suspects:
         return suspects

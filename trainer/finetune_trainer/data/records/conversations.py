@@ -3,7 +3,7 @@
 Tool calls have OpenAI's form. The chat template renders messages, so every key stays as the record has it, with some
 exceptions. `arguments` as JSON text becomes an object, because templates of Hugging Face apply `tojson`. A call without
 the object `function` gets it. A `content` that is null or absent becomes empty text. Other keys with null are left out.
-`weight` and `train` become `train: false` if they take a message out of the loss.
+`weight`, `train` and their other names become `train: false` if they take a message out of the loss.
 """
 
 import json
@@ -25,8 +25,8 @@ Message = dict[str, Any]
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 """Names of the reasoning in templates and in data sets."""
 OPTIONAL_TEXTS = ("name", "tool_call_id", *REASONING_NAMES)
-IN_THE_LOSS = ("weight", "train")
-"""Keys that take a message out of the loss: OpenAI's, and axolotl's."""
+IN_THE_LOSS = ("weight", "train", "training", "trainable", "loss", "loss_weight")
+"""Keys with which OpenAI, axolotl and ms-swift take a message out of the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +175,10 @@ def _is_in_the_loss(message: Message, name: str, path: str) -> bool:
         raise InvalidRecord(
             f"{path}.{name} must be 0 or 1, false or true, it is {shown}: no turn counts more than another"
         )
-    if name == "train" and value and message["role"] != "assistant":
+    is_switch = name != "weight" and value
+    if is_switch and message["role"] != "assistant":
         raise InvalidRecord(
-            f"{path}.train is true, but only turns of the assistant are learned: remove it"
+            f"{path}.{name} is true, but only turns of the assistant are learned: remove it"
         )
     return bool(value)
 
@@ -236,7 +237,11 @@ def _arguments(value: object, path: str) -> dict[str, Any] | str:
                 parsed = parse_json(value)
             except RepeatedKey as error:
                 raise InvalidRecord(f"{path}: {error}") from None
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError) as error:
+                if value.lstrip().startswith("{"):
+                    raise InvalidRecord(
+                        f"{path} is an object, but not JSON: {error}"
+                    ) from None
                 # The template may render text, too.
                 return value
             return parsed if isinstance(parsed, dict) else value

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finetune_trainer.contract import Objective
-from finetune_trainer.data.records.labels import check_label
+from finetune_trainer.data.records.labels import check_avoided, check_label
 from finetune_trainer.data.records.message_forms import (
     are_usual,
     parsed_json,
@@ -62,9 +62,7 @@ def _conversation(column: str) -> Callable[[Fields], Fields]:
     def convert(record: Fields) -> Fields:
         if KTO_TAG in record:
             check_label(record, KTO_TAG)
-        # Only a boolean: a number may be a class of the conversation.
-        if isinstance(record.get("label"), bool):
-            check_label(record, "label")
+        check_avoided(record, "label")
         messages = read_messages(record[column], column)
         fields = {"messages": _with_system(record, messages)}
         tools = _tools(record)
@@ -113,6 +111,8 @@ def _completion(record: Fields) -> Fields:
     """Return prompt and completion, or for two lists of messages a conversation whose completion is learned."""
     prompt = record["prompt"]
     completion = record["completion"]
+    _check_is_a_record(prompt, "prompt")
+    _check_is_a_record(completion, "completion")
     if "label" in record:
         check_label(record, "label")
     if not isinstance(prompt, list) and not isinstance(completion, list):
@@ -139,6 +139,18 @@ def _completion(record: Fields) -> Fields:
     if record.get("tools") is not None:
         fields["tools"] = record["tools"]
     return fields
+
+
+def _check_is_a_record(value: object, name: str) -> None:
+    """Raise InvalidRecord if a field is a list of texts: a file of columns, and not of records."""
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(text, str) for text in value)
+    ):
+        raise InvalidRecord(
+            f"{name} is a list of {len(value)} texts: write a record for each of them"
+        )
 
 
 def _is_assistants(message: object) -> bool:

@@ -5,8 +5,18 @@ from collections.abc import Iterable
 from finetune_trainer.data.records.records import Fields, InvalidRecord, shortened
 from finetune_trainer.data.records.unrendered import is_label
 
-SWITCHES = frozenset({"train", "weight", "loss"})
+SWITCHES = frozenset({"train", "weight", "loss", "keep", "desirable", "is_desirable"})
 """Columns with which other tools take a whole record out of the loss."""
+SKIPS = frozenset({"skip", "exclude", "excluded"})
+"""Columns whose true value does the same."""
+TEMPLATE_ARGUMENTS = frozenset({"chat_template_kwargs", "reasoning_effort"})
+"""Columns with arguments of the chat template for a single record."""
+DECISIONS = SWITCHES | SKIPS | TEMPLATE_ARGUMENTS
+"""Columns that decide how a record is learned."""
+
+
+OFF = frozenset({"false", "0", "-1", "no", "bad", "rejected", "undesirable", "dislike"})
+"""Labels of answers that are to be avoided. pandas writes False into CSV."""
 
 
 def check_label(record: Fields, column: str) -> None:
@@ -16,24 +26,55 @@ def check_label(record: Fields, column: str) -> None:
         raise InvalidRecord(
             f"{column} must be true or false, it is a text: leave it out with columns: {{ignored: [{column}]}}"
         )
+    check_avoided(record, column)
+
+
+def check_avoided(record: Fields, column: str) -> None:
+    """Raise InvalidRecord if a column says that the answer of a record is to be avoided."""
+    label = record.get(column)
     if _is_off(label):
         raise InvalidRecord(
-            f"{column} is false, so the answer is to be avoided, and SFT would learn it: remove the record"
+            f"{column} is {shortened(str(label)).lower()}, so the answer is to be avoided, and SFT would learn it: "
+            f"remove the record, or leave the column out with columns: {{ignored: [{column}]}}"
         )
 
 
-def check_is_learned(record: Fields, switches: Iterable[str]) -> None:
-    """Raise InvalidRecord if a column takes a whole record out of the loss."""
-    for column in switches:
+def check_is_learned(record: Fields, decisions: Iterable[str]) -> None:
+    """Raise InvalidRecord if a column takes a whole record out of the loss, or asks for another rendering."""
+    for column in decisions:
         value = record.get(column)
-        if _is_off(value):
+        if column in TEMPLATE_ARGUMENTS and value:
+            raise InvalidRecord(
+                f"{column} of a single record is not used: set prepare.chatTemplateArguments for all records, "
+                f"or leave it out with columns: {{ignored: [{column}]}}"
+            )
+        if _is_on(value) if column in SKIPS else _is_off(value):
             raise InvalidRecord(
                 f"{column} is {shortened(str(value))}, so the record is not to be learned: remove it"
             )
+        # A column `loss` may be a measured loss.
+        if column == "weight" and _is_fraction(value):
+            raise InvalidRecord(
+                f"weight is {shortened(str(value))}, but no record counts more than another: "
+                "leave it out with columns: {ignored: [weight]}"
+            )
+
+
+def _is_fraction(value: object) -> bool:
+    """Return whether a weight is another number than 1."""
+    try:
+        return isinstance(value, int | float | str) and float(value) != 1
+    except ValueError:
+        return False
+
+
+def _is_on(value: object) -> bool:
+    if isinstance(value, str):
+        return value.strip().lower() in {"true", "1", "yes"}
+    return isinstance(value, bool | int | float) and value > 0
 
 
 def _is_off(value: object) -> bool:
     if isinstance(value, str):
-        # pandas writes False into CSV.
-        return value.strip().lower() in {"false", "0"}
-    return isinstance(value, bool | int | float) and not value
+        return value.strip().lower() in OFF
+    return isinstance(value, bool | int | float) and value <= 0

@@ -22,6 +22,8 @@ THINK_TAGS = re.compile(r"</?think>")
 """Templates write the tags around reasoning themselves."""
 MAX_SHAPES = 1000
 """Limit of the shapes of conversations that are kept for a template."""
+ROUTES = frozenset({"channel", "recipient"})
+"""Keys of a message that say to whom it speaks: gpt-oss writes its reasoning as a message of the channel analysis."""
 _OWN_PLACES = frozenset({"role", "content", "tool_calls", "train", *REASONING_NAMES})
 
 
@@ -54,6 +56,8 @@ def render(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Re
         # A place may hold several texts.
         for name in dict.fromkeys(missing)
     ]
+    sentences += _unmarked(conversation, division)
+    sentences += _unread_switches(chat, conversation, division.text)
     last_turn = conversation.last_turn
     behind = [
         f"messages[{index}]: no turn of the assistant follows, so that nothing learns from it: "
@@ -76,6 +80,65 @@ def _ignored_parts(
     for name, rest in parts_left_out(conversation):
         if chat.text_or_none(rest) == text:
             yield name
+
+
+def _unmarked(conversation: Conversation, division: Division) -> Iterator[str]:
+    """Yield a sentence for each text of a learned turn that the template's {% generation %} tags leave out."""
+    for example in division.examples:
+        for index, (start, end) in example.spans.items():
+            marks = [
+                example.text[mark_start:mark_end]
+                for mark_start, mark_end in example.marked or ()
+                if mark_end > start and mark_start < end
+            ]
+            if not marks:
+                continue
+            message = conversation.messages[index]
+            places = [*_ordered_places(index, message), *_called(index, message)]
+            names = [place.name for place in places if not _holds(marks, place)]
+            for name in dict.fromkeys(names):
+                yield (
+                    f"{name}: the marks {{% generation %}} of the chat template leave it out: "
+                    "set prepare.chatTemplate or unrendered: Warn"
+                )
+
+
+def _called(index: int, message: Message) -> Iterator[Place]:
+    """Yield the names and the arguments of the calls of a message."""
+    for number, call in enumerate(message.get("tool_calls", ())):
+        function = call["function"]
+        name = f"messages[{index}].tool_calls[{number}].function"
+        yield Place(f"{name}.name", function["name"])
+        yield from texts_of(function["arguments"], f"{name}.arguments", labels=True)
+
+
+def _unread_switches(
+    chat: ChatTemplate, conversation: Conversation, text: str
+) -> Iterator[str]:
+    """Yield a sentence for each switch of a turn that the template does not read, such as `mask: true`.
+
+    It may mean that the turn, or a part of it, is not to be learned.
+    """
+    for index, message in enumerate(conversation.messages):
+        if message["role"] != "assistant" or not message.keys() - _OWN_PLACES:
+            continue
+        for name, value in message.items():
+            is_switch = name in ROUTES or _may_be_switch(value)
+            if name in _OWN_PLACES or not is_switch:
+                continue
+            rest = {key: inner for key, inner in message.items() if key != name}
+            if chat.text_or_none(conversation.with_message(index, rest)) == text:
+                yield (
+                    f"messages[{index}].{name}: neither the chat template nor the loss reads it: "
+                    "remove it, write train: false if the turn is not to be learned, or set unrendered: Warn"
+                )
+
+
+def _may_be_switch(value: object) -> bool:
+    if isinstance(value, bool):
+        return True
+    # Such as axolotl's train_detail: a list of positions.
+    return isinstance(value, list | dict) and not list(texts_of(value, ""))
 
 
 def _missing(

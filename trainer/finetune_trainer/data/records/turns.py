@@ -186,8 +186,12 @@ def _mark(chat: ChatTemplate, example: Example) -> list[int]:
             continue
         last_start, last_end = marks[-1]
         # A model that does not learn the end of a turn never stops.
-        if _is_ending(chat, example.text[last_end:end].strip()):
+        unmarked = example.text[last_end:end].strip()
+        ending = (chat.turn_ending or "").strip()
+        if _is_ending(chat, unmarked):
             marks[-1] = (last_start, end)
+        elif ending and unmarked.endswith(ending):
+            marks.append((end - len(ending), end))
         marked.extend(marks)
     example.marked = marked
     return left_out

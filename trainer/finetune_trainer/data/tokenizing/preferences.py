@@ -35,6 +35,8 @@ from finetune_trainer.data.tokenizing.encoder import (
 )
 
 COMPLETIONS = ("chosen", "rejected")
+ANSWERS = frozenset({"assistant", "tool"})
+"""Roles with which a completion may begin. The result of a call may be the first difference of two courses of calls."""
 
 
 class PreferenceFormatter:
@@ -164,9 +166,20 @@ def _messages(fields: Fields) -> tuple[list[Message], list[Message], list[Messag
         _check_is_last_of(prompt, prompt_messages)
         chosen = chosen[len(prompt_messages) :]
         rejected = rejected[len(prompt_messages) :]
-    check_can_be_learned(chosen, "no message of chosen behind the prompt")
-    check_can_be_learned(rejected, "no message of rejected behind the prompt")
+    for name, completion in (("chosen", chosen), ("rejected", rejected)):
+        check_can_be_learned(completion, f"no message of {name} behind the prompt")
+        _check_answers(name, completion)
     return prompt_messages, chosen, rejected
+
+
+def _check_answers(name: str, completion: list[Message]) -> None:
+    """Raise InvalidRecord if a completion begins with a question: then chosen and rejected answer other questions."""
+    role = completion[0]["role"]
+    if role not in ANSWERS:
+        raise InvalidRecord(
+            f"{name} begins with the role {role} behind the prompt that both share: "
+            "chosen and rejected must answer the same messages"
+        )
 
 
 def _common(chosen: Sequence[object], rejected: Sequence[object]) -> int:
