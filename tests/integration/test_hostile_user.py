@@ -45,10 +45,10 @@ NEEDED = {
         "gates",
         "tolerations",
     ),
-    *("affinity", "requests", "limits", "prefix", "targets"),
+    *("affinity", "requests", "limits", "prefix", "targets", "expect"),
 }
-"""Fields in which some values keep a stage from running: the API server refuses its Job or pod, or no server can mount
-the published model. tests/unit/kubernetes/test_hostile_specs.py tries all values in them."""
+"""Fields in which some values keep a stage from running: the API server refuses its Job or pod, no server can mount
+the published model, or no answer has the text. tests/unit/kubernetes/test_hostile_specs.py tries all values in them."""
 
 
 @dataclass(frozen=True)
@@ -186,11 +186,12 @@ def is_readable_by_pods(path: Path, value: str) -> bool:
 def hostile_pipeline(number: int, value: str) -> Object:
     """Return a pipeline with the value in every field that accepts it beside the others."""
     spec = trainers_spec()
-    del spec["evaluate"]["gates"]
+    del spec["evaluate"]["gates"], spec["deploy"]["smokeTest"]["expect"]
     spec["push"]["when"] = "Always"
     for path in string_fields(spec_schema(), spec):
         if NEEDED & set(map(str, path)) or (
-            path[-1] in {"uri", "file", "chatTemplate"} and not is_readable_by_pods(path, value)
+            path[-1] in {"uri", "file", "chatTemplate"}
+            and not is_readable_by_pods(path, value)
         ):
             continue
         changed = with_value(spec, path, value)

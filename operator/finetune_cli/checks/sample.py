@@ -14,6 +14,8 @@ MAX_RECORDS = 2000
 """Number of records that are read: enough for a percentile, and fast."""
 MAX_BYTES = 64 << 20
 """Largest file that is read."""
+SAMPLED = (".jsonl", ".ndjson", ".json", ".csv")
+"""Endings of files that are read, also with .gz behind them."""
 UNREADABLE = (OSError, ValueError, EOFError, RecursionError, csv.Error)
 COMPLETE = (
     {"messages"},
@@ -33,6 +35,8 @@ OTHER_NAMES = {
     "text": ("content", "document", "body", "code"),
 }
 """Field of a record -> names that its column often has instead, the likeliest first."""
+QUESTIONS = ("question", "query", "instruction", "problem")
+"""Names of columns whose text is a question to an assistant, and not the beginning of a text."""
 PAIR = ("prompt", "completion")
 PREFERENCES = ({"chosen", "rejected"}, {"preferred_output", "non_preferred_output"})
 """Columns of pairs of completions."""
@@ -56,6 +60,10 @@ class Sample:
             if column:
                 columns[field] = column
         if len(columns) == len(PAIR):
+            if columns["prompt"] in QUESTIONS:
+                # A conversation, which the chat template renders: as a server asks.
+                named = (("instruction", "prompt"), ("output", "completion"))
+                return {field: columns[part] for field, part in named}
             return {
                 field: column for field, column in columns.items() if field != column
             }
@@ -88,7 +96,20 @@ class Sample:
                 if isinstance(message, dict) and message.get("role") == "user":
                     return _text(message.get("content"))
             return None
-        return _text(record.get(self.columns.get("prompt", "prompt")))
+        columns = self.columns
+        column = columns.get("instruction") or columns.get("prompt", "prompt")
+        return _text(record.get(column))
+
+    @property
+    def problem(self) -> str:
+        """Why the manifest may not fit the records; empty if their form is known."""
+        if not self.records:
+            return "it has no records"
+        names = set(self.records[0])
+        if self.columns or any(form <= names for form in COMPLETE):
+            return ""
+        shown = ", ".join(sorted(map(str, names))[:8])
+        return f"no form of records is known with the columns {shown}: write columns"
 
 
 def read_sample(path: Path) -> Sample | None:

@@ -15,7 +15,7 @@ from typing import Literal
 import yaml
 
 from finetune_cli.checks.proposal import look_at_base, propose
-from finetune_cli.checks.sample import Sample, read_sample
+from finetune_cli.checks.sample import MAX_BYTES, SAMPLED, Sample, read_sample
 from finetune_cli.checks.sources import path_problems
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
@@ -122,6 +122,9 @@ def run(arguments: argparse.Namespace) -> int:
         spec = read_text(file, text).manifests[0].spec
         for missing in _missing_on_cluster(spec):
             print(f"{file}: may still need {missing}")
+    doubt = _doubt(file, read_text(file, text).manifests[0].spec.datasets[0].uri)
+    if doubt:
+        print(f"{file}: {doubt}", file=sys.stderr)
     print(f"{file}: written; next: {_next_command(arguments)}")
     return 0
 
@@ -198,6 +201,19 @@ def _sample(manifest: Path, data: str) -> Sample | None:
     if path is None or not path.is_file():
         return None
     return read_sample(path)
+
+
+def _doubt(manifest: Path, data: str) -> str:
+    """Return why the manifest may not fit the data; empty if it fits, or if the data is not read here."""
+    if not data.removesuffix(".gz").endswith(SAMPLED):
+        return ""
+    path = _on_this_machine(manifest, data)
+    if path is None or not path.is_file() or path.stat().st_size > MAX_BYTES:
+        return ""
+    sample = read_sample(path)
+    if sample is None:
+        return f"{data} cannot be read: finetune validate --check says where"
+    return f"{data}: {sample.problem}" if sample.problem else ""
 
 
 def _columns_line(sample: Sample | None) -> str:

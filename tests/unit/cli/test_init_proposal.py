@@ -75,7 +75,11 @@ def test_batch_leaves_several_steps(init, count, batch):
 
 
 COLUMNS = [
-    ({"question": "a", "answer": "b"}, {"prompt": "question", "completion": "answer"}),
+    (
+        {"question": "a", "answer": "b"},
+        {"instruction": "question", "output": "answer"},
+    ),
+    ({"source": "a", "target": "b"}, {"prompt": "source", "completion": "target"}),
     ({"prompt": "a", "response": "b"}, {"completion": "response"}),
     ({"id": 1, "dialogue": []}, {"messages": "dialogue"}),
     ({"content": "a"}, {"text": "content"}),
@@ -130,11 +134,18 @@ def test_csv_and_compressed_records_are_read(tmp_path, monkeypatch):
         assert main(["init", "--force", "--data", name]) == 0
         [dataset] = read(tmp_path / "pipeline.yaml").spec.datasets
         assert dataset.columns
-        assert dataset.columns.prompt == "question"
+        assert dataset.columns.instruction == "question"
+
+
+def test_unknown_columns_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.jsonl").write_text('{"x": "a", "y": "b"}\n')
+    assert main(["init", "--data", "data.jsonl"]) == 0
+    assert "with the columns x, y: write columns" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[1, 2]\n", b"null\n"])
-def test_unreadable_records_leave_the_defaults(tmp_path, monkeypatch, content):
+def test_unreadable_records_leave_the_defaults(tmp_path, monkeypatch, capsys, content):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.jsonl").write_bytes(content)
     assert main(["init", "--data", "data.jsonl"]) == 0

@@ -20,7 +20,7 @@ from finetune_trainer.runtime.errors import ConfigInvalid
 FIELD_NAMES = frozenset(
     {"answer", "input", "label", "output", "prompt", "question", "target", "text"}
 )
-"""Common names of fields, which are hardly the text of all questions."""
+"""Common names of fields, which are hardly the answer to all questions."""
 FIELD_NAME = re.compile(r"[A-Za-z_]\w*")
 # Each takes about a millisecond. A field that only some records lack is often missing in the first records already.
 RENDERED = 32
@@ -80,8 +80,8 @@ def _unknown_field(task: Any) -> str:
             continue
         fields = list(task.features)
         is_likely = value in FIELD_NAMES or difflib.get_close_matches(value, fields, 1)
-        # Any other word may be meant as the text.
-        if value not in fields and is_likely:
+        # Any other word may be meant as the answer. No task asks the same word each time.
+        if value not in fields and (is_likely or key == "doc_to_text"):
             return (
                 f"{key}: {value} is no field of the data, so lm-eval would write this word for every question; "
                 f"the fields are {', '.join(fields)}"

@@ -21,6 +21,7 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
     StageError,
+    short_reason,
 )
 
 NETWORK_LIBRARIES = frozenset({"aiohttp", "httpx", "httpx2", "requests", "urllib3"})
@@ -151,7 +152,7 @@ def _problem(error: Exception, task: Any | None) -> str:
         problem = _problem_of_task(error, task)
     if problem:
         return problem
-    return f"lm-eval cannot load the task: {_text(error)}"
+    return f"lm-eval cannot load the task: {short_reason(error)}"
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
@@ -166,10 +167,6 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 
 def _keys() -> list[str]:
     return [field.name for field in fields(TaskConfig)]
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _problem_of_task(error: Exception, task: Any) -> str:
@@ -189,7 +186,7 @@ def _problem_of_task(error: Exception, task: Any) -> str:
     if part in KEYS and task.get_config(part) is None:
         return f"{part} is missing; the data has the fields {', '.join(columns)}"
     names = ", ".join(columns)
-    return f"{part} cannot be written: {_text(error)}; the data has the fields {names}"
+    return f"{part} cannot be written: {short_reason(error)}; the data has the fields {names}"
 
 
 def unknown_metric(task: Any) -> str:

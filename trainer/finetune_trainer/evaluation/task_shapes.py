@@ -1,17 +1,21 @@
 """The forms that lm-eval expects of the values in a task file; with another form, lm-eval's own errors name no key."""
 
+import ast
 import difflib
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 from lm_eval.api.registry import filter_registry
+from lm_eval.api.samplers import SAMPLER_REGISTRY
 
 METRICS = "write a list such as [{metric: exact_match}]"
 FILTERS = (
     "write a list such as [{name: first, filter: [{function: take_first}]}], "
     "or remove filter_list"
 )
+TEXTS = ("description", "target_delimiter", "fewshot_delimiter", "gen_prefix")
+"""Keys of texts that lm-eval joins to each question."""
 GENERATION = "write a mapping such as {until: [TEXT], max_gen_toks: NUMBER}"
 
 
@@ -23,12 +27,46 @@ def wrong_shape(config: Any) -> str:
     if isinstance(process_results, str):
         return f"process_results is {process_results!r}; write !function MODULE.NAME"
     return (
-        _wrong_number("num_fewshot", getattr(config, "num_fewshot", None) or 0, 0)
+        _wrong_texts(config)
+        or _wrong_choices(getattr(config, "doc_to_choice", None))
+        or _wrong_examples(getattr(config, "fewshot_config", None))
+        or _wrong_number("num_fewshot", getattr(config, "num_fewshot", None) or 0, 0)
         or _wrong_number("repeats", getattr(config, "repeats", 1), 1)
         or _wrong_metrics(getattr(config, "metric_list", None))
         or _wrong_filters(getattr(config, "filter_list", None))
         or _wrong_generation(getattr(config, "generation_kwargs", None))
     )
+
+
+def _wrong_texts(config: Any) -> str:
+    for key in TEXTS:
+        value = getattr(config, key, None)
+        # A function of the task's module is called.
+        if value is not None and not isinstance(value, str) and not callable(value):
+            return f"{key} is {value!r}; write it as text, in quotes"
+    return ""
+
+
+def _wrong_choices(choices: Any) -> str:
+    """Return the problem of choices in a text that names a field, but is none, and is no list in a text."""
+    if not isinstance(choices, str) or "{" in choices or "," not in choices:
+        return ""
+    try:
+        ast.literal_eval(choices)
+    except (ValueError, SyntaxError):
+        return f"doc_to_choice is {choices!r}; write a list such as [yes, no], or the name of a field"
+    return ""
+
+
+def _wrong_examples(fewshot: Any) -> str:
+    """Return the problem of a fewshot_config whose sampler lm-eval does not have; empty if it has it."""
+    sampler = getattr(fewshot, "sampler", None)
+    if isinstance(fewshot, dict):
+        sampler = fewshot.get("sampler")
+    if sampler is None or sampler in SAMPLER_REGISTRY:
+        return ""
+    names = ", ".join(SAMPLER_REGISTRY)
+    return f"fewshot_config: lm-eval has no sampler {sampler}; it has {names}"
 
 
 def _wrong_number(key: str, number: Any, least: int) -> str:

@@ -1,7 +1,7 @@
 """Load the base model and find the trained adapter. No code from a model's folder is executed."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -95,11 +95,15 @@ def check_loading_info(loading_info: dict[str, Any], uri: str) -> None:
     transformers only warns: it makes missing weights random, and drops a weight for which the model has no place.
     """
     missing = sorted(loading_info["missing_keys"])
-    mismatched = sorted(str(key) for key in loading_info["mismatched_keys"])
-    if missing or mismatched:
+    mismatched = sorted(loading_info["mismatched_keys"])
+    differences = [f"{name} is missing" for name in missing]
+    differences += [
+        f"{name} has the shape {_shape(stored)}, by config.json {_shape(wanted)}"
+        for name, stored, wanted in mismatched
+    ]
+    if differences:
         raise ConfigInvalid(
-            f"model {uri}: its weights do not match its config.json "
-            f"(missing or of another shape: {[*missing, *mismatched][0]}): "
+            f"model {uri}: its weights do not match its config.json ({differences[0]}): "
             "use weights and config.json of the same model"
         )
     unexpected = sorted(
@@ -110,6 +114,10 @@ def check_loading_info(loading_info: dict[str, Any], uri: str) -> None:
             f"model {uri}: config.json has no place for {len(unexpected)} of its weights, such as {unexpected[0]}: "
             "use weights and config.json of the same model"
         )
+
+
+def _shape(size: Sequence[int]) -> str:
+    return " x ".join(map(str, size))
 
 
 def _check_cast(model: Any, folder: Path, dtype: torch.dtype) -> None:

@@ -68,10 +68,41 @@ class Interrupted(StageError):
         self.saved_step = saved_step
 
 
+SENTENCES = frozenset(
+    {
+        "AssertionError",
+        "Exception",
+        "RuntimeError",
+        "TemplateSyntaxError",
+        "UndefinedError",
+        "ValueError",
+    }
+)
+"""Kinds of errors whose message says alone what is wrong."""
+WRONG_TYPES = (AttributeError, TypeError)
+"""Errors of a program that has got a value of another type than it expects."""
+
+
 def short_reason(error: Exception) -> str:
-    """Return the kind of an error of another library and its message on one line, cut to REASON_CHARACTERS."""
+    """Return what an error of another library says, on one line, cut to REASON_CHARACTERS.
+
+    The name of the error precedes its message if it tells more than that something is wrong.
+    """
     text = " ".join(str(error).split())
     kind = type(error).__name__
+    cause = error.__cause__
+    # huggingface_hub raises it around the error of a config's own check.
+    if kind == "StrictDataclassClassValidationError" and isinstance(cause, Exception):
+        return short_reason(cause)
     if not text:
         return kind
-    return f"{kind}: {text}"[:REASON_CHARACTERS]
+    if isinstance(error, KeyError):
+        missing = error.args[0]
+        # Some libraries raise it with a sentence.
+        is_name = not isinstance(missing, str) or " " not in missing
+        text = f"{missing!r} is missing or unknown" if is_name else str(missing)
+    elif isinstance(error, WRONG_TYPES):
+        text = f"a value has another type than expected ({text})"
+    elif kind not in SENTENCES:
+        text = f"{kind}: {text}"
+    return text[:REASON_CHARACTERS]

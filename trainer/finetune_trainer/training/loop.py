@@ -8,7 +8,7 @@ import torch
 
 from finetune_trainer.contract import TrainConfig
 from finetune_trainer.contract.sample_rows import SampleRow
-from finetune_trainer.runtime.errors import Interrupted
+from finetune_trainer.runtime.errors import Interrupted, short_reason
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
@@ -344,7 +344,7 @@ def generate_samples(run: TrainingRun) -> None:
     except Exception as error:  # noqa: BLE001  generation of an architecture that only its own code knows
         run.samples = None
         log_line(
-            f"train: no samples: {type(error).__name__}: {error}; training continues without them"
+            f"train: no samples: {short_reason(error)}; training continues without them"
         )
         return
     run.metrics.record_samples(

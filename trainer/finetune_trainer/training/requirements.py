@@ -145,9 +145,20 @@ class Embeddings:
         self._problem = ""
         if self.count is None:
             return
+        self._check_end()
         beyond = tokens_beyond(tokenizer, self.count)
         if beyond:
             self._problem = too_few_embeddings(beyond, self.count)
+
+    def _check_end(self) -> None:
+        """Raise ConfigInvalid if the token that ends a text has no embedding: no model could write it."""
+        number = self._tokenizer.eos_token_id
+        if number is None or number < self.count:
+            return
+        raise ConfigInvalid(
+            f"{self._uri}: the model has {self.count} embeddings, none for eos_token {self._tokenizer.eos_token}: "
+            "set eos_token in tokenizer_config.json to a token of the model"
+        )
 
     def log_unused(self) -> None:
         """Log that tokens without an embedding must not occur."""

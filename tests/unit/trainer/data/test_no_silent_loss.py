@@ -105,6 +105,8 @@ def test_null_in_an_earlier_record_hides_no_column(refused, first, second, reaso
             {"messages": [QUESTION, ANSWER], "chat_template_kwargs": {"enable_thinking": False}},
             "set prepare.chatTemplateArguments for all records",
         ),
+        ({**PAIR, "image": "000.jpg"}, "image: only text is trained on"),
+        ({"messages": [QUESTION, ANSWER], "audios": ["a.wav"]}, "audios: only text is trained on"),
         ({**PAIR, "choices": ["Paris", "London"]}, "column choices: its text is not used"),
         (
             {"prompt": ["a", "b"], "completion": ["c", "d"]},
@@ -137,6 +139,7 @@ def test_record_that_would_lose_its_meaning_is_refused(refused, record, reason):
         {**PAIR, "label": "sports"},
         {**PAIR, "weight": 1},
         {**PAIR, "loss": 1.37},
+        {**PAIR, "images": []},
         {**PAIR, "skip": False, "label": 1},
         {"messages": [QUESTION, ANSWER | {"train": True, "loss": True}], "label": 3},
         {"messages": [QUESTION, ANSWER | {"index": 7, "score": 0.5}]},
@@ -251,6 +254,26 @@ def test_text_that_the_marks_leave_out_is_named(
     example = rendering.examples[0]
     _, end = example.loss_spans[-1]
     assert end == len(example.text.rstrip())
+
+
+@pytest.mark.parametrize(
+    ("content", "is_named"),
+    [
+        ("<think>\nIt is old.\n</think>\n\na socket", False),
+        ("It is old.\n</think>\n\na socket", False),
+        ("Use the tag </think> to end your thinking.", True),
+    ],
+)
+def test_answer_that_speaks_of_a_tag_is_no_reasoning(content, is_named):
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if '</think>' in m.content %}"
+        "<think>\n{{ m.content.split('</think>')[0].replace('<think>', '').strip() }}\n</think>\n\n"
+        "{{ m.content.split('</think>')[1].strip() }}{% else %}{{ m.content }}{% endif %}{{ eos_token }}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    messages = [QUESTION, {**ANSWER, "content": content}]
+    rendering = rendering_of(template, {"messages": messages})
+    assert bool(rendering.unrendered) is is_named
 
 
 def test_pair_of_other_questions_is_refused(refused):

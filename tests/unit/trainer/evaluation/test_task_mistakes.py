@@ -76,6 +76,13 @@ def failure(
         ({"doc_to_text": "{{q | nope}}"}, "doc_to_text cannot be written: "),
         ({"doc_to_text": None}, "doc_to_text is missing; the data has the fields q,"),
         ({"doc_to_text": "question"}, "doc_to_text: question is no field of the data"),
+        ({"doc_to_text": "nowhere"}, "doc_to_text: nowhere is no field of the data"),
+        ({"doc_to_choice": "yes,no"}, "doc_to_choice is 'yes,no'; write a list"),
+        ({"target_delimiter": 5}, "target_delimiter is 5; write it as text"),
+        (
+            {"num_fewshot": 1, "fewshot_config": {"sampler": "frist_n"}},
+            "lm-eval has no sampler frist_n; it has default, ",
+        ),
         ({"doc_to_target": None}, "doc_to_target is missing; the data has"),
         ({"doc_to_choice": None}, "doc_to_choice is missing; the data has"),
         ({"doc_to_target": "answer"}, "'answer', which is none of the choices"),

@@ -227,7 +227,7 @@ def test_gpu_memory_taken_by_other_processes_is_retried(train_with, gpu_memory):
             "the GPU failed",
             ExitCode.BUG,
         ),
-        (RuntimeError("size mismatch"), "RuntimeError: size mismatch", ExitCode.BUG),
+        (RuntimeError("size mismatch"), "size mismatch", ExitCode.BUG),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -149,12 +149,7 @@ def test_failing_generation_is_logged_once_and_training_goes_on(
     assert run_train(config, workspace).steps == STEPS
     assert adapter_digest(workspace) == undisturbed[1]
     assert rows_of(workspace) == []
-    assert (
-        capsys.readouterr().out.count(
-            "train: no samples: RuntimeError: no kernel for this"
-        )
-        == 1
-    )
+    assert capsys.readouterr().out.count("train: no samples: no kernel for this") == 1
 
 
 def test_samples_end_at_the_last_position_of_the_model(
@@ -188,7 +183,7 @@ def test_prompt_that_is_too_long_ends_the_samples_only(
         == STEPS
     )
     assert adapter_digest(workspace) == undisturbed[1]
-    message = r"no samples: ValueError: the prompt 'w w.*' has \d+ tokens, and the model 512 positions: shorten it"
+    message = r"no samples: the prompt 'w w.*' has \d+ tokens, and the model 512 positions: shorten it"
     assert re.search(message, capsys.readouterr().out)
 
 

@@ -11,7 +11,9 @@ SKIPS = frozenset({"skip", "exclude", "excluded"})
 """Columns whose true value does the same."""
 TEMPLATE_ARGUMENTS = frozenset({"chat_template_kwargs", "reasoning_effort"})
 """Columns with arguments of the chat template for a single record."""
-DECISIONS = SWITCHES | SKIPS | TEMPLATE_ARGUMENTS
+MEDIA = frozenset({"image", "images", "audio", "audios", "video", "videos"})
+"""Columns of what is no text, and which a text may refer to with <image>."""
+DECISIONS = SWITCHES | SKIPS | TEMPLATE_ARGUMENTS | MEDIA
 """Columns that decide how a record is learned."""
 
 
@@ -43,6 +45,11 @@ def check_is_learned(record: Fields, decisions: Iterable[str]) -> None:
     """Raise InvalidRecord if a column takes a whole record out of the loss, or asks for another rendering."""
     for column in decisions:
         value = record.get(column)
+        if column in MEDIA and value:
+            raise InvalidRecord(
+                f"{column}: only text is trained on: remove the record, "
+                f"or leave the column out with columns: {{ignored: [{column}]}}"
+            )
         if column in TEMPLATE_ARGUMENTS and value:
             raise InvalidRecord(
                 f"{column} of a single record is not used: set prepare.chatTemplateArguments for all records, "

@@ -20,6 +20,8 @@ from finetune_trainer.data.records.unrendered import (
 
 THINK_TAGS = re.compile(r"</?think>")
 """Templates write the tags around reasoning themselves."""
+ENDS_REASONING = re.compile(r"\A\s*<think>|\n\s*</think>|</think>\s*(\n|\Z)")
+"""Where a content has reasoning before its answer. A tag within a sentence is text that speaks of the tag."""
 MAX_SHAPES = 1000
 """Limit of the shapes of conversations that are kept for a template."""
 ROUTES = frozenset({"channel", "recipient"})
@@ -294,7 +296,7 @@ def _ordered_places(index: int, message: Message) -> Iterator[Place]:
     content = message["content"]
     name = f"messages[{index}].content"
     pieces = [content]
-    if message["role"] == "assistant" and "</think>" in content:
+    if message["role"] == "assistant" and ENDS_REASONING.search(content):
         pieces = THINK_TAGS.split(content)
     for piece in pieces:
         if piece.strip():
