@@ -286,14 +286,16 @@ class _Planner:
             return Reason.CANCELLED
         if self.pipeline.spec.suspend:
             return Reason.SUSPENDED
+        job = self.assessment.observation.jobs.get(attempt.job)
+        sidecars = self.timers.until_sidecars_stop(job)
+        if sidecars is not None:
+            return Reason.SIDECAR_RUNNING if sidecars <= timedelta() else None
         if self.timers.is_overdue(stage):
             return Reason.DEADLINE_EXCEEDED
         choice = self.capacity.get(stage.spec.name)
         if choice is None:
             return None
-        return choice.reason_to_move(
-            attempt, self.assessment.observation.jobs.get(attempt.job)
-        )
+        return choice.reason_to_move(attempt, job)
 
     def _server_actions(self, stage: StageAssessment) -> Iterator[Action]:
         """Yield the switch of traffic to the new server, or the deletion of old servers.

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.diagnose import worst_blocker
+from finetune_operator.kubernetes.translate.faults import fault_of
 from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_trainer.contract import Progress
@@ -58,6 +59,10 @@ def observe_job(
         pod=failed_pod,
         unschedulable_since=all_pods.unschedulable_since,
         incomplete_since=all_pods.incomplete_since(job),
+        fault=fault_of(pod) if pod else None,
+        outlived_since=None if is_over else all_pods.outlived_since,
+        sidecar=all_pods.sidecar if is_over else "",
+        failed_node=pod.node if pod and state is JobState.FAILED else "",
         blocker=None if is_over else worst_blocker(name, all_pods, warnings, now),
     )
 
@@ -80,6 +85,8 @@ def _state(job: Object | None, pods: AttemptPods) -> JobState | None:
     if job is not None or pods.live:
         return JobState.RUNNING if pods.started_at(is_over=False) else JobState.WAITING
     # The Job was deleted: only its pods show how it ended.
+    if pods.has_result:
+        return JobState.COMPLETE
     if pods.ended_by is None:
         return None
     return JobState.COMPLETE if pods.ended_by.exit_code == 0 else JobState.FAILED
