@@ -63,6 +63,7 @@ class Reason(OpenEnum):
     CONTAINER_NOT_STARTED = "ContainerNotStarted"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     DEPENDENCY_NOT_READY = "DependencyNotReady"
+    DEVICE_FAILED = "DeviceFailed"
     EPHEMERAL_STORAGE_EXCEEDED = "EphemeralStorageExceeded"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     INIT_CONTAINER_FAILED = "InitContainerFailed"

@@ -102,6 +102,8 @@ class AttemptStatus(ExtensibleModel):
     """Name of the attempt's node class in the operator's configuration. Absent: any nodes of the capacity type."""
     node: str | None = None
     """Name of the node on which the pod ran. Of several pods, the node of the pod with index 0."""
+    failed_node: str | None = None
+    """Name of the node of the pod that ended the attempt. Absent if it is the node above, or the attempt succeeded."""
     price: Amount | None = None
     """Price per hour of all pods of the attempt together, when the attempt began. Absent: not known."""
     on_demand_price: Amount | None = None

@@ -31,6 +31,7 @@ NON_RETRYABLE = frozenset(
 )
 """Reasons after which a stage is not retried automatically: the next attempt would fail in the same way."""
 FAILURES = NON_RETRYABLE | {
+    Reason.DEVICE_FAILED,
     Reason.INIT_CONTAINER_FAILED,
     Reason.RESULT_MISSING,
     Reason.SIDECAR_FAILED,
@@ -40,6 +41,7 @@ FAILURES = NON_RETRYABLE | {
 """Every reason of an attempt that has failed."""
 INTERRUPTIONS = frozenset(
     {
+        Reason.DEVICE_FAILED,
         Reason.INTERRUPTED,
         Reason.JOB_DISAPPEARED,
         Reason.NODE_PRESSURE,
@@ -171,6 +173,13 @@ def _interrupted(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, text)
 
 
+def _device_failed(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
+    failure = job.message.failure if job.message else None
+    if failure is None or not failure.device:
+        return None
+    return Ending(Outcome.FAILED, Reason.DEVICE_FAILED, failure.message)
+
+
 def _permanent_failure(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     reason = PERMANENT_REASONS.get(job.exit_code or 0)
     if reason is None:
@@ -212,6 +221,8 @@ ENDING_RULES: tuple[Callable[[AttemptStatus, ObservedJob], Ending | None], ...] 
     _result_missing,
     # Exit code 75 without evidence: the process itself reports an interruption.
     _interrupted,
+    # Before the exit codes: the process itself knows that it is not at fault.
+    _device_failed,
     _permanent_failure,
     _service_unavailable,
     # Matches always: a bug, or a signal of unknown origin.
@@ -244,7 +255,9 @@ def _update_without_job(attempt: AttemptStatus, now: datetime) -> AttemptStatus:
 def _record_observation(
     attempt: AttemptStatus, job: ObservedJob, now: datetime
 ) -> AttemptStatus:
+    failed_node = job.failed_node if job.failed_node != job.node else None
     observed: dict[str, object] = {
+        "failed_node": failed_node or None,
         "created_at": attempt.created_at or job.created_at or job.started_at or now,
         "started_at": attempt.started_at or job.started_at,
         "node": attempt.node or job.node or None,

@@ -77,7 +77,9 @@ def test_limit_of_storage_is_named_and_not_retried(message, fix, state):
 
 def test_limit_of_storage_keeps_the_words_of_the_process():
     saved = terminated(75, json.dumps({"interruption": {"step": 4, "savedStep": 3}}))
-    assert ending_of(TOTAL, saved).message.endswith("stopped at step 4, saved at step 3")
+    assert ending_of(TOTAL, saved).message.endswith(
+        "stopped at step 4, saved at step 3"
+    )
 
 
 def test_limit_of_another_containers_storage_is_retried():
@@ -109,3 +111,37 @@ def test_pressure_of_a_node_interrupts_and_names_the_request(resource, condition
 def test_other_evictions_stay_interruptions():
     reason = disrupted("EvictionByEvictionAPI", "Eviction API: evicting")
     assert ending_of("", terminated(75), reason).reason is Reason.INTERRUPTED
+
+
+REJECTED = {
+    "reason": "UnexpectedAdmissionError",
+    "message": "Pod was rejected: Allocate failed due to requested number of devices unavailable for "
+    "nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected",
+}
+NO_DRIVER = terminated(
+    128, "nvidia-container-cli: initialization error: nvml error", "StartError"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [(REJECTED, None), ({}, NO_DRIVER)],
+    ids=["kubelet", "runtime"],
+)
+def test_node_that_gives_no_device_has_a_reason(status, state):
+    pod = ObservedPod(trim_pod(a_pod(state, phase="Failed", status=status)))
+    job = observed_job(NAME, a_job(FAILED), [pod], NOW)
+    ending = classify_ending(ATTEMPT, job)
+    assert (ending.outcome, ending.reason) == (
+        Outcome.INTERRUPTED,
+        Reason.DEVICE_FAILED,
+    )
+    assert job.failed_node == "spot-1"
+    assert "node spot-1 cannot give the pod its devices" in ending.message
+
+
+def test_typo_in_a_command_is_no_fault_of_a_device():
+    state = terminated(128, 'exec: "shh": executable file not found', "StartError")
+    pod = ObservedPod(trim_pod(a_pod(state, phase="Failed")))
+    ending = classify_ending(ATTEMPT, observed_job(NAME, a_job(FAILED), [pod], NOW))
+    assert ending.reason is Reason.STAGE_FAILED

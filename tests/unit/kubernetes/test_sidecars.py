@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import pytest
 from support.operator.pods import (
@@ -38,7 +39,10 @@ RESULT = {
 }
 DONE = terminated(0, json.dumps({"result": RESULT}), "Completed")
 FAILED = job_condition("Failed", "BackoffLimitExceeded")
-DELETED = {"deletionTimestamp": "2030-01-01T00:11:00Z", "deletionGracePeriodSeconds": 30}
+DELETED = {
+    "deletionTimestamp": "2030-01-01T00:11:00Z",
+    "deletionGracePeriodSeconds": 30,
+}
 
 
 def pod(state, phase, *, plain=None, init=None, **more) -> ObservedPod:
@@ -197,7 +201,7 @@ def test_each_change_of_a_sidecar_wakes_its_pipeline():
         pod(terminated(70), "Failed", plain=terminated(0)),
     ]
     facts = [urgent_facts(state.raw) for state in states]
-    assert all(before != after for before, after in zip(facts, facts[1:], strict=False))
+    assert all(before != after for before, after in pairwise(facts))
 
 
 def of_several(index, state, phase, **more) -> ObservedPod:

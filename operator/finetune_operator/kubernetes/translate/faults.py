@@ -18,6 +18,12 @@ CONTAINER_STORAGE = re.compile(
 )
 EMPTY_DIR = re.compile(r'EmptyDir volume "([^"]+)" exceeds the limit "(\d\w*)"')
 NODE_LOW = re.compile(r"The node was low on resource: ([\w-]+)")
+NO_DEVICE = re.compile(
+    r"Allocate failed|devices? unavailable|nvidia-container|nvml|CDI device|/dev/(nvidia|kfd|dri|accel|habana)"
+)
+"""Words of the kubelet's device manager, and of the runtimes of device makers."""
+NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
+"""Reasons of a container whose process the runtime could not start."""
 REQUESTS = frozenset({"memory", "ephemeral-storage"})
 """Resources of a node that a request reserves. It also has inodes and process ids."""
 SHARED_MEMORY = "shm"
@@ -30,8 +36,9 @@ def fault_of(pod: ObservedPod) -> Fault | None:
         fault = _storage_exceeded(pod) or _node_pressure(pod)
         if fault:
             return fault
-    if pod.disruption:
-        return None
+    device = _no_device(pod)
+    if device or pod.disruption:
+        return device
     return _init_container_failed(pod)
 
 
@@ -79,6 +86,21 @@ def _node_pressure(pod: ObservedPod) -> Fault | None:
         field = f"{_pod_field(pod)}.resources.requests.{low[1]}"
         message += f": set {field} to what the stage uses, so that the scheduler finds a node with as much"
     return Fault(Reason.NODE_PRESSURE, message, interrupts=True)
+
+
+def _no_device(pod: ObservedPod) -> Fault | None:
+    """Return that the node could not give the pod its devices, although the scheduler had seen them there."""
+    place = f"node {pod.node}" if pod.node else "the node"
+    evidence = ""
+    if pod.status_reason == "UnexpectedAdmissionError":
+        evidence = pod.status_message
+    elif pod.terminated.get("reason") in NOT_STARTED:
+        evidence = pod.termination_text
+    if not NO_DEVICE.search(evidence):
+        return None
+    fix = "if it happens again there, check its device plugin and its driver, or take it out of service"
+    message = f"{place} cannot give the pod its devices: {evidence[-1000:]}: {fix}"
+    return Fault(Reason.DEVICE_FAILED, message, interrupts=True)
 
 
 def _init_container_failed(pod: ObservedPod) -> Fault | None:

@@ -85,11 +85,11 @@ def _state(job: Object | None, pods: AttemptPods) -> JobState | None:
     if job is not None or pods.live:
         return JobState.RUNNING if pods.started_at(is_over=False) else JobState.WAITING
     # The Job was deleted: only its pods show how it ended.
-    if pods.has_result:
-        return JobState.COMPLETE
     if pods.ended_by is None:
         return None
-    return JobState.COMPLETE if pods.ended_by.exit_code == 0 else JobState.FAILED
+    # With a result of the first pod, the others end because of it.
+    is_complete = pods.has_result or pods.ended_by.exit_code == 0
+    return JobState.COMPLETE if is_complete else JobState.FAILED
 
 
 def is_finished(job: Object | None) -> bool:

@@ -101,8 +101,6 @@ def other_containers(pod: ObservedPod) -> list[Object]:
     """Return the statuses of the init containers and of the containers besides the stage's."""
     init = [{**status, "isInit": True} for status in pod.init_statuses]
     others = [
-        status
-        for status in pod.container_statuses
-        if status["name"] != STAGE_CONTAINER
+        status for status in pod.container_statuses if status["name"] != STAGE_CONTAINER
     ]
     return [*init, *others]
