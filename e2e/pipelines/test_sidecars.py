@@ -32,7 +32,7 @@ def proxy(script: str, image: str = TOOLBOX, **more: Any) -> Object:
 
 def native(script: str) -> Object:
     """Return a native sidecar, which is started as soon as its port answers."""
-    probe = {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 90}
+    probe = {"exec": {"command": ["wget", "-qO-", f"http://127.0.0.1:{PORT}"]}}
     return proxy(script, restartPolicy="Always", startupProbe=probe)
 
 
@@ -72,9 +72,6 @@ def inject(namespace: KubeNamespace, case: str, container: Object) -> None:
     """Create the policy that adds the container to the pods with the label of this case."""
     field = "initContainers" if case in NATIVE else "containers"
     item = cel(container, f"Object.spec.{field}")
-    path, value = f"/spec/{field}", f"[{item}]"
-    if field == "containers":
-        path, value = f"{path}/-", item
     name = f"{namespace.name}-{case}"
     selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace.name}}
     pods = {
@@ -83,7 +80,10 @@ def inject(namespace: KubeNamespace, case: str, container: Object) -> None:
         "operations": ["CREATE"],
         "resources": ["pods"],
     }
-    expression = f'[JSONPatch{{op: "add", path: "{path}", value: {value}}}]'
+    patches = [f'JSONPatch{{op: "add", path: "/spec/{field}/-", value: {item}}}']
+    if field == "initContainers":
+        patches.insert(0, f'JSONPatch{{op: "add", path: "/spec/{field}", value: []}}')
+    expression = f"[{', '.join(patches)}]"
     labelled = f"object.metadata.?labels[?'{LABEL}'].orValue('') == '{case}'"
     namespace.create(
         {

@@ -30,7 +30,7 @@ class Blocker:
 
 
 @dataclass(frozen=True)
-class Fault:
+class PodFault:
     """What ended a process, or kept it from starting, besides the process itself."""
 
     reason: Reason
@@ -70,7 +70,7 @@ class ObservedJob:
     """Time since which some of its pods have nodes and others have none. None: all of them have, or none."""
     pod: str = ""
     """Which of several pods has ended it, such as pod 3. Empty: its only pod, or all alike."""
-    fault: Fault | None = None
+    fault: PodFault | None = None
     """What ended its process or kept it from starting, if it has a reason of its own."""
     outlived_since: datetime | None = None
     """Time since which its process has ended, while other containers of its pod have not. None: neither, or both."""

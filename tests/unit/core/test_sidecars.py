@@ -5,7 +5,7 @@ from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import Outcome
-from finetune_operator.core.observation import Blocker, Fault
+from finetune_operator.core.observation import Blocker, PodFault
 
 SIDECAR = Blocker(Reason.SIDECAR_RUNNING, "the container proxy has not ended")
 
@@ -75,7 +75,7 @@ FAULTS = {
 @pytest.mark.parametrize(("reason", "interrupts"), FAULTS.values(), ids=FAULTS)
 def test_fault_has_its_reason_and_its_budget(reason, interrupts):
     scenario = Scenario().run("prepare")
-    fault = Fault(reason, "raise the limit", interrupts)
+    fault = PodFault(reason, "raise the limit", interrupts)
     scenario.cluster.fail(scenario.start("train"), 75, fault=fault, disruption=None)
     train = scenario.pass_interruption_backoff().stage("train")
     assert (train.attempts[0].reason, train.failures) == (reason, int(not interrupts))
@@ -88,6 +88,6 @@ def test_result_wins_over_a_fault():
     scenario = Scenario().run("prepare")
     attempt = scenario.attempt("train")
     scenario.start("train")
-    fault = Fault(Reason.NODE_PRESSURE, "evicted", interrupts=True)
+    fault = PodFault(Reason.NODE_PRESSURE, "evicted", interrupts=True)
     scenario.cluster.update_job(attempt.job, fault=fault)
     assert scenario.complete("train").stage("train").state == "Succeeded"

@@ -1,28 +1,29 @@
 """The next attempt avoids a node on which two attempts of the stage have ended; a broken device forbids the node."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.core.observation import Fault, JobState
+from finetune_operator.core.observation import JobState, PodFault
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.suspect_nodes import NO_NODES, AvoidedNodes
 from finetune_operator.kubernetes.resources.affinity import PREFERRED, REQUIRED
 from finetune_operator.kubernetes.resources.job import build_job
 from finetune_trainer.contract import Failure, TerminationMessage
 
-BROKEN = {
+BROKEN: dict[str, Any] = {
     "exit_code": 70,
     "message": TerminationMessage(failure=Failure(message="GPU", device=True)),
 }
-NO_DEVICE = {
-    "fault": Fault(Reason.DEVICE_FAILED, "Allocate failed", interrupts=True),
+NO_DEVICE: dict[str, Any] = {
+    "fault": PodFault(Reason.DEVICE_FAILED, "Allocate failed", interrupts=True),
     "disruption": "UnexpectedAdmissionError",
 }
-BUG = {"exit_code": 70}
-EVICTED = {"exit_code": 75, "disruption": "evicted"}
+BUG: dict[str, Any] = {"exit_code": 70}
+EVICTED: dict[str, Any] = {"exit_code": 75, "disruption": "evicted"}
 NOT_IN = {"key": "metadata.name", "operator": "NotIn"}
 
 
@@ -30,7 +31,7 @@ def training() -> Scenario:
     return Scenario(a_pipeline(train={"maxFailures": 9})).run("prepare")
 
 
-def end_on(scenario: Scenario, node: str, failed_node: str = "", **facts) -> None:
+def end_on(scenario: Scenario, node: str, failed_node: str = "", **facts: Any) -> None:
     """End the attempt of train on a node, and wait until the next attempt is there."""
     job = scenario.start("train")
     scenario.cluster.update_job(

@@ -131,7 +131,7 @@ def test_failure_names_the_sidecar_that_had_failed():
     )
 
 
-def test_plain_container_that_fails_is_named_while_the_stage_runs():
+def test_plain_container_that_fails_is_named_in_a_running_stage():
     job = observed(pod(running(), "Running", plain=terminated(1)))
     assert job.blocker.reason is Reason.SIDECAR_FAILED
     assert job.blocker.message.startswith(
@@ -149,7 +149,7 @@ CRASHED = {"terminated": {"exitCode": 3, "reason": "Error"}}
         {"state": running(), "lastState": CRASHED, "restartCount": 3},
     ],
 )
-def test_native_sidecar_that_fails_again_keeps_the_process_waiting(init):
+def test_native_sidecar_that_fails_again_keeps_it_waiting(init):
     job = observed(pod(waiting("PodInitializing"), "Pending", init=init))
     assert (job.state, job.blocker.reason) == (JobState.WAITING, Reason.SIDECAR_FAILED)
     assert "init container proxy failed (exit code 3), so the process cannot start" in (
@@ -186,7 +186,7 @@ def test_init_container_that_fails_has_a_reason(reason):
     assert "kubectl logs demo-train-a1-xyz -c proxy" in ending.message
 
 
-def test_native_sidecar_killed_after_the_process_is_no_init_failure():
+def test_native_sidecar_killed_after_the_process_is_no_failure():
     init = {"state": terminated(137), "started": False}
     ended = pod(terminated(70), "Failed", init=init)
     ending = classify_ending(ATTEMPT, observed(ended, job=a_job(FAILED)))

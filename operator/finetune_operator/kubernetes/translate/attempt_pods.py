@@ -7,6 +7,7 @@ from enum import IntEnum
 from functools import cached_property
 
 from finetune_operator.core.endings import SIGNAL_EXIT_CODES
+from finetune_operator.core.observation import PodFault
 from finetune_operator.kubernetes.translate.faults import fault_of
 from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
@@ -97,6 +98,11 @@ class AttemptPods:
             if pod.index == 0 or pod.exit_code != ExitCode.DONE
         ]
         return min((time for time in times if time), default=None)
+
+    @property
+    def fault(self) -> PodFault | None:
+        """What ended the pod that ended the attempt, if it has a reason of its own."""
+        return fault_of(self.ended_by) if self.ended_by else None
 
     @property
     def sidecar(self) -> str:

@@ -5,7 +5,7 @@ import re
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.endings import doubled
 from finetune_operator.core.metadata import STAGE_CONTAINER
-from finetune_operator.core.observation import Fault
+from finetune_operator.core.observation import PodFault
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_operator.kubernetes.translate.sidecars import describe_failure
 
@@ -30,7 +30,7 @@ SHARED_MEMORY = "shm"
 """Volume of /dev/shm."""
 
 
-def fault_of(pod: ObservedPod) -> Fault | None:
+def fault_of(pod: ObservedPod) -> PodFault | None:
     """Return what ended the pod, if it has a reason of its own: a limit of storage, the node, an init container."""
     if pod.status_reason == "Evicted":
         fault = _storage_exceeded(pod) or _node_pressure(pod)
@@ -42,14 +42,14 @@ def fault_of(pod: ObservedPod) -> Fault | None:
     return _init_container_failed(pod)
 
 
-def _storage_exceeded(pod: ObservedPod) -> Fault | None:
+def _storage_exceeded(pod: ObservedPod) -> PodFault | None:
     """Return which limit of storage the pod has exceeded. Another attempt would exceed it again."""
     evidence = pod.status_message.rstrip(". ")
     container = CONTAINER_STORAGE.search(evidence)
     if container and container[1] != STAGE_CONTAINER:
         # Its author is an injector, and its use may depend on time: the next attempt goes on.
         fix = f"raise the limit of the container {container[1]}, which an admission policy may have added"
-        return Fault(Reason.SIDECAR_FAILED, f"{evidence}: {fix}")
+        return PodFault(Reason.SIDECAR_FAILED, f"{evidence}: {fix}")
     volume = EMPTY_DIR.search(evidence)
     total = POD_STORAGE.search(evidence)
     if volume:
@@ -59,7 +59,7 @@ def _storage_exceeded(pod: ObservedPod) -> Fault | None:
         fix = _more_storage(pod, limit)
     else:
         return None
-    return Fault(Reason.EPHEMERAL_STORAGE_EXCEEDED, f"{evidence}: {fix}")
+    return PodFault(Reason.EPHEMERAL_STORAGE_EXCEEDED, f"{evidence}: {fix}")
 
 
 def _more_storage(pod: ObservedPod, limit: str) -> str:
@@ -74,7 +74,7 @@ def _more_in_volume(pod: ObservedPod, volume: str, limit: str) -> str:
     return f"write less to it, or raise the sizeLimit of the volume {volume} to {doubled(limit)}"
 
 
-def _node_pressure(pod: ObservedPod) -> Fault | None:
+def _node_pressure(pod: ObservedPod) -> PodFault | None:
     """Return that the pod was evicted because its node ran out of a resource. Another attempt may succeed."""
     evidence = pod.status_message.rstrip(". ")
     low = NODE_LOW.search(evidence)
@@ -85,10 +85,10 @@ def _node_pressure(pod: ObservedPod) -> Fault | None:
     if low and low[1] in REQUESTS:
         field = f"{_pod_field(pod)}.resources.requests.{low[1]}"
         message += f": set {field} to what the stage uses, so that the scheduler finds a node with as much"
-    return Fault(Reason.NODE_PRESSURE, message, interrupts=True)
+    return PodFault(Reason.NODE_PRESSURE, message, interrupts=True)
 
 
-def _no_device(pod: ObservedPod) -> Fault | None:
+def _no_device(pod: ObservedPod) -> PodFault | None:
     """Return that the node could not give the pod its devices, although the scheduler had seen them there."""
     place = f"node {pod.node}" if pod.node else "the node"
     evidence = ""
@@ -100,10 +100,10 @@ def _no_device(pod: ObservedPod) -> Fault | None:
         return None
     fix = "if it happens again there, check its device plugin and its driver, or take it out of service"
     message = f"{place} cannot give the pod its devices: {evidence[-1000:]}: {fix}"
-    return Fault(Reason.DEVICE_FAILED, message, interrupts=True)
+    return PodFault(Reason.DEVICE_FAILED, message, interrupts=True)
 
 
-def _init_container_failed(pod: ObservedPod) -> Fault | None:
+def _init_container_failed(pod: ObservedPod) -> PodFault | None:
     """Return which init container failed, if the process therefore never started."""
     if not pod.failed or pod.started_at:
         return None
@@ -113,7 +113,7 @@ def _init_container_failed(pod: ObservedPod) -> Fault | None:
             failure = describe_failure({**status, "isInit": True})
             fix = f"see its log with `kubectl logs {pod.name} -c {status['name']}`"
             message = f"{failure}, so the process never started: {fix}"
-            return Fault(Reason.INIT_CONTAINER_FAILED, message)
+            return PodFault(Reason.INIT_CONTAINER_FAILED, message)
     return None
 
 

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.diagnose import worst_blocker
-from finetune_operator.kubernetes.translate.faults import fault_of
 from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_trainer.contract import Progress
@@ -59,12 +58,18 @@ def observe_job(
         pod=failed_pod,
         unschedulable_since=all_pods.unschedulable_since,
         incomplete_since=all_pods.incomplete_since(job),
-        fault=fault_of(pod) if pod else None,
-        outlived_since=None if is_over else all_pods.outlived_since,
-        sidecar=all_pods.sidecar if is_over else "",
-        failed_node=pod.node if pod and state is JobState.FAILED else "",
+        fault=all_pods.fault,
+        outlived_since=all_pods.outlived_since,
+        sidecar=all_pods.sidecar,
+        failed_node=_failed_node(state, pod),
         blocker=None if is_over else worst_blocker(name, all_pods, warnings, now),
     )
+
+
+def _failed_node(state: JobState, pod: ObservedPod | None) -> str:
+    if pod is None or state is not JobState.FAILED:
+        return ""
+    return pod.node
 
 
 def _deciding_pod(state: JobState, pods: AttemptPods) -> ObservedPod | None:

@@ -265,7 +265,7 @@ class RankProcesses:
             return ServiceUnavailable(
                 f"process {number} of {self.size} was killed by {Signals(-code).name}: {cause}"
             )
-        cause = self._failure_of(number)
+        cause = self._report_of(number)
         text = f"process {number} of {self.size}: {cause.message}"
         if cause.device:
             return DeviceFailed(text)
@@ -274,7 +274,7 @@ class RankProcesses:
                 return kind(text)
         return StageError(text)
 
-    def _failure_of(self, number: int) -> Failure:
+    def _report_of(self, number: int) -> Failure:
         try:
             message = TerminationMessage.model_validate_json(
                 self._termination_log(number).read_bytes()
