@@ -16,7 +16,7 @@ PORT = 15021
 ENDLESS = "trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"
 SECURE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 """What the Pod Security level restricted asks of each container."""
-LATE = f"sleep 20; httpd -f -p {PORT}"
+LATE = f"sleep 20; httpd -f -h /etc -p {PORT}"
 
 
 def proxy(script: str, image: str = TOOLBOX, **more: Any) -> Object:
@@ -32,7 +32,7 @@ def proxy(script: str, image: str = TOOLBOX, **more: Any) -> Object:
 
 def native(script: str) -> Object:
     """Return a native sidecar, which is started as soon as its port answers."""
-    probe = {"exec": {"command": ["wget", "-qO-", f"http://127.0.0.1:{PORT}"]}}
+    probe = {"exec": {"command": ["wget", "-qO-", f"http://127.0.0.1:{PORT}/hostname"]}}
     return proxy(script, restartPolicy="Always", startupProbe=probe)
 
 
@@ -44,7 +44,7 @@ PLAIN = {
 }
 NATIVE = {
     # sh as process 1 ignores SIGTERM.
-    "native-outlives": native(f"httpd -p {PORT}; while :; do sleep 1; done"),
+    "native-outlives": native(f"httpd -h /etc -p {PORT}; while :; do sleep 1; done"),
     "native-fails": native("exit 3"),
     "native-late": native(LATE),
 }
