@@ -265,9 +265,9 @@ class RankProcesses:
             return ServiceUnavailable(
                 f"process {number} of {self.size} was killed by {Signals(-code).name}: {cause}"
             )
-        cause = self._report_of(number)
-        text = f"process {number} of {self.size}: {cause.message}"
-        if cause.device:
+        failure = self._report_of(number)
+        text = f"process {number} of {self.size}: {failure.message}"
+        if failure.device:
             return DeviceFailed(text)
         for kind in FAILURES:
             if kind.exit_code == code:
