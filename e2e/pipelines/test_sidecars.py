@@ -32,7 +32,9 @@ def proxy(script: str, image: str = TOOLBOX, **more: Any) -> Object:
 
 def native(script: str) -> Object:
     """Return a native sidecar, which is started as soon as its port answers."""
-    probe = {"exec": {"command": ["wget", "-qO-", f"http://127.0.0.1:{PORT}/hostname"]}}
+    # The image has the programs in its shell only.
+    command = ["sh", "-c", f"wget -qO- http://127.0.0.1:{PORT}/hostname"]
+    probe = {"exec": {"command": command}}
     return proxy(script, restartPolicy="Always", startupProbe=probe)
 
 
