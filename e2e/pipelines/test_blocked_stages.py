@@ -11,6 +11,7 @@ from e2e.pipelines.driver import (
     Object,
     PipelineDriver,
     memory,
+    merged,
     pipeline,
     variables,
 )
@@ -172,6 +173,28 @@ def test_process_over_its_memory_limit_fails_out_of_memory(namespace: KubeNamesp
     driver.wait_finished("Failed")
     assert driver.condition("Ready")["reason"] == "OutOfMemory"
     assert "resources.limits.memory" in driver.condition("Ready")["message"]
+
+
+def test_process_over_its_storage_limit_fails_and_names_it(namespace: KubeNamespace):
+    """The kubelet evicts the pod without a DisruptionTarget, because it would happen again."""
+    script = """
+trap 'exit 75' TERM
+dd if=/dev/zero of=/tmp/fill bs=1M count=150 2>/dev/null
+while :; do sleep 1 & wait $!; done
+"""
+    size = {"ephemeral-storage": "20Mi"}
+    filling = {
+        "command": ["sh", "-c", script],
+        "resources": merged(memory("256Mi"), {"requests": size, "limits": size}),
+    }
+    driver = PipelineDriver.start(
+        namespace, pipeline("full-disk", prepare={"pod": filling})
+    )
+    driver.wait_finished("Failed", seconds=240)
+    ready = driver.condition("Ready")
+    assert ready["reason"] == "EphemeralStorageExceeded"
+    assert "prepare.pod.resources.limits.ephemeral-storage to 40Mi" in ready["message"]
+    assert driver.stage("prepare")["failures"] == 1
 
 
 def test_missing_command_fails_with_its_name(namespace: KubeNamespace):

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from finetune_operator.api.defaults import Defaults
 from finetune_operator.api.placement import PlacementDefaults
+from finetune_operator.api.stages.pod import PodDefaults
 from finetune_operator.controller.kopf_watch import silence_kopf_log
 from finetune_operator.controller.logging_format import FORMATS, LEVELS, TEXT, configure
 from finetune_operator.controller.manager import Options, run
@@ -61,6 +62,7 @@ def _options(chosen: argparse.Namespace) -> Options:
     settings = Settings(
         placement_defaults=chosen.placement,
         defaults=chosen.defaults,
+        job_defaults=chosen.job_metadata,
         trainer_image=chosen.trainer_image,
         trainer_cpu_image=chosen.trainer_cpu_image,
         engine_images={"VLLM": chosen.vllm_image},
@@ -172,6 +174,12 @@ def _add_placement(parser: argparse.ArgumentParser) -> None:
         type=_chart_value(Defaults, "defaults"),
         default="{}",
         help="JSON object: podDefaults and workspace of all pipelines, below a namespace's own (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--job-metadata",
+        type=_chart_value(PodDefaults, "jobMetadata"),
+        default="{}",
+        help="JSON object: labels and annotations of pods of stages that end, below all others (default: %(default)s)",
     )
     parser.add_argument(
         "--placement",

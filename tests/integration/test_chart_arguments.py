@@ -146,3 +146,12 @@ def test_largest_rate_limit_is_written_without_exponent():
 def test_operator_knows_every_argument_of_the_chart(values):
     chosen = operator._parser().parse_args(container(render(values))["args"])
     assert chosen.job_history >= 1
+
+
+def test_proxies_of_meshes_are_kept_out_of_pods_that_end():
+    settings = parsed_options(render(CLUSTER_WIDE)).settings
+    assert settings.job_defaults.labels["sidecar.istio.io/inject"] == "false"
+    assert settings.job_defaults.annotations["linkerd.io/inject"] == "disabled"
+    own = {"labels": {"sidecar.istio.io/inject": None, "team": "a"}}
+    changed = parsed_options(render({"jobMetadata": own})).settings.job_defaults
+    assert changed.labels == {"kuma.io/sidecar-injection": "disabled", "team": "a"}

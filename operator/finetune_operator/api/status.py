@@ -94,14 +94,15 @@ class AttemptStatus(ExtensibleModel):
     stopping: Reason | None = None
     """Why the operator stopped the attempt. Absent if it did not."""
     stopped_after_seconds: float | None = None
-    """Running time when the attempt was stopped for a deadline, by the operator's clock. It counts at least this much.
-    Absent for other attempts."""
+    """Least running time of an attempt that was stopped for a deadline, by the operator's clock. Absent for others."""
     capacity: str | None = None
     """Capacity type of the attempt's nodes: Spot or OnDemand. Absent in a local run."""
     node_class: str | None = None
     """Name of the attempt's node class in the operator's configuration. Absent: any nodes of the capacity type."""
     node: str | None = None
     """Name of the node on which the pod ran. Of several pods, the node of the pod with index 0."""
+    failed_node: str | None = None
+    """Name of the node of the pod that ended the attempt, if it is another."""
     price: Amount | None = None
     """Price per hour of all pods of the attempt together, when the attempt began. Absent: not known."""
     on_demand_price: Amount | None = None
@@ -276,9 +277,7 @@ class StageStatus(ExtensibleModel):
     def running_attempt(self) -> AttemptStatus | None:
         """Return the attempt that is not known to have ended, or None. Only the newest attempt can be running."""
         last = self.last_attempt
-        if last is None or last.outcome is not Outcome.RUNNING:
-            return None
-        return last
+        return last if last and last.outcome is Outcome.RUNNING else None
 
 
 StagesByName = Annotated[dict[str, StageStatus], NamedList()]

@@ -43,6 +43,7 @@ from finetune_operator.core.observation import (
     ObservedServer,
 )
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.core.suspect_nodes import avoidance_note
 from finetune_operator.core.workspace import WORKSPACE, create_blocker, start_blocker
 from finetune_trainer.contract import StageConfig
 
@@ -254,7 +255,11 @@ class _Assessor:
             blocker = refusal or self._create_blocker(spec)
         state = StageState.QUEUED if queued else StageState.RUNNING
         if blocker:
-            return state, blocker.reason, blocker.message
+            message = blocker.message
+            if blocker.reason is Reason.WAITING_FOR_CAPACITY:
+                parts = (message, avoidance_note(status))
+                message = "; ".join(part for part in parts if part)
+            return state, blocker.reason, message
         return (
             state,
             Reason.PROGRESSING,

@@ -22,16 +22,31 @@ PERMANENT_REASONS: dict[int, Reason] = {
 }
 """The reason of each permanent exit code."""
 
-NON_RETRYABLE = frozenset({*PERMANENT_REASONS.values(), Reason.OUT_OF_MEMORY})
+NON_RETRYABLE = frozenset(
+    {
+        *PERMANENT_REASONS.values(),
+        Reason.EPHEMERAL_STORAGE_EXCEEDED,
+        Reason.OUT_OF_MEMORY,
+    }
+)
 """Reasons after which a stage is not retried automatically: the next attempt would fail in the same way."""
 FAILURES = NON_RETRYABLE | {
+    Reason.DEVICE_FAILED,
+    Reason.INIT_CONTAINER_FAILED,
     Reason.RESULT_MISSING,
+    Reason.SIDECAR_FAILED,
     Reason.SOURCE_UNAVAILABLE,
     Reason.STAGE_FAILED,
 }
 """Every reason of an attempt that has failed."""
 INTERRUPTIONS = frozenset(
-    {Reason.INTERRUPTED, Reason.JOB_DISAPPEARED, Reason.RESULT_MISSING}
+    {
+        Reason.DEVICE_FAILED,
+        Reason.INTERRUPTED,
+        Reason.JOB_DISAPPEARED,
+        Reason.NODE_PRESSURE,
+        Reason.RESULT_MISSING,
+    }
 )
 """Every reason of an attempt that was interrupted."""
 
@@ -65,9 +80,12 @@ def classify_ending(attempt: AttemptStatus, job: ObservedJob) -> Ending:
     endings = (rule(attempt, job) for rule in ENDING_RULES)
     # The last rule matches always.
     ending = next(match for match in endings if match)
-    if job.pod and ending.message:
-        return replace(ending, message=f"{job.pod}: {ending.message}")
-    return ending
+    message = ending.message
+    if job.sidecar and ending.outcome is Outcome.FAILED:
+        message = "; ".join(part for part in (message, job.sidecar) if part)
+    if job.pod and message:
+        message = f"{job.pod}: {message}"
+    return replace(ending, message=message)
 
 
 def _succeeded(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
@@ -77,13 +95,15 @@ def _succeeded(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
 
 
 def _stopped(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    if not attempt.stopping:
+    # The process had ended before, and only its sidecars were stopped.
+    if not attempt.stopping or attempt.stopping is Reason.SIDECAR_RUNNING:
         return None
     return Ending(Outcome.STOPPED, attempt.stopping, _termination_text(job))
 
 
 def _result_missing(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
-    if job.state is not JobState.COMPLETE:
+    # If another container fails, the Job does, although the process exited with 0.
+    if job.state is not JobState.COMPLETE and job.exit_code != ExitCode.DONE:
         return None
     if job.exit_code is None:
         # The Job is Complete, but its pod and with it the result are gone. The program did nothing wrong.
@@ -127,6 +147,15 @@ def doubled(quantity: str) -> str:
     return f"{Decimal(number) * 2:f}" + quantity.removeprefix(number)
 
 
+def _fault(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
+    if job.fault is None:
+        return None
+    outcome = Outcome.INTERRUPTED if job.fault.interrupts else Outcome.FAILED
+    parts = (job.fault.message, _termination_text(job))
+    text = "; ".join(part for part in parts if part)
+    return Ending(outcome, job.fault.reason, text)
+
+
 def _disrupted(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     if not job.disruption:
         return None
@@ -142,6 +171,13 @@ def _interrupted(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
         or f"the process was interrupted (exit code {job.exit_code})"
     )
     return Ending(Outcome.INTERRUPTED, Reason.INTERRUPTED, text)
+
+
+def _device_failed(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
+    failure = job.message.failure if job.message else None
+    if failure is None or not failure.device:
+        return None
+    return Ending(Outcome.FAILED, Reason.DEVICE_FAILED, failure.message)
 
 
 def _permanent_failure(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
@@ -177,12 +213,16 @@ ENDING_RULES: tuple[Callable[[AttemptStatus, ObservedJob], Ending | None], ...] 
     _stopped,
     # Before _disrupted: another attempt with the same limit would be killed again.
     _out_of_memory,
+    # Before _disrupted: it knows more than that the pod was evicted.
+    _fault,
     # An eviction is no failure, whatever the exit code; a process may also exit with 0 on SIGTERM.
     _disrupted,
     # Complete without a valid result is not a success.
     _result_missing,
     # Exit code 75 without evidence: the process itself reports an interruption.
     _interrupted,
+    # Before the exit codes: the process itself knows that it is not at fault.
+    _device_failed,
     _permanent_failure,
     _service_unavailable,
     # Matches always: a bug, or a signal of unknown origin.
@@ -215,7 +255,9 @@ def _update_without_job(attempt: AttemptStatus, now: datetime) -> AttemptStatus:
 def _record_observation(
     attempt: AttemptStatus, job: ObservedJob, now: datetime
 ) -> AttemptStatus:
+    failed_node = job.failed_node if job.failed_node != job.node else None
     observed: dict[str, object] = {
+        "failed_node": failed_node or None,
         "created_at": attempt.created_at or job.created_at or job.started_at or now,
         "started_at": attempt.started_at or job.started_at,
         "node": attempt.node or job.node or None,

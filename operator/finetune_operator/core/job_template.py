@@ -13,6 +13,7 @@ from finetune_operator.core.capacity.nodes import PodPlacement, pod_placement
 from finetune_operator.core.metadata import job_labels
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.settings import Settings
+from finetune_operator.core.suspect_nodes import NO_NODES, AvoidedNodes
 from finetune_trainer.contract import StageConfig
 from finetune_trainer.contract.environment import CONFIG
 
@@ -56,6 +57,8 @@ class JobTemplate:
     """The server that keeps running after the attempt, on a cluster. None: the stage has none."""
     verifier_image: str
     """Image of the trainer that verifies the model before a server starts, even if the server runs another image."""
+    avoided_nodes: AvoidedNodes = NO_NODES
+    """Nodes on which earlier attempts have ended again and again."""
 
 
 def job_template(
@@ -70,6 +73,8 @@ def job_template(
     The defaults of the settings lie below the stage's pod here and not in the spec, so that no hash contains them.
     """
     spec = spec.over(settings.defaults.pod_defaults)
+    if not spec.runs_server:
+        spec = spec.over(settings.job_defaults)
     config_json = config.model_dump_json(by_alias=True, exclude_none=True)
     serving = spec.serving(config)
     pod = spec.pod

@@ -30,6 +30,16 @@ class Blocker:
 
 
 @dataclass(frozen=True)
+class PodFault:
+    """What ended a process, or kept it from starting, besides the process itself."""
+
+    reason: Reason
+    message: str
+    interrupts: bool = False
+    """Whether it is no failure of the stage, so that it counts as an interruption."""
+
+
+@dataclass(frozen=True)
 class ObservedJob:
     """The Job of one attempt, and the latest observed state of its process."""
 
@@ -60,6 +70,14 @@ class ObservedJob:
     """Time since which some of its pods have nodes and others have none. None: all of them have, or none."""
     pod: str = ""
     """Which of several pods has ended it, such as pod 3. Empty: its only pod, or all alike."""
+    fault: PodFault | None = None
+    """What ended its process or kept it from starting, if it has a reason of its own."""
+    outlived_since: datetime | None = None
+    """Time since which its process has ended, while other containers of its pod have not. None: neither, or both."""
+    sidecar: str = ""
+    """Which other container of its pod has failed, if a process may have failed because of it."""
+    failed_node: str = ""
+    """Name of the node of the pod that ended it; empty if it has not failed."""
     awaits_probe: bool = False
     """Whether it is a server that is ready and has not been probed yet."""
 

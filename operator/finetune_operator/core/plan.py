@@ -42,6 +42,7 @@ from finetune_operator.core.job_template import JobTemplate, job_template
 from finetune_operator.core.metadata import job_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.settings import Settings
+from finetune_operator.core.suspect_nodes import avoided_nodes
 from finetune_operator.core.timers import Timers
 from finetune_operator.core.workspace import create_blocker
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
@@ -223,6 +224,7 @@ class _Planner:
         attempt: AttemptStatus,
     ) -> JobTemplate:
         job = job_template(self.pipeline, spec, config, attempt, self.settings)
+        job = replace(job, avoided_nodes=avoided_nodes(status, attempt.number))
         is_older = status.results_version not in {0, RESULTS_VERSION}
         if status.begun is None or not is_older or spec.runs_server:
             return job
@@ -278,22 +280,31 @@ class _Planner:
     def _reason_to_stop(
         self, stage: StageAssessment, attempt: AttemptStatus
     ) -> Reason | None:
-        # The first reason is the one shown to the user. A changed spec replaces the attempt, whatever else is true.
-        requested = (stage.status.identity, stage.status.execution)
-        if stage.spec is None or (attempt.identity, attempt.execution) != requested:
-            return Reason.SPEC_CHANGED
-        if self.assessment.cancelled:
-            return Reason.CANCELLED
-        if self.pipeline.spec.suspend:
-            return Reason.SUSPENDED
+        requested = self._requested_stop(stage, attempt)
+        if requested or stage.spec is None:
+            return requested
+        job = self.assessment.observation.jobs.get(attempt.job)
+        sidecars = self.timers.until_sidecars_stop(job)
+        if sidecars is not None:
+            return Reason.SIDECAR_RUNNING if sidecars <= timedelta() else None
         if self.timers.is_overdue(stage):
             return Reason.DEADLINE_EXCEEDED
         choice = self.capacity.get(stage.spec.name)
         if choice is None:
             return None
-        return choice.reason_to_move(
-            attempt, self.assessment.observation.jobs.get(attempt.job)
-        )
+        return choice.reason_to_move(attempt, job)
+
+    def _requested_stop(
+        self, stage: StageAssessment, attempt: AttemptStatus
+    ) -> Reason | None:
+        """Return the request of the user that stops the attempt; the first reason is the reason shown to the user."""
+        # A changed spec replaces the attempt, whatever else is true.
+        wanted = (stage.status.identity, stage.status.execution)
+        if stage.spec is None or (attempt.identity, attempt.execution) != wanted:
+            return Reason.SPEC_CHANGED
+        if self.assessment.cancelled:
+            return Reason.CANCELLED
+        return Reason.SUSPENDED if self.pipeline.spec.suspend else None
 
     def _server_actions(self, stage: StageAssessment) -> Iterator[Action]:
         """Yield the switch of traffic to the new server, or the deletion of old servers.

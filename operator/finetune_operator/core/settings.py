@@ -7,7 +7,7 @@ from datetime import timedelta
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL
 from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_operator.api.placement import PlacementDefaults
-from finetune_operator.api.stages.pod import Pod
+from finetune_operator.api.stages.pod import Pod, PodDefaults
 
 VLLM_IMAGE = "vllm/vllm-openai:v0.11.0"
 
@@ -26,6 +26,8 @@ class Settings:
     """Engine -> image of servers that name none, for engines that the trainer's image does not contain."""
     defaults: Defaults = NO_DEFAULTS
     """Fields for a pipeline, if neither the pipeline nor its namespace sets them."""
+    job_defaults: PodDefaults = field(default_factory=PodDefaults)
+    """Labels and annotations below all others, of the pods of stages that end: a server's pod has none of them."""
     placement_defaults: PlacementDefaults | None = field(
         default_factory=PlacementDefaults
     )

@@ -12,6 +12,7 @@ from finetune_operator.core.assess import active_time
 from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
 from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.history import fruitless_interruptions, releases_in_a_row
+from finetune_operator.core.observation import ObservedJob
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.settings import Settings
 
@@ -20,6 +21,9 @@ SWITCH_INTERVAL = timedelta(seconds=1)
 """Time until the operator observes a switch of traffic."""
 MISSING_JOB_INTERVAL = timedelta(seconds=1)
 """Time until the operator ends an attempt that it stops and whose Job it does not see."""
+# Sidecars that end by themselves after the process need some seconds.
+SIDECAR_GRACE = timedelta(seconds=30)
+"""Time after the end of a process until the other containers of its pod are stopped."""
 WAITS_FOR_CLAIM = frozenset({Reason.WORKSPACE_IN_USE, Reason.VOLUME_NOT_READY})
 NOTHING = timedelta()
 
@@ -45,6 +49,12 @@ class Timers:
     def is_overdue(self, stage: StageAssessment) -> bool:
         """Return whether the stage has run for as long as it may."""
         return any(remaining <= NOTHING for remaining in self.time_left(stage))
+
+    def until_sidecars_stop(self, job: ObservedJob | None) -> timedelta | None:
+        """Return the time until the containers that outlive the process are stopped; None if there are none."""
+        if job is None or job.outlived_since is None:
+            return None
+        return job.outlived_since + SIDECAR_GRACE - self.now
 
     def backoff_remaining(self, stage: StageAssessment) -> timedelta:
         """Return the time until the next attempt of the stage may start."""
@@ -115,9 +125,14 @@ class Timers:
                 if attempt.job not in self.assessment.observation.jobs:
                     yield MISSING_JOB_INTERVAL
                 return
+            job = self.assessment.observation.jobs.get(attempt.job)
+            sidecars = self.until_sidecars_stop(job)
+            if sidecars is not None:
+                # The process has ended: no deadline and no other node class concern it.
+                yield sidecars
+                return
             yield from self.time_left(stage)
             if choice:
-                job = self.assessment.observation.jobs.get(attempt.job)
                 yield from choice.review_times(attempt, job)
         elif server_actions:
             switches = any(

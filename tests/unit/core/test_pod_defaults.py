@@ -6,7 +6,8 @@ import pytest
 from pydantic import ValidationError
 from support.operator.scenario import ORDER, Scenario, a_pipeline
 
-from finetune_operator.api.stages.pod import Pod
+from finetune_operator.api.stages.pod import Pod, PodDefaults
+from finetune_operator.core.settings import Settings
 
 MORE_MEMORY = {"resources": {"limits": {"memory": "64Gi"}}}
 
@@ -202,3 +203,30 @@ def test_default_variable_is_in_the_identity_of_an_own_program():
     ).finish()
     assert plain.stage("train").identity != other.stage("train").identity
     assert plain.stage("prepare").identity == other.stage("prepare").identity
+
+
+def test_labels_of_jobs_are_below_all_others_and_not_on_servers():
+    """A proxy may outlive a stage. A server needs it in a mesh."""
+    labels = {"sidecar.istio.io/inject": "false", "mesh": "out"}
+    settings = Settings(
+        job_defaults=PodDefaults(labels=labels, annotations={"inject": "disabled"})
+    )
+    own = {"labels": {"sidecar.istio.io/inject": "true"}}
+    scenario = Scenario(a_pipeline(train={"pod": own}), settings=settings).finish()
+    templates = {
+        job.template.stage: job.template for job in scenario.cluster.jobs.values()
+    }
+    injected = {
+        name: template.labels.get("sidecar.istio.io/inject")
+        for name, template in templates.items()
+    }
+    assert injected == {
+        "prepare": "false",
+        "train": "true",
+        "evaluate": "false",
+        "push": "false",
+        "deploy": None,
+    }
+    assert templates["train"].labels["mesh"] == "out"
+    assert templates["train"].pod.annotations == {"inject": "disabled"}
+    assert templates["deploy"].pod.annotations == {}

@@ -155,7 +155,7 @@ ENDINGS = {
             }
         },
         Outcome.FAILED,
-        "killed",
+        "raise pod.resources.limits.ephemeral-storage, or write to the workspace",
         137,
     ),
     "pod deleted": (

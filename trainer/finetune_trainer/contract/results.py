@@ -277,6 +277,8 @@ class Failure(ProcessOutput):
 
     message: str
     """What failed, the observed value, and the fix."""
+    device: bool = False
+    """Whether a device of the node may be broken. A later attempt then avoids a node on which this happens twice."""
 
 
 class Progress(ProcessOutput):

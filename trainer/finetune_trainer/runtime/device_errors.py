@@ -14,6 +14,7 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
+    DeviceFailed,
     ServiceUnavailable,
     StageError,
 )
@@ -76,7 +77,7 @@ def _of_torch(
             "another image with gcc, g++ and the headers of Python; or remove train.compile"
         )
     if isinstance(error, torch.AcceleratorError) or GPU_ERROR.search(text):
-        return StageError(
+        return DeviceFailed(
             f"the GPU failed, which may be an error of hardware: {text.splitlines()[0]}: the next attempt resumes; "
             "if it happens again on this node, take the node out of service"
         )

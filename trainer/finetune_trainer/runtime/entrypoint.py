@@ -97,7 +97,7 @@ def _run_and_classify(
     except (Interrupted, Replaced) as error:
         return report_interruption(stage, error), ExitCode.INTERRUPTED
     except StageError as error:
-        return report_failure(stage, str(error)), error.exit_code
+        return report_failure(stage, str(error), error), error.exit_code
     except OSError as error:
         log_line(traceback.format_exc())
         # An error without a file name is from a write, such as ENOSPC. Writes outside the workspace name their file.
@@ -107,7 +107,7 @@ def _run_and_classify(
         log_line(traceback.format_exc())
         known = translate(error, config, environment) if config is not None else None
         if known is not None:
-            return report_failure(stage, str(known)), known.exit_code
+            return report_failure(stage, str(known), known), known.exit_code
         return report_failure(stage, f"{type(error).__name__}: {error}"), ExitCode.BUG
 
 
@@ -200,7 +200,10 @@ def report_interruption(
     return TerminationMessage(interruption=Interruption(message=str(error)))
 
 
-def report_failure(stage: str, text: str) -> TerminationMessage:
+def report_failure(
+    stage: str, text: str, error: StageError | None = None
+) -> TerminationMessage:
     """Log a failure and return its termination message."""
     log_line(f"{stage}: {text}")
-    return TerminationMessage(failure=Failure(message=text))
+    device = error is not None and error.device
+    return TerminationMessage(failure=Failure(message=text, device=device))

@@ -15,6 +15,14 @@ class StageError(Exception):
     """A stage cannot continue; the exit code determines whether the operator retries it."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.BUG
+    device: ClassVar[bool] = False
+    """Whether a device of the node may be broken, so that a later attempt avoids a node on which this happens twice."""
+
+
+class DeviceFailed(StageError):
+    """A device of the node failed while it was used."""
+
+    device = True
 
 
 class ConfigInvalid(StageError):
@@ -49,6 +57,12 @@ class ServiceUnavailable(StageError):
     """Temporary: the operator retries later, for example when a disk is full or a server does not respond."""
 
     exit_code = ExitCode.UNAVAILABLE
+
+
+class DeviceUnavailable(ServiceUnavailable):
+    """Temporary: the process has no device, or cannot use it. Another node may have a better device or driver."""
+
+    device = True
 
 
 class Replaced(StageError):

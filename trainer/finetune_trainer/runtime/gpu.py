@@ -6,7 +6,11 @@ from pathlib import Path
 import torch
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable
+from finetune_trainer.runtime.errors import (
+    ConfigInvalid,
+    DeviceUnavailable,
+    ServiceUnavailable,
+)
 
 DEVICES = Path("/dev")
 DEVICE_PATTERNS = ("nvidia*", "kfd", "dxg")
@@ -32,13 +36,16 @@ def check_gpu(environment: Environment, processes: int = 1) -> None:
             "train.processesPerNode, or raise train.pod.resources"
         )
     if environment.gpus and not torch.cuda.is_available():
-        raise ServiceUnavailable(f"pod.resources asks for a GPU, but {_cause()}")
+        if torch.version.cuda is None and torch.version.hip is None:
+            raise ServiceUnavailable(
+                f"pod.resources asks for a GPU, but this PyTorch ({torch.__version__}) is built without CUDA: "
+                "use an image whose PyTorch has it"
+            )
+        raise DeviceUnavailable(f"pod.resources asks for a GPU, but {_cause()}")
 
 
 def _cause() -> str:
     wheel = torch.version.cuda
-    if wheel is None and torch.version.hip is None:
-        return f"this PyTorch ({torch.__version__}) is built without CUDA: use an image whose PyTorch has it"
     if not any(any(DEVICES.glob(pattern)) for pattern in DEVICE_PATTERNS):
         return (
             f"the container has no GPU device (no {DEVICES}/nvidia*, no {DEVICES}/kfd): check the device plugin and "

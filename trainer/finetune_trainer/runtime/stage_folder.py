@@ -13,7 +13,6 @@ from finetune_trainer.contract import (
     AnyResult,
     Environment,
     EvaluateResult,
-    Failure,
     TerminationMessage,
     parse_config,
 )
@@ -137,7 +136,8 @@ def shrink_message(message: TerminationMessage) -> TerminationMessage:
         # The first half names the failure.
         text = message.failure.message
         shorter = text[: len(text) // 2] + " …"
-        return message.model_copy(update={"failure": Failure(message=shorter)})
+        failure = message.failure.model_copy(update={"message": shorter})
+        return message.model_copy(update={"failure": failure})
     if not isinstance(message.result, EvaluateResult):
         raise TypeError(
             f"a termination message of more than {TERMINATION_MESSAGE_BYTES} bytes: {message}"

@@ -2,7 +2,7 @@
 
 import math
 
-from finetune_trainer.runtime.errors import Diverged, StageError
+from finetune_trainer.runtime.errors import DeviceFailed, Diverged, StageError
 
 
 def is_finite(*values: float) -> bool:
@@ -20,7 +20,7 @@ def non_finite(
     """
     # The same bits in must give the same bits out. If they do not, the machine is to blame and not the recipe.
     if is_finite(*second):
-        return StageError(
+        return DeviceFailed(
             f"{when}: {description.format(*first)}; repeated from the same state, {description.format(*second)}: "
             "hardware error likely; the next attempt resumes from the last checkpoint; "
             "if this happens again on the node, take it out of service"

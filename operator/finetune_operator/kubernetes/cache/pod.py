@@ -6,6 +6,7 @@ from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.translate.diagnose import STARTING
 from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import ObservedPod
+from finetune_operator.kubernetes.translate.sidecars import sidecar_blocker
 
 
 def pod_of(raw: Object) -> ObservedPod:
@@ -105,6 +106,7 @@ def urgent_facts(raw: Object | None) -> tuple[object, ...]:
         unschedulable,
         obstacle,
         (pod.ready, pod.restarts) if is_server else None,
+        sidecar_blocker(pod),
     )
 
 

@@ -19,7 +19,8 @@ from finetune_trainer.contract.environment import METRICS_PORT
 
 JOB_NAME = "batch.kubernetes.io/job-name"
 _LABELS = (SERVER, STAGE, IDENTITY, JOB_NAME, COMPLETION_INDEX)
-_METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")
+_DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
+_METADATA = ("name", "namespace", "uid", "creationTimestamp", *_DELETION)
 _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
 _JOB_CONDITIONS = frozenset({"Complete", "Failed"})
 _POD_CONDITIONS = frozenset({"PodScheduled", "Ready", "DisruptionTarget"})
@@ -143,7 +144,7 @@ def _stage_container(spec: Object) -> list[Object]:
             {
                 "name": STAGE_CONTAINER,
                 "env": environment,
-                "resources": {"limits": _pick(limits, ("memory",))},
+                "resources": {"limits": _pick(limits, ("memory", "ephemeral-storage"))},
             }
         )
     return trimmed
@@ -151,7 +152,7 @@ def _stage_container(spec: Object) -> list[Object]:
 
 def _container_status(status: Object) -> Object:
     return {
-        **_pick(status, ("name", "restartCount")),
+        **_pick(status, ("name", "restartCount", "started")),
         "state": _container_state(status.get("state") or {}),
         "lastState": _container_state(status.get("lastState") or {}),
     }

@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
+from finetune_operator.core.suspect_nodes import AvoidedNodes
 from finetune_operator.kubernetes.translate.object import Object
 
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -16,26 +18,58 @@ def affinity_without(labels: Iterable[tuple[str, str]], affinity: Object) -> Obj
     excluded = [
         {"key": key, "operator": "NotIn", "values": [value]} for key, value in labels
     ]
+    return _narrowed(affinity, "matchExpressions", excluded)
+
+
+def affinity_avoiding(nodes: AvoidedNodes, affinity: Object) -> Object:
+    """Return the affinity for other nodes than the faulty nodes, and rather for other nodes than the unlucky nodes."""
+    narrowed = _narrowed(affinity, "matchFields", _other_than(nodes.faulty))
+    if not nodes.unlucky:
+        return narrowed
+    node = narrowed.get("nodeAffinity") or {}
+    if not isinstance(node, dict):
+        return narrowed
+    preferred = node.get(PREFERRED) or []
+    if not isinstance(preferred, list):
+        return narrowed
+    # The largest weight that Kubernetes allows.
+    term = {"weight": 100, "preference": {"matchFields": _other_than(nodes.unlucky)}}
+    return {**narrowed, "nodeAffinity": {**node, PREFERRED: [*preferred, term]}}
+
+
+def _other_than(nodes: Iterable[str]) -> list[Object]:
+    # Kubernetes allows this field only, and one value in each. A label may differ from the node's name.
+    return [
+        {"key": "metadata.name", "operator": "NotIn", "values": [node]}
+        for node in nodes
+    ]
+
+
+def _narrowed(affinity: Object, field: str, requirements: list[Object]) -> Object:
+    """Return the affinity for nodes that also meet the requirements of this field of a term."""
     node = affinity.get("nodeAffinity") or {}
-    if not excluded or not isinstance(node, dict):
+    if not requirements or not isinstance(node, dict):
         return affinity
     required = node.get(REQUIRED)
     if required is None:
-        required = {"nodeSelectorTerms": [{"matchExpressions": excluded}]}
+        required = {"nodeSelectorTerms": [{field: requirements}]}
     elif isinstance(required, dict) and isinstance(
         required.get("nodeSelectorTerms"), list
     ):
-        # A node must match only one of the terms, so each term gets the expressions.
-        terms = [_narrowed(term, excluded) for term in required["nodeSelectorTerms"]]
+        # A node must match only one of the terms, so each term gets the requirements.
+        terms = [
+            _narrowed_term(term, field, requirements)
+            for term in required["nodeSelectorTerms"]
+        ]
         required = {**required, "nodeSelectorTerms": terms}
     return {**affinity, "nodeAffinity": {**node, REQUIRED: required}}
 
 
-def _narrowed(term: Any, excluded: list[Object]) -> Any:
-    """Return the term with more expressions. An empty term stays empty, because it matches no node."""
+def _narrowed_term(term: Any, field: str, requirements: list[Object]) -> Any:
+    """Return the term with more requirements. An empty term stays empty, because it matches no node."""
     if not isinstance(term, dict) or not any(term.values()):
         return term
-    expressions = term.get("matchExpressions") or []
-    if not isinstance(expressions, list):
+    own = term.get(field) or []
+    if not isinstance(own, list):
         return term
-    return {**term, "matchExpressions": [*expressions, *excluded]}
+    return {**term, field: [*own, *requirements]}

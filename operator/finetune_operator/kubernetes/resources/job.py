@@ -17,7 +17,10 @@ from finetune_operator.core.metadata import (
     headless_service_name,
 )
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.kubernetes.resources.affinity import affinity_without
+from finetune_operator.kubernetes.resources.affinity import (
+    affinity_avoiding,
+    affinity_without,
+)
 from finetune_operator.kubernetes.resources.claim import claim_name
 from finetune_operator.kubernetes.resources.owner_references import owner_references
 from finetune_operator.kubernetes.translate.object import Object
@@ -137,8 +140,11 @@ def common_pod_spec(template: JobTemplate) -> Object:
             *_unreachable_tolerations(),
         ],
         **_without_empty(
-            affinity=affinity_without(
-                template.placement.excluded_labels, template.pod.affinity
+            affinity=affinity_avoiding(
+                template.avoided_nodes,
+                affinity_without(
+                    template.placement.excluded_labels, template.pod.affinity
+                ),
             ),
             serviceAccountName=template.pod.service_account_name,
             priorityClassName=template.pod.priority_class_name,

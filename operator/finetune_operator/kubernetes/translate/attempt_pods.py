@@ -7,8 +7,11 @@ from enum import IntEnum
 from functools import cached_property
 
 from finetune_operator.core.endings import SIGNAL_EXIT_CODES
+from finetune_operator.core.observation import PodFault
+from finetune_operator.kubernetes.translate.faults import fault_of
 from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
+from finetune_operator.kubernetes.translate.sidecars import failed_sidecar
 from finetune_trainer.contract import ExitCode, TerminationMessage
 
 # The latest time there is, so that a known time comes first.
@@ -84,6 +87,29 @@ class AttemptPods:
         return bool(self.first and self.first.has_result)
 
     @property
+    def outlived_since(self) -> datetime | None:
+        """Since when a process that ends the attempt has ended, while its pod has not; None if there is none.
+
+        The first process decides by its end, and any other by a failure. The others end because of it.
+        """
+        times = [
+            pod.outlived_since
+            for pod in self.pods
+            if pod.index == 0 or pod.exit_code != ExitCode.DONE
+        ]
+        return min((time for time in times if time), default=None)
+
+    @property
+    def fault(self) -> PodFault | None:
+        """What ended the pod that ended the attempt, if it has a reason of its own."""
+        return fault_of(self.ended_by) if self.ended_by else None
+
+    @property
+    def sidecar(self) -> str:
+        """Which container besides the stage's has failed, of the pod that ended the attempt; empty if none has."""
+        return failed_sidecar(self.ended_by) if self.ended_by else ""
+
+    @property
     def has_ended(self) -> bool:
         """Whether no process of any pod is left."""
         return not self.absent and not self.live
@@ -97,7 +123,9 @@ class AttemptPods:
         process was stopped, or that another process has gone.
         """
         ended = [
-            pod for pod in self.pods if pod.exit_code is not None or pod.disruption
+            pod
+            for pod in self.pods
+            if pod.exit_code is not None or pod.disruption or fault_of(pod)
         ]
         return min(
             ended, key=lambda pod: (_rank(pod), _ended_at(pod), pod.index), default=None
@@ -157,7 +185,7 @@ def _rank(pod: ObservedPod) -> CauseRank:
     """Return how well the end of a pod explains the end of the attempt."""
     if pod.is_out_of_memory:
         return CauseRank.OUT_OF_MEMORY
-    if pod.eviction:
+    if pod.eviction or fault_of(pod):
         return CauseRank.EVICTED
     if pod.exit_code not in {
         None,

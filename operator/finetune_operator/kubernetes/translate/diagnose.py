@@ -8,6 +8,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.pod import ObservedPod
+from finetune_operator.kubernetes.translate.sidecars import sidecar_blocker
 
 # A reachable kubelet has removed the pod by then.
 NODE_LOST_AFTER = timedelta(seconds=60)
@@ -73,7 +74,12 @@ def diagnose(pod: ObservedPod | None, warning: str, now: datetime) -> Blocker | 
         if not warning:
             return None
         return _pod_not_created(warning)
-    return _node_lost(pod, now) or _unscheduled(pod) or _not_started(pod, warning)
+    return (
+        _node_lost(pod, now)
+        or _unscheduled(pod)
+        or sidecar_blocker(pod)
+        or _not_started(pod, warning)
+    )
 
 
 def _pod_not_created(warning: str) -> Blocker:

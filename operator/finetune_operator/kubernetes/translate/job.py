@@ -58,8 +58,18 @@ def observe_job(
         pod=failed_pod,
         unschedulable_since=all_pods.unschedulable_since,
         incomplete_since=all_pods.incomplete_since(job),
+        fault=all_pods.fault,
+        outlived_since=all_pods.outlived_since,
+        sidecar=all_pods.sidecar,
+        failed_node=_failed_node(state, pod),
         blocker=None if is_over else worst_blocker(name, all_pods, warnings, now),
     )
+
+
+def _failed_node(state: JobState, pod: ObservedPod | None) -> str:
+    if pod is None or state is not JobState.FAILED:
+        return ""
+    return pod.node
 
 
 def _deciding_pod(state: JobState, pods: AttemptPods) -> ObservedPod | None:
@@ -82,7 +92,9 @@ def _state(job: Object | None, pods: AttemptPods) -> JobState | None:
     # The Job was deleted: only its pods show how it ended.
     if pods.ended_by is None:
         return None
-    return JobState.COMPLETE if pods.ended_by.exit_code == 0 else JobState.FAILED
+    # With a result of the first pod, the others end because of it.
+    is_complete = pods.has_result or pods.ended_by.exit_code == 0
+    return JobState.COMPLETE if is_complete else JobState.FAILED
 
 
 def is_finished(job: Object | None) -> bool:

@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pydantic import ValidationError
 
 from finetune_operator.core.metadata import COMPLETION_INDEX, STAGE, STAGE_CONTAINER
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_trainer.contract import Failure, TerminationMessage
+from finetune_trainer.contract import ExitCode, Failure, TerminationMessage
 
+# The kubelet's clock may be before or behind the API server's.
+CLOCK_DIFFERENCE = timedelta(seconds=10)
+"""Largest difference between two clocks of the cluster."""
 FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 
 
@@ -48,9 +51,13 @@ class ObservedPod:
     @property
     def memory_limit(self) -> str:
         """The memory limit of the stage's container; empty if it has none."""
+        return self.limit_of("memory")
+
+    def limit_of(self, resource: str) -> str:
+        """Return a limit of the stage's container, as a quantity; empty if it has none."""
         container = _named(self.raw["spec"].get("containers"), STAGE_CONTAINER)
         limits = (container.get("resources") or {}).get("limits") or {}
-        return str(limits.get("memory") or "")
+        return str(limits.get(resource) or "")
 
     @property
     def node(self) -> str:
@@ -75,13 +82,29 @@ class ObservedPod:
         return status
 
     @property
+    def status_reason(self) -> str:
+        """The reason of the pod itself, such as Evicted; empty if it has none."""
+        return str(self._status.get("reason") or "")
+
+    @property
+    def status_message(self) -> str:
+        """The message beside that reason."""
+        return str(self._status.get("message") or "")
+
+    @property
+    def container_statuses(self) -> list[Object]:
+        """The statuses of all containers but the init containers."""
+        statuses: list[Object] = self._status.get("containerStatuses") or []
+        return statuses
+
+    @property
     def _container(self) -> Object:
-        return _named(self._status.get("containerStatuses"), STAGE_CONTAINER)
+        return _named(self.container_statuses, STAGE_CONTAINER)
 
     @property
     def _containers(self) -> list[Object]:
         """The statuses of all init containers and of the stage's container, in the order of their start."""
-        return [*self._init_statuses, self._container]
+        return [*self.init_statuses, self._container]
 
     @property
     def restarts(self) -> int:
@@ -91,12 +114,12 @@ class ObservedPod:
     @property
     def last_failure(self) -> Object:
         """The latest state.terminated of an init container that failed, else of the stage's container."""
-        for status in self._init_statuses:
-            for terminated in _terminations(status):
+        for status in self.init_statuses:
+            for terminated in terminations(status):
                 # The normal end of an init container is no failure.
                 if terminated.get("exitCode"):
                     return terminated
-        return next(_terminations(self._container), {})
+        return next(terminations(self._container), {})
 
     @property
     def ready(self) -> bool:
@@ -104,7 +127,8 @@ class ObservedPod:
         return not self.finished and self.condition("Ready").get("status") == "True"
 
     @property
-    def _init_statuses(self) -> list[Object]:
+    def init_statuses(self) -> list[Object]:
+        """The statuses of the init containers, in the order of their start."""
         statuses: list[Object] = self._status.get("initContainerStatuses") or []
         return statuses
 
@@ -147,9 +171,21 @@ class ObservedPod:
         return self._status.get("phase") == "Succeeded"
 
     @property
+    def failed(self) -> bool:
+        """Whether a container has failed and none is left, or the kubelet has ended the pod."""
+        return self._status.get("phase") == "Failed"
+
+    @property
+    def outlived_since(self) -> datetime | None:
+        """The time since which the process has ended, but not the pod; None if it has not, or the pod has, too."""
+        if self.finished or self.exit_code is None:
+            return None
+        return self.finished_at
+
+    @property
     def has_result(self) -> bool:
-        """Whether the pod has succeeded and its stage's container has left a result."""
-        if not self.succeeded:
+        """Whether the stage's container has succeeded and left a result, whatever the other containers do."""
+        if self.exit_code != ExitCode.DONE:
             return False
         message = self.termination_message
         return message is not None and message.result is not None
@@ -199,8 +235,8 @@ class ObservedPod:
             return f"{target.get('reason')}{place}: {target.get('message', '')}".rstrip(
                 ": "
             )
-        reason = self._status.get("reason") or ""
-        message = self._status.get("message") or ""
+        reason = self.status_reason
+        message = self.status_message
         if reason in DISRUPTION_REASONS or message.startswith("Pod was rejected"):
             return f"{reason}{place}: {message}".rstrip(": ")
         if self.terminated.get("reason") in STATUS_UNKNOWN_REASONS:
@@ -212,9 +248,20 @@ class ObservedPod:
         """The evidence that a client deleted the pod. The Job controller does, too, after another pod has failed."""
         # 137 and 143: SIGKILL and SIGTERM. Any other exit code is the process's own end.
         if self.deleted_at and self.exit_code in {None, 137, 143}:
+            if self._ended_before_its_deletion:
+                return None
             place = f" on {self.node}" if self.node else ""
             return f"the pod was deleted{place}"
         return None
+
+    @property
+    def _ended_before_its_deletion(self) -> bool:
+        """Whether the process had ended when the pod was deleted, so that only sidecars were left."""
+        grace = self.raw["metadata"].get("deletionGracePeriodSeconds")
+        if self.deleted_at is None or self.finished_at is None or grace is None:
+            return False
+        deletion = self.deleted_at - timedelta(seconds=int(grace))
+        return self.finished_at < deletion - CLOCK_DIFFERENCE
 
     @property
     def termination_text(self) -> str:
@@ -241,7 +288,8 @@ def _named(containers: list[Object] | None, name: str) -> Object:
     return {}
 
 
-def _terminations(container: Object) -> Iterator[Object]:
+def terminations(container: Object) -> Iterator[Object]:
+    """Yield the state.terminated of a container's status, the newest first."""
     for state in ("state", "lastState"):
         terminated = (container.get(state) or {}).get("terminated")
         if terminated:

@@ -38,6 +38,7 @@ from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     CredentialsRejected,
     DataInvalid,
+    DeviceFailed,
     Interrupted,
     ServiceUnavailable,
     SourceNotFound,
@@ -144,7 +145,8 @@ def end_in_hang(processes: "RankProcesses", context: Context) -> None:
     if failure:
         code = failure.exit_code
         message = TerminationMessage(
-            failure=Failure(message=str(failure)), progress=now
+            failure=Failure(message=str(failure), device=failure.device),
+            progress=now,
         )
     else:
         message = TerminationMessage(
@@ -263,22 +265,24 @@ class RankProcesses:
             return ServiceUnavailable(
                 f"process {number} of {self.size} was killed by {Signals(-code).name}: {cause}"
             )
-        text = f"process {number} of {self.size}: {self._message_of(number)}"
+        failure = self._report_of(number)
+        text = f"process {number} of {self.size}: {failure.message}"
+        if failure.device:
+            return DeviceFailed(text)
         for kind in FAILURES:
             if kind.exit_code == code:
                 return kind(text)
         return StageError(text)
 
-    def _message_of(self, number: int) -> str:
+    def _report_of(self, number: int) -> Failure:
         try:
             message = TerminationMessage.model_validate_json(
                 self._termination_log(number).read_bytes()
             )
         except (OSError, ValidationError):
-            return "it has left no message; the lines before this one may say why"
-        if message.failure is None:
-            return "it has left no failure"
-        return message.failure.message
+            text = "it has left no message; the lines before this one may say why"
+            return Failure(message=text)
+        return message.failure or Failure(message="it has left no failure")
 
     def _listen(self) -> TCPStore:
         """Open the store by which all processes find each other: if all are in this pod, nothing else can reach it."""
