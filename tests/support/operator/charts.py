@@ -95,7 +95,7 @@ EVERYTHING: Object = {
     "apiRateLimit": {"qps": 50.5, "burst": 70},
     "logging": {"level": "debug", "format": "text"},
     "troubleshootingUrl": "https://wiki.example/troubleshooting",
-    "crds": {"enabled": True, "keep": False},
+    "crds": {"enabled": True, "keep": False, "policy": False},
     "argocd": {"customizations": True, "namespace": "gitops", "configMap": "gitops-cm"},
     "userRoles": {"create": False},
     "admissionPolicy": {
