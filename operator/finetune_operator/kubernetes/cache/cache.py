@@ -5,7 +5,6 @@ returns their exit code and termination message any more.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from finetune_operator.core.metadata import SERVER
@@ -173,13 +172,13 @@ class ResourceCache:
 
         Return the other pipelines with the claim if it may be their turn now.
         """
-        name = (pipeline.key.namespace, pipeline.key.name)
-        change = self.update(PIPELINES, answer)
-        entry = self.pipelines.entries.get(name)
-        if entry and entry.version == version_of(answer):
-            parsed = entry.value.with_parsed(pipeline)
-            self.pipelines.entries[name] = replace(entry, value=parsed)
-        return change.keys[1:]
+        if not self.pipelines.is_news(answer):
+            return ()
+        name = namespaced_name(answer)
+        before = self.pipelines.get(name)
+        after = trim_pipeline(answer, pipeline)
+        self.pipelines.put(name, Entry(after.uid, version_of(answer), after))
+        return self._update_pipeline(before, after).keys[1:]
 
     # Reads.
 
