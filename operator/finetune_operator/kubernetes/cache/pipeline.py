@@ -109,7 +109,7 @@ class CachedPipeline:
 
 
 def trim_pipeline(raw: Object, parsed: Pipeline | None = None) -> CachedPipeline:
-    """Return a pipeline as the cache keeps it; `parsed` is the same object, which a finished pipeline does not keep."""
+    """Return a pipeline as the cache keeps it; `parsed` is the same object if it is to be kept so."""
     meta = raw["metadata"]
     spec = raw.get("spec") or {}
     status = raw.get("status") or {}
@@ -134,11 +134,8 @@ def trim_pipeline(raw: Object, parsed: Pipeline | None = None) -> CachedPipeline
     finished = bool(status.get("finishedAt"))
     unreadable = _is_unreadable(status)
     text = b""
-    if finished or parsed is None:
-        parsed = None
-        content = {"metadata": kept, "spec": raw.get("spec"), "status": status}
-        # The fastest level: a pipeline is compressed at each of its changes.
-        text = zlib.compress(fast_json.encode(content), level=1)
+    if parsed is None:
+        text = _compressed({"metadata": kept, "spec": spec, "status": status})
     waiting = None
     if not (suspended or finished or unreadable):
         waiting = _waiting_stage(meta, status)
@@ -160,6 +157,11 @@ def trim_pipeline(raw: Object, parsed: Pipeline | None = None) -> CachedPipeline
         waiting=waiting,
         parsed=parsed,
     )
+
+
+def _compressed(content: Object) -> bytes:
+    # The fastest level: a pipeline is compressed at each of its changes.
+    return zlib.compress(fast_json.encode(content), level=1)
 
 
 def _is_unreadable(status: Object) -> bool:
