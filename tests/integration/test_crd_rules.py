@@ -49,8 +49,7 @@ def breaks_a_rule(namespace: KubeNamespace) -> bool:
             "create", "--dry-run=server", "-f", "-", given=json.dumps(manifest)
         )
     except TimedOut as error:
-        assert "placement.capacity" in str(error), error
-        return True
+        return "placement.capacity" in str(error)
     return False
 
 
