@@ -102,6 +102,7 @@ EVERYTHING: Object = {
         "enabled": "auto",
         "deniedNamespaces": ["kube-system", "kube-public"],
     },
+    "flowSchemas": {"enabled": "auto", "priorityLevel": "operators"},
     "serviceAccount": {
         "create": True,
         "name": "robot",
