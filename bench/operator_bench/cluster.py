@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
+from finetune_operator.crd import generate
 from operator_bench.api import NAMESPACE
 from operator_bench.pipelines import preparations, service_account
 from testcluster import fixtures
 from testcluster.kube_namespace import until
 from testcluster.provider import AUDIT_LOG, ControlPlaneOptions, Provider
 
-ROOT = Path(__file__).parents[2]
 KWOK_NODES = 10
 ACCOUNTS = ("operator", "null", "observer", "user")
 FLAGS: Mapping[str, Mapping[str, object]] = {
@@ -74,7 +74,8 @@ def cluster(
     ) as provider:
         created = BenchCluster(provider, folder)
         kube = provider.kube
-        kube.apply((ROOT / "crds" / "finetunepipelines.yaml").read_text())
+        # As the chart installs it.
+        kube.apply([generate.definition(rules=False), *generate.rules_policy()])
         until(
             lambda: (
                 "finetunepipelines"

@@ -9,12 +9,14 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO
 
 from operator_bench.api import NAMESPACE
-from operator_bench.cluster import ROOT, BenchCluster
+from operator_bench.cluster import BenchCluster
 from processes import cpu_seconds
 
+ROOT = Path(__file__).parents[2]
 READY_WITHIN = 600
 """Seconds until the operator answers /readyz: a bound, not a goal."""
 IDLE_CPU = 0.1

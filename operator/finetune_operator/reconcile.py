@@ -74,7 +74,9 @@ async def reconcile(
         times.append(wait)
     if plan.requeue_after is not None:
         times.append(plan.requeue_after)
-    if pipeline.status.finished_at and pipeline.status != before:
+    # Only a time to live begins with the end; everything else was decided above.
+    has_ttl = pipeline.spec.ttl_seconds_after_finished is not None
+    if has_ttl and pipeline.status.finished_at and pipeline.status != before:
         times += _times_after_end(pipeline, observation, settings, now)
     refusals = tuple(blocker.message for blocker in refused.values())
     return ReconcileResult(min(times, default=None), refusals=refusals)

@@ -16,9 +16,14 @@ OWN = "policy-operator"
 """Namespace of the release."""
 POLICY = "ValidatingAdmissionPolicy"
 BINDING = "ValidatingAdmissionPolicyBinding"
+RULES = "finetunepipelines.finetune.dev"
+"""The policy with the rules between fields of a pipeline, which holds for every account."""
 POLICIES = {
-    f"{kind}.{RELEASE}.{OWN}"
-    for kind in ("objects", "pods", "services", "claims", "defaults")
+    RULES,
+    *(
+        f"{kind}.{RELEASE}.{OWN}"
+        for kind in ("objects", "pods", "services", "claims", "defaults")
+    ),
 }
 
 
@@ -52,8 +57,11 @@ def test_each_policy_is_bound_and_denies(values):
 def test_policies_follow_value_and_api_server(enabled, versions, rendered):
     """Without a cluster no kinds are known; then auto renders the policies, which every supported version has."""
     more = [option for version in versions for option in ("--api-versions", version)]
-    text = render_text({"admissionPolicy": {"enabled": enabled}}, RELEASE, OWN, *more)
+    values = {"admissionPolicy": {"enabled": enabled}, "crds": {"policy": enabled}}
+    text = render_text(values, RELEASE, OWN, *more)
     assert (POLICY in text) is rendered
+    # The rules are in the policy or in the schema, and never in neither.
+    assert ("x-kubernetes-validations" in text) is not rendered
 
 
 def test_policies_limit_the_account_of_the_deployment():
@@ -61,14 +69,14 @@ def test_policies_limit_the_account_of_the_deployment():
     limiting = [
         policy
         for policy in of_kind(objects, POLICY)
-        if not policy["metadata"]["name"].startswith("defaults.")
+        if not policy["metadata"]["name"].startswith(("defaults.", RULES))
     ]
     conditions = [
         condition["expression"]
         for policy in limiting
         for condition in policy["spec"]["matchConditions"]
     ]
-    assert len(limiting) == len(POLICIES) - 1
+    assert len(limiting) == len(POLICIES) - 2
     assert set(conditions) == {
         f"request.userInfo.username == 'system:serviceaccount:{OWN}:robot'"
     }

@@ -50,6 +50,7 @@ LEAVES = list(leaves(DEFAULTS))
 SWITCHES = {
     ("crds", "enabled"),
     ("admissionPolicy", "enabled"),
+    ("flowSchemas", "enabled"),
     ("serviceAccount", "create"),
     ("podDisruptionBudget", "enabled"),
     *(("podSecurityContext", *path) for path in leaves(RESTRICTED_POD)),

@@ -51,6 +51,12 @@ kind, so it is rendered then. */}}
 {{- if or ($kinds.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") (not ($kinds.Has "v1/Pod")) }}true{{ end }}
 {{- end }}
 
+{{- /* Whether a policy, and not the CRD, has the rules between fields of a pipeline. */}}
+{{- define "finetune.rulesPolicy" -}}
+{{- $mode := .Values.crds.policy | toString }}
+{{- if or (eq $mode "true") (and (eq $mode "auto") (include "finetune.hasPolicies" .)) }}true{{ end }}
+{{- end }}
+
 {{- /* The operator's option --placement. A schema cannot see that two names are equal. */}}
 {{- define "finetune.placement" -}}
 {{- $names := list }}

@@ -113,8 +113,8 @@ def _row(pipeline: Object, now: datetime) -> tuple[str, ...]:
     status = pipeline.get("status") or {}
     reason = ""
     for condition in status.get("conditions") or []:
-        if condition["type"] == READY:
-            reason = str(condition["reason"] or "")
+        if condition.get("type") == READY:
+            reason = str(condition.get("reason") or "")
     return (*row(pipeline, now), reason)
 
 

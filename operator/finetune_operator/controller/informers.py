@@ -21,6 +21,7 @@ from finetune_operator.controller.reflector import (
     MAX_RETRY_SECONDS,
     Reflector,
     Resource,
+    watch_seconds,
 )
 from finetune_operator.controller.signals import ShutdownSignal
 from finetune_operator.controller.workqueue import WorkQueue
@@ -69,6 +70,10 @@ FIRST = {JOBS: UNFINISHED_JOBS, PODS: UNFINISHED_PODS}
 # They make up for an event that a watch has missed.
 RESYNC_SECONDS = 600.0
 """Time between two complete lists."""
+# kopf asks for no bookmarks, so only the end of its watch shows that a connection is alive.
+MAX_KOPF_WATCH_SECONDS = 60
+LISTS_AT_ONCE = 8
+"""Namespaces that are listed at the same time."""
 # A change that it acts upon usually follows.
 LATER_SECONDS = 2.0
 """Delay of a change that the operator does not act upon."""
@@ -112,7 +117,10 @@ class Informers:
         self.cache = cache
         self.queue = queue
         self.kopf_watch = KopfWatch(
-            signals, self._list_pipelines, self._on_pipeline_event
+            signals,
+            self._list_pipelines,
+            self._on_pipeline_event,
+            min(watch_seconds(len(namespaces) or 1), MAX_KOPF_WATCH_SECONDS),
         )
         for kind in (PIPELINES, *CHILDREN):
             # Creates the series, so that the first restart is an increase.
@@ -121,7 +129,7 @@ class Informers:
         self.reflectors = {
             namespace: [
                 Reflector(api, cache, resource, self._enqueue, self._enqueue_listed)
-                for resource in _resources(namespace)
+                for resource in _resources(namespace, watch_seconds(len(scopes)))
             ]
             for namespace in scopes
         }
@@ -175,10 +183,21 @@ class Informers:
 
     async def _list(self, list_reflector: ListReflector) -> None:
         lost: dict[str | None, ApiError] = {}
-        for name in self.reflectors:
-            error = await self._try_list(name, list_reflector)
+        turns = asyncio.Semaphore(LISTS_AT_ONCE)
+
+        async def list_one(name: str | None) -> None:
+            async with turns:
+                error = await self._try_list(name, list_reflector)
             if error:
                 lost[name] = error
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in self.reflectors:
+                    group.create_task(list_one(name))
+        except ExceptionGroup as errors:
+            # The first error that is not about one namespace has ended all lists.
+            raise errors.exceptions[0] from None
         if len(lost) == len(self.reflectors):
             raise next(iter(lost.values()))
         for name, error in lost.items():
@@ -295,11 +314,10 @@ class Informers:
         return pipeline is not None and pipeline.finished
 
 
-def _resources(namespace: str | None) -> list[Resource]:
-    return [
-        Resource(PIPELINES, paths.pipelines(namespace), namespace=namespace),
-        *(
-            Resource(kind, path(namespace), query, FIRST.get(kind, ()), namespace)
-            for kind, (path, query) in CHILDREN.items()
-        ),
-    ]
+def _resources(namespace: str | None, seconds: int) -> list[Resource]:
+    children = (
+        Resource(kind, path(namespace), query, FIRST.get(kind, ()), namespace, seconds)
+        for kind, (path, query) in CHILDREN.items()
+    )
+    pipelines = Resource(PIPELINES, paths.pipelines(namespace), namespace=namespace)
+    return [pipelines, *children]

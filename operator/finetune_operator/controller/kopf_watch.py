@@ -42,10 +42,13 @@ class KopfWatch:
         signals: ShutdownSignal,
         list_pipelines: Callable[[], Awaitable[None]],
         on_event: OnEvent,
+        seconds: int = WATCH_SECONDS,
     ) -> None:
         self.signals = signals
         self.list_pipelines = list_pipelines
         self.on_event = on_event
+        self.seconds = seconds
+        """Time after which a watch is opened again."""
         self.lost_at: float | None = None
         """When the watch ended, if the pipelines could not be listed since, by the event loop's clock."""
 
@@ -85,7 +88,10 @@ class KopfWatch:
         # An explicit identity: kopf's default contains the user's name, and a container's user has none.
         peering: dict[str, Any] = {"identity": MANAGED_BY_VALUE, "standalone": True}
         operator = kopf.operator(
-            registry=self.registry(), settings=_settings(), **scope, **peering
+            registry=self.registry(),
+            settings=_settings(self.seconds),
+            **scope,
+            **peering,
         )
         tasks = [
             asyncio.create_task(wait) for wait in (operator, stop.wait(), hung.wait())
@@ -142,7 +148,7 @@ def _notice_hang(
         hung.set()
 
 
-def _settings() -> kopf.OperatorSettings:
+def _settings(seconds: int) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     # The operator creates Events itself (`kubernetes.event_recorder`).
     settings.posting.enabled = False
@@ -151,8 +157,8 @@ def _settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30.0
     settings.networking.connect_timeout = 10.0
     # An int: the API server rejects timeoutSeconds=20.0.
-    settings.watching.server_timeout = WATCH_SECONDS
-    settings.watching.inactivity_timeout = WATCH_SECONDS + WATCH_GRACE_SECONDS
+    settings.watching.server_timeout = seconds
+    settings.watching.inactivity_timeout = seconds + WATCH_GRACE_SECONDS
     # As for all lists: a page of the largest pipelines has 55 MB.
     settings.watching.chunk_size = PAGE
     settings.persistence.diffbase_storage = NoDiff()

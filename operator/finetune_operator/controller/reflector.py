@@ -19,9 +19,14 @@ from finetune_operator.kubernetes.client import KubernetesClient
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.object import Object
 
-# A silently dead connection hides changes for this long and a few seconds.
+# A silently dead connection hides changes for this long and a few seconds, and never for more than
+# `client.SILENCE_SECONDS`.
 WATCH_SECONDS = 20
 """Time after which a watch is opened again."""
+MAX_WATCH_SECONDS = 300
+"""The same with many namespaces, each of which has a watch of each kind."""
+NAMESPACES_IN_TURN = 10
+"""Namespaces up to which their watches are opened every `WATCH_SECONDS`."""
 BASE_RETRY_SECONDS = 0.5
 """Delay after the first failure; it doubles with each failure in a row."""
 MAX_RETRY_SECONDS = 10.0
@@ -42,6 +47,17 @@ class Resource:
     """Selectors of the objects that the first list reads, because they may still change; empty: all."""
     namespace: str | None = None
     """None: all namespaces."""
+    seconds: int = WATCH_SECONDS
+    """Time after which the watch is opened again."""
+
+
+def watch_seconds(namespaces: int) -> int:
+    """Return after which time each watch is opened again, if there are watches of this many namespaces.
+
+    Opening takes a request, and the operator sends no more of them than for `NAMESPACES_IN_TURN`.
+    """
+    seconds = WATCH_SECONDS * namespaces // NAMESPACES_IN_TURN
+    return min(max(seconds, WATCH_SECONDS), MAX_WATCH_SECONDS)
 
 
 class Cache(Protocol):
@@ -161,7 +177,7 @@ class Reflector:
         return listed, version
 
     async def _watch_once(self) -> None:
-        seconds = round(WATCH_SECONDS * random.uniform(0.75, 1))  # noqa: S311  kinds are not watched anew all at once
+        seconds = round(self.resource.seconds * random.uniform(0.75, 1))  # noqa: S311  kinds are not watched anew all at once
         query = dict(self.resource.query)
         async for event in self.api.watch(
             self.resource.path, self.version, seconds, **query

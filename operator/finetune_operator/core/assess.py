@@ -35,7 +35,7 @@ from finetune_operator.core.history import (
     reset_if_changed,
     server_job,
 )
-from finetune_operator.core.identity import execution_of, inputs_of
+from finetune_operator.core.identity import hashes_of
 from finetune_operator.core.observation import (
     Blocker,
     JobState,
@@ -141,8 +141,8 @@ class _Assessor:
     def _compare(self, spec: StageSpec, status: StageStatus) -> StageStatus:
         """Compare a stage with the present spec. Return its status, anew if it has another result to make."""
         config = spec.config(self._config_context())
-        inputs = inputs_of(spec, config, self.observation.source_digests)
-        execution = execution_of(spec)
+        digests = self.observation.source_digests
+        inputs, execution = hashes_of(spec, config, digests)
         if self.from_other_version and status.identity:
             status = adopt(status, inputs, execution)
         status = reset_if_changed(status, inputs, execution)

@@ -16,6 +16,9 @@ from finetune_operator.api.status import (
 from finetune_operator.core.capacity.decision import Cause
 from finetune_operator.core.report import ConditionStatus
 
+ATTEMPT_STARTED = "AttemptStarted"
+"""Reason of the event of a start on nodes that nothing is to be said about."""
+
 
 @dataclass(frozen=True)
 class Event:
@@ -67,7 +70,7 @@ def unreadable_event(message: str, url: str) -> Event:
 def _started(subject: str, placement: PlacementStatus | None) -> Event:
     """Return the event of an attempt's start; a choice with a reason is worth a Kubernetes Event."""
     if placement is None or not placement.message:
-        return Event("Normal", "AttemptStarted", subject, ordinary=True)
+        return Event("Normal", ATTEMPT_STARTED, subject, ordinary=True)
     if placement.cause == Cause.REQUESTED_DEARER:
         return Event("Warning", "SpotCostsMore", f"{subject}: {placement.message}")
     return Event("Normal", "CapacityChosen", f"{subject}: {placement.message}")

@@ -9,7 +9,9 @@ Other inputs: a new attempt starts from the beginning in another folder.
 
 import hashlib
 import json
+import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +40,49 @@ def release() -> str:
     folders = [Path(package.__path__[0]) for package in (api, contract)]
     files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
     return _hash([file.read_text("utf-8") for file in (*files, Path(__file__))])
+
+
+@dataclass(frozen=True)
+class _Hashed:
+    """The hashes of a stage, and what they were made of."""
+
+    spec: "weakref.ref[StageSpec]"
+    config: StageConfig
+    source_digests: Mapping[str, str]
+    inputs: str
+    execution: str
+
+
+_hashed: dict[int, _Hashed] = {}
+"""id of a spec -> its last hashes, for as long as the spec is in memory."""
+
+
+def hashes_of(
+    spec: StageSpec, config: StageConfig, source_digests: Mapping[str, str]
+) -> tuple[str, str]:
+    """Return the hashes of a stage's inputs and of its execution.
+
+    A pipeline is reconciled several times a stage with the same spec, and nearly always with the same config.
+    """
+    key = id(spec)
+    known = _hashed.get(key)
+    if (
+        known
+        and known.spec() is spec
+        and known.config == config
+        and known.source_digests == source_digests
+    ):
+        return known.inputs, known.execution
+    hashed = _Hashed(
+        # Without the callback the entry would outlive the spec, and another spec may get its id.
+        spec=weakref.ref(spec, lambda _: _hashed.pop(key, None)),
+        config=config,
+        source_digests=dict(source_digests),
+        inputs=inputs_of(spec, config, source_digests),
+        execution=execution_of(spec),
+    )
+    _hashed[key] = hashed
+    return hashed.inputs, hashed.execution
 
 
 def inputs_of(

@@ -15,6 +15,7 @@ from finetune_operator.core.history import fruitless_interruptions, releases_in_
 from finetune_operator.core.observation import ObservedJob
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.settings import Settings
+from finetune_operator.core.workspace import users_before
 
 # The watch event of the operator's own write triggers no reconcile, so the switch of traffic has to be looked at.
 SWITCH_INTERVAL = timedelta(seconds=1)
@@ -25,6 +26,9 @@ MISSING_JOB_INTERVAL = timedelta(seconds=1)
 SIDECAR_GRACE = timedelta(seconds=30)
 """Time after the end of a process until the other containers of its pod are stopped."""
 WAITS_FOR_CLAIM = frozenset({Reason.WORKSPACE_IN_USE, Reason.VOLUME_NOT_READY})
+# The end of the pipeline before it wakes the next pipeline in line. The others only report for whom they wait.
+LONGEST_WAIT_IN_LINE = 10
+"""Polling intervals until a pipeline far down the line looks again."""
 NOTHING = timedelta()
 
 
@@ -141,6 +145,15 @@ class Timers:
             yield SWITCH_INTERVAL if switches else self.settings.poll_interval
         elif planned.reason is Reason.RETRYING and self.within_until(stage):
             yield self.backoff_remaining(stage)
-        elif planned.state is StageState.PENDING and planned.reason in WAITS_FOR_CLAIM:
+        elif planned.state is StageState.PENDING:
+            yield from self._claim_times(planned.reason)
+
+    def _claim_times(self, reason: Reason) -> Iterator[timedelta]:
+        if reason is Reason.VOLUME_NOT_READY:
             # No watch shows a claim that a user creates.
             yield self.settings.poll_interval
+        elif reason is Reason.WORKSPACE_IN_USE:
+            places = users_before(self.assessment.observation.workspace)
+            yield self.settings.poll_interval * min(
+                max(places, 1), LONGEST_WAIT_IN_LINE
+            )

@@ -26,6 +26,11 @@ def create_blocker(workspace: ObservedWorkspace) -> Blocker | None:
     return workspace.blocker or _in_use(workspace, [*_writers(workspace), *rivals])
 
 
+def users_before(workspace: ObservedWorkspace) -> int:
+    """Return how many pipelines use the claim or go first."""
+    return len({user.name for user in _users_before_start(workspace)})
+
+
 def _users_before_start(workspace: ObservedWorkspace) -> list[ClaimUser]:
     """Return the users for which the pipeline waits, the first to name first."""
     # The Job of a recorded attempt may appear at any time.

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ from finetune_operator.api.group import (
 )
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
+from finetune_operator.crd.policy import policy, without_rules
 from finetune_operator.crd.structural import (
+    PRESERVE,
+    RULES,
     Schema,
     UnsupportedSchema,
     structural,
@@ -80,8 +84,11 @@ WIDE_COLUMNS = (
 )
 
 
-def definition() -> dict[str, Any]:
-    """Return the CustomResourceDefinition; raise UnsupportedSchema if a structural schema cannot express a model."""
+def definition(*, rules: bool = True) -> dict[str, Any]:
+    """Return the CustomResourceDefinition; raise UnsupportedSchema if a structural schema cannot express a model.
+
+    Without rules, it needs the policy of `rules_policy` beside it.
+    """
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -97,36 +104,42 @@ def definition() -> dict[str, Any]:
                 "categories": ["all"],
             },
             "scope": "Namespaced",
-            "versions": [_version()],
+            "versions": [_version(rules=rules)],
         },
     }
 
 
-def _version() -> dict[str, Any]:
+def rules_policy() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the ValidatingAdmissionPolicy with the rules of the spec, and its binding."""
+    return policy(spec_schema())
+
+
+def _version(*, rules: bool) -> dict[str, Any]:
     return {
         "name": VERSION,
         "served": True,
         "storage": True,
         "subresources": {"status": {}},
         "additionalPrinterColumns": _columns(),
-        "schema": {"openAPIV3Schema": _schema()},
+        "schema": {"openAPIV3Schema": _schema(rules=rules)},
     }
 
 
-def _schema() -> Schema:
-    spec = structural(PipelineSpec.model_json_schema(by_alias=True), "$.spec")
-    status = without_defaults(
+def spec_schema() -> Schema:
+    """Return the schema of the spec, with its rules."""
+    return structural(PipelineSpec.model_json_schema(by_alias=True), "$.spec")
+
+
+def status_schema() -> Schema:
+    """Return the schema of the whole status, of which the CustomResourceDefinition has a part."""
+    # The operator writes the whole status, so the API server must not add defaults to it.
+    return without_defaults(
         structural(PipelineStatus.model_json_schema(by_alias=True), "$.status")
     )
-    # The operator writes the whole status, so the API server must not add defaults to it, with one exception: until the
-    # first reconcile, observedGeneration is -1. Otherwise kstatus would report a new object as Current, not InProgress.
-    # As it has one owner, it is atomic: an entry in managedFields for each of its fields would double the object's
-    # size, and the API server's time for each write of the status.
-    status = {
-        "description": status["description"],
-        "default": {"observedGeneration": -1},
-        "x-kubernetes-map-type": "atomic",
-    } | status
+
+
+def _schema(*, rules: bool) -> Schema:
+    spec = spec_schema()
     return {
         "type": "object",
         "description": PipelineSpec.__doc__,
@@ -135,10 +148,43 @@ def _schema() -> Schema:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": spec,
-            "status": status,
+            "spec": spec if rules else without_rules(spec),
+            "status": _stored_status(),
         },
     }
+
+
+def _stored_status() -> Schema:
+    """Return the schema of the status in the CRD, in which lists and objects have no schema of their own.
+
+    Only the operator writes it, and checks what it reads. The API server would go through the whole schema several
+    times at each write of a status, which is half of what such a write costs.
+    """
+    whole = status_schema()
+    fields = {name: _opaque(field) for name, field in whole["properties"].items()}
+    # Until the first reconcile, observedGeneration is -1. Otherwise kstatus would report a new object as Current, not
+    # InProgress. As the status has one owner, it is atomic: an entry in managedFields for each of its fields would
+    # double the object's size, and the API server's time for each write of the status.
+    return {
+        "description": whole["description"],
+        "type": "object",
+        "default": {"observedGeneration": -1},
+        "x-kubernetes-map-type": "atomic",
+        "properties": fields,
+    }
+
+
+def _opaque(field: Schema) -> Schema:
+    """Return a field of the status without the schema of the objects in it, whose fields its description names."""
+    content = field.get("items", field)
+    if "properties" not in content:
+        return field
+    inner: Schema = {"type": "object", PRESERVE: True}
+    names = ", ".join(content["properties"])
+    shown = {"description": f"{field['description']} Fields: {names}."}
+    if "items" in field:
+        return shown | {"type": "array", "items": inner}
+    return shown | inner
 
 
 def _columns() -> list[dict[str, Any]]:
@@ -157,22 +203,60 @@ def _column(column: tuple[str, str, str, str]) -> dict[str, Any]:
 
 def text() -> str:
     """Return the content of the CRD file."""
-    return HEADER + yaml.dump(
-        definition(), sort_keys=False, allow_unicode=True, width=120, Dumper=_Dumper
-    )
+    return HEADER + _dump(definition())
 
 
 def template() -> str:
-    """Return the chart's template: the same CRD, with the values crds.enabled and crds.keep."""
+    """Return the chart's template: the same CRD, and the policy; the value crds.policy selects the place of the rules.
+
+    The values crds.enabled and crds.keep apply to both.
+    """
     body = text().removeprefix(HEADER)
-    if "{{" in body:
+    policies = "".join(f"---\n{_dump(document)}" for document in rules_policy())
+    if "{{" in body + policies:
         raise UnsupportedSchema(
             "$", "a docstring or a rule contains {{, which Helm would evaluate"
         )
+    lines = "\n".join(_with_optional_rules(body.splitlines()))
+    return (
+        f"{HEADER}{{{{- if .Values.crds.enabled }}}}\n"
+        f'{{{{- $policy := include "finetune.rulesPolicy" . }}}}\n'
+        f"{_with_metadata(lines)}\n"
+        f"{{{{- if $policy }}}}\n{_with_metadata(policies)}{{{{- end }}}}\n"
+        "{{- end }}\n"
+    )
+
+
+def _with_metadata(body: str) -> str:
+    """Return the objects with the labels of the chart, and with the annotation that keeps them."""
     name = f"  name: {PLURAL}.{GROUP}\n"
     keep = "  {{- if .Values.crds.keep }}\n  annotations:\n    helm.sh/resource-policy: keep\n  {{- end }}\n"
     labels = '  labels: {{- include "finetune.labels" . | nindent 4 }}\n'
-    return f"{HEADER}{{{{- if .Values.crds.enabled }}}}\n{body.replace(name, name + labels + keep, 1)}{{{{- end }}}}\n"
+    return body.replace(f"metadata:\n{name}", f"metadata:\n{name}{labels}{keep}")
+
+
+def _with_optional_rules(lines: list[str]) -> Iterator[str]:
+    """Yield the lines of the CRD; the rules are there only without the policy."""
+    rules_at: int | None = None
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        # The entries of a list have the indent of its key.
+        is_entry = indent == rules_at and line.lstrip().startswith("- ")
+        if rules_at is not None and indent <= rules_at and not is_entry:
+            yield "{{- end }}"
+            rules_at = None
+        if line.strip() == f"{RULES}:":
+            yield "{{- if not $policy }}"
+            rules_at = indent
+        yield line
+    if rules_at is not None:
+        yield "{{- end }}"
+
+
+def _dump(content: dict[str, Any]) -> str:
+    return yaml.dump(
+        content, sort_keys=False, allow_unicode=True, width=120, Dumper=_Dumper
+    )
 
 
 class _Dumper(yaml.SafeDumper):
@@ -181,6 +265,15 @@ class _Dumper(yaml.SafeDumper):
     @override
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    # Lines stay lines.
+    style = "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 
 
 def main(arguments: list[str] | None = None) -> int:

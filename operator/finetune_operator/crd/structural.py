@@ -12,6 +12,7 @@ from finetune_operator.api.names import ANNOTATION_KEY, LABEL_KEY
 Schema = dict[str, Any]
 
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
+RULES = "x-kubernetes-validations"
 PASSTHROUGH = frozenset(
     {
         "type", "format", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "multipleOf",
@@ -42,7 +43,7 @@ KEY_KEYWORDS = frozenset({"patternProperties", "propertyNames"})
 HANDLED_ELSEWHERE = KEY_KEYWORDS | {
     "description",
     "default",
-    "x-kubernetes-validations",
+    RULES,
 }
 
 
@@ -60,20 +61,22 @@ def structural(schema: Schema, path: str = "$") -> Schema:
 
 def without_defaults(schema: Schema) -> Schema:
     """Return the schema without defaults."""
-    stripped: Schema = {}
-    for key, value in schema.items():
-        match key:
-            case "default":
-                continue
-            case "properties":
-                stripped[key] = {
-                    name: without_defaults(inner) for name, inner in value.items()
-                }
-            case "items" | "additionalProperties":
-                stripped[key] = without_defaults(value)
-            case _:
-                stripped[key] = value
-    return stripped
+    own = {key: value for key, value in schema.items() if key != "default"}
+    return mapped(own, without_defaults)
+
+
+def mapped(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
+    """Return the schema with each schema directly inside it changed."""
+    changed = dict(schema)
+    if "properties" in schema:
+        properties: dict[str, Schema] = schema["properties"]
+        changed["properties"] = {
+            name: change(inner) for name, inner in properties.items()
+        }
+    for keyword in ("items", "additionalProperties"):
+        if keyword in schema:
+            changed[keyword] = change(schema[keyword])
+    return changed
 
 
 class _Converter:
@@ -106,8 +109,8 @@ class _Converter:
             )
         if schema.keys() & KEY_KEYWORDS:
             converted |= self._mapping_values(schema, path)
-        rules = [*schema.get("x-kubernetes-validations", ()), *_key_rules(schema, path)]
-        return converted | ({"x-kubernetes-validations": rules} if rules else {})
+        rules = [*schema.get(RULES, ()), *_key_rules(schema, path)]
+        return converted | ({RULES: rules} if rules else {})
 
     def _inlined(self, schema: Schema, path: str) -> Schema:
         name = str(schema["$ref"]).rpartition("/")[2]
@@ -202,7 +205,7 @@ def _key_rules(schema: Schema, path: str) -> list[Schema]:
         patterns.append(names["pattern"])
     return rules + [
         _for_every_key(
-            f"key.matches({_literal(pattern)})",
+            f"key.matches({cel_literal(pattern)})",
             KEY_FORMS.get(pattern, f"match {pattern}"),
         )
         for pattern in patterns
@@ -216,7 +219,8 @@ def _for_every_key(condition: str, requirement: str) -> Schema:
     }
 
 
-def _literal(text: str) -> str:
+def cel_literal(text: str) -> str:
+    """Return a text as a literal of CEL."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
 

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
@@ -21,6 +21,8 @@ TIMEOUT_SECONDS = 15.0
 """For a whole request and its response; a log stream is limited while it connects only."""
 WATCH_GRACE_SECONDS = 4.0
 """Time after which a watch that the API server should have ended is dead."""
+SILENCE_SECONDS = 90.0
+"""Time without an event or a bookmark after which a watch is dead."""
 # A page of the largest pipelines that a user can create has 55 MB.
 PAGE = 100
 """Objects in a page of a list."""
@@ -93,11 +95,18 @@ class KubernetesClient:
             "resourceVersion": resource_version,
             "timeoutSeconds": str(seconds),
         }
-        lines = self.stream_lines(path, **query, allowWatchBookmarks="true")
+        lines = self._stream(path, **query, allowWatchBookmarks="true")
         try:
-            # The API server ends the watch in time. A connection that is silently dead does not.
-            async with asyncio.timeout(seconds + WATCH_GRACE_SECONDS):
+            # The API server ends the watch in time, and sends a bookmark each minute. A connection that is silently
+            # dead does neither.
+            loop = asyncio.get_running_loop()
+            end = loop.time() + seconds
+            async with asyncio.timeout(
+                min(seconds, SILENCE_SECONDS) + WATCH_GRACE_SECONDS
+            ) as limit:
                 async for line in lines:
+                    silent_until = min(end, loop.time() + SILENCE_SECONDS)
+                    limit.reschedule(silent_until + WATCH_GRACE_SECONDS)
                     if line:
                         yield self._watch_event(line)
         except TimeoutError as error:
@@ -108,8 +117,8 @@ class KubernetesClient:
         finally:
             await lines.aclose()
 
-    def _watch_event(self, line: str) -> Object:
-        event = _parse(line.encode())
+    def _watch_event(self, line: bytes) -> Object:
+        event = _parse(line)
         if event.get("type") == "ERROR":
             status = event.get("object") or {}
             code = int(status.get("code") or 0)
@@ -144,6 +153,11 @@ class KubernetesClient:
 
     async def stream_lines(self, path: str, **query: str) -> AsyncGenerator[str]:
         """Yield a text line by line as it arrives, without line ends and without a time limit. Raises ApiError."""
+        async with aclosing(self._stream(path, **query)) as lines:
+            async for line in lines:
+                yield line.decode(errors="replace")
+
+    async def _stream(self, path: str, **query: str) -> AsyncGenerator[bytes]:
         no_end = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS)
         rest = b""
         try:
@@ -165,7 +179,7 @@ class KubernetesClient:
                 async for piece in response.response.content.iter_any():
                     *lines, rest = (rest + piece).split(b"\n")
                     for line in lines:
-                        yield line.decode(errors="replace")
+                        yield line
             finally:
                 response.response.close()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -174,7 +188,7 @@ class KubernetesClient:
                 f"the API server does not answer: {str(error) or type(error).__name__}",
             ) from error
         if rest:
-            yield rest.decode(errors="replace")
+            yield rest
 
     async def delete(
         self,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from finetune_operator.api.group import API_VERSION, KIND
-from finetune_operator.core.events import Event
+from finetune_operator.core.events import ATTEMPT_STARTED, Event
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
@@ -50,7 +50,10 @@ class EventRecorder:
     def record(self, about: Pipeline | Regarding, events: Sequence[Event]) -> None:
         """Log the events, and queue the events that a user would miss."""
         for event in events:
-            log.info("%s: %s %s", about.key, event.reason, event.message)
+            # Of an ordinary stage, a line at its end is enough.
+            is_start = event.ordinary and event.reason == ATTEMPT_STARTED
+            level = logging.DEBUG if is_start else logging.INFO
+            log.log(level, "%s: %s %s", about.key, event.reason, event.message)
             if event.ordinary:
                 continue
             waiting = self.waiting.setdefault(about.key.namespace, deque())

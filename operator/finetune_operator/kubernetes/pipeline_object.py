@@ -71,7 +71,10 @@ def is_same_report(status: Object, other: Object) -> bool:
 
 def _report(status: Object) -> tuple[object, list[str]]:
     conditions = status.get("conditions") or []
+    # Anyone may write a status, and its conditions have no schema.
     messages = [
-        condition["message"] for condition in conditions if condition["type"] == READY
+        str(condition.get("message"))
+        for condition in conditions
+        if condition.get("type") == READY
     ]
     return status.get("observedGeneration"), messages

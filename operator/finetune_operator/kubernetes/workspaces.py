@@ -10,6 +10,7 @@ from finetune_operator.core.observation import (
     ObservedWorkspace,
 )
 from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.workspace import start_blocker
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache.cache import CLAIMS, ResourceCache
 from finetune_operator.kubernetes.cache.children import owner_key
@@ -29,12 +30,15 @@ class Workspaces:
     async def observe(self, pipeline: Pipeline) -> ObservedWorkspace:
         """Return the claim as it is, and the other pipelines that use it."""
         known = self.cache.pipelines.get((pipeline.key.namespace, pipeline.key.name))
-        existing = await self._read(pipeline)
         workspace = ObservedWorkspace(
             claim=claim.claim_name(pipeline),
             seniority=known.seniority if known else ("", pipeline.uid),
             users=self._users(pipeline),
         )
+        # A request for each pipeline in line would only find what the first in line finds.
+        if pipeline.spec.workspace.existing_claim and start_blocker(workspace):
+            return workspace
+        existing = await self._read(pipeline)
         if existing is None:
             blocker = _missing(pipeline) if _starts_on_own_claim(pipeline) else None
             return replace(

@@ -36,9 +36,12 @@ def training(**status):
 
 
 def sharing():
-    """Return such a cache with another pipeline, which waits for the same claim."""
+    """Return such a cache with an older pipeline, which waits for the same claim."""
     cache = training()
-    cache.update(PIPELINES, pipeline_object("other", version=1, claim="demo-workspace"))
+    older = pipeline_object(
+        "other", version=1, claim="demo-workspace", creationTimestamp="2029"
+    )
+    cache.update(PIPELINES, older)
     return cache
 
 

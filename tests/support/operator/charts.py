@@ -95,13 +95,14 @@ EVERYTHING: Object = {
     "apiRateLimit": {"qps": 50.5, "burst": 70},
     "logging": {"level": "debug", "format": "text"},
     "troubleshootingUrl": "https://wiki.example/troubleshooting",
-    "crds": {"enabled": True, "keep": False},
+    "crds": {"enabled": True, "keep": False, "policy": False},
     "argocd": {"customizations": True, "namespace": "gitops", "configMap": "gitops-cm"},
     "userRoles": {"create": False},
     "admissionPolicy": {
         "enabled": "auto",
         "deniedNamespaces": ["kube-system", "kube-public"],
     },
+    "flowSchemas": {"enabled": "auto", "priorityLevel": "operators"},
     "serviceAccount": {
         "create": True,
         "name": "robot",

@@ -16,6 +16,7 @@ from support.operator.informer_scenario import NAME, PATHS, InformerScenario
 from support.operator.pods import job_condition, running, terminated
 
 from finetune_operator.controller import kopf_watch as module
+from finetune_operator.controller.informers import LISTS_AT_ONCE
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.cache.cache import (
@@ -217,6 +218,27 @@ def test_list_fails_when_nothing_can_be_listed_or_server_is_busy(errors):
         scenario.list()
     assert scenario.informers.synced_at is None
     assert len(scenario.cache.jobs) == 2
+
+
+def test_new_leader_lists_several_namespaces_at_once():
+    scenario = InformerScenario(tuple(f"team-{number}" for number in range(20)))
+    pages = scenario.api.pages
+    under_way = 0
+    most = 0
+
+    async def slow_pages(path, **query):
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.001)
+        async for page in pages(path, **query):
+            yield page
+        under_way -= 1
+
+    scenario.api.pages = slow_pages
+    scenario.list()
+    assert most == LISTS_AT_ONCE
+    assert len(scenario.informers.watched_namespaces) == 20
 
 
 def test_namespace_is_watched_once_it_can_be_listed():

@@ -16,7 +16,7 @@ from support.operator.pods import running
 
 from finetune_operator.controller import reflector as module
 from finetune_operator.controller.informers import UNFINISHED_JOBS
-from finetune_operator.controller.reflector import Reflector, Resource
+from finetune_operator.controller.reflector import Reflector, Resource, watch_seconds
 from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes.cache.cache import (
@@ -308,3 +308,10 @@ def test_list_with_a_malformed_object_has_the_others():
     reflected.put(job_of())
     reflected.list()
     assert list(reflected.cache.jobs.entries) == [("team", "demo-train-a1")]
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "seconds"), [(1, 20), (10, 20), (50, 100), (200, 300), (5000, 300)]
+)
+def test_watches_of_many_namespaces_are_opened_less_often(namespaces, seconds):
+    assert watch_seconds(namespaces) == seconds

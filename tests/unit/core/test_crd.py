@@ -17,6 +17,8 @@ from finetune_operator.api.group import KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.crd import generate
+from finetune_operator.crd.policy import policy
+from finetune_operator.crd.structural import UnsupportedSchema
 
 ROOT = Path(__file__).parents[3]
 CLIENT_SIDE_APPLY_BYTES = 256 * 1024
@@ -106,14 +108,14 @@ def test_crd_has_short_name_and_category_all(definition):
     assert (names["shortNames"], names["categories"]) == (["ft"], ["all"])
 
 
-def test_printer_columns_refer_to_status_fields(version, schema):
+def test_printer_columns_refer_to_status_fields(version):
     assert [column["name"] for column in version["additionalPrinterColumns"] if not column.get("priority")] == [
         "Phase", "Stage", "Progress", "Attempt", "Age",
     ]  # fmt: skip
     for column in version["additionalPrinterColumns"]:
-        part = schema
+        part = {"properties": {"status": generate.status_schema()}}
         for name in re.sub(r"\[.*?\]", "", column["jsonPath"]).strip(".").split("."):
-            if name == "creationTimestamp":
+            if name == "metadata":
                 break
             part = part["properties"][name]
             part = part.get("items", part)
@@ -344,3 +346,48 @@ def test_invalid_value_is_rejected_by_schema_and_model(
     assert list(validator.iter_errors(manifest)) != []
     with pytest.raises(ValidationError):
         PipelineSpec.model_validate_json(json.dumps(manifest["spec"]), strict=True)
+
+
+def test_policy_has_every_rule_of_the_spec_and_the_schema_none():
+    spec = generate.spec_schema()
+    expected = {
+        (path.removeprefix("$."), rule["message"])
+        for path, part in walk(spec, "spec")
+        for rule in part.get("x-kubernetes-validations", ())
+    }
+    rules, binding = generate.rules_policy()
+    text = "\n".join(
+        variable["expression"] for variable in rules["spec"]["variables"]
+    ).replace("\\'", "'")
+    # `items` stands for the index, which the expression adds.
+    missing = [
+        (path, message)
+        for path, message in expected
+        if f"{path.rpartition('items')[2].lstrip('.')}: {message}'" not in text
+    ]
+    assert missing == []
+    assert len(expected) > 150
+    assert text.count("? '' :") == sum(
+        len(part.get("x-kubernetes-validations", ())) for _, part in walk(spec)
+    )
+    assert binding["spec"]["policyName"] == rules["metadata"]["name"]
+    bare = generate.definition(rules=False)["spec"]["versions"][0]["schema"]
+    assert "x-kubernetes-validations" not in json.dumps(bare)
+
+
+def test_rule_in_a_list_of_lists_cannot_be_a_policy():
+    rule = {"x-kubernetes-validations": [{"rule": "self.a", "message": "no"}]}
+    inner = {"type": "array", "items": rule}
+    with pytest.raises(UnsupportedSchema, match="list of lists"):
+        policy({"properties": {"a": {"type": "array", "items": inner}}})
+
+
+def test_lists_and_objects_of_the_status_have_no_schema(schema):
+    """Each schema below it would cost the API server time at every write of a status."""
+    status = schema["properties"]["status"]["properties"]
+    assert status.keys() == generate.status_schema()["properties"].keys()
+    assert status["stages"]["items"].keys() == {
+        "type",
+        "x-kubernetes-preserve-unknown-fields",
+    }
+    assert "attempts" in status["stages"]["description"]

@@ -28,6 +28,7 @@ from support.operator.pods import (
     waiting,
 )
 
+from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes.cache.cache import (
     CLAIMS,
     EVENTS,
@@ -200,11 +201,9 @@ def test_deleted_pipeline_wakes_the_one_that_waits_for_the_claim():
     )
 
 
+FINISHED = {"finishedAt": "2030-01-01T00:00:00Z"}
 FREEING = {
-    "finished": (
-        {"status": running_status(JOB) | {"finishedAt": "2030-01-01T00:00:00Z"}},
-        True,
-    ),
+    "finished": ({"status": running_status(JOB) | FINISHED}, True),
     "attempt ended": ({"status": running_status(JOB, outcome="Interrupted")}, True),
     "deleting": (
         {"status": running_status(JOB), "deletionTimestamp": "2030-01-01T00:00:00Z"},
@@ -222,6 +221,57 @@ def test_written_status_wakes_the_pipeline_whose_turn_it_is(changes, freed):
     assert cache.note_written(parse_pipeline(answer), answer) == (
         (OTHER,) if freed else ()
     )
+
+
+def in_line(count):
+    """Return a cache in which this many younger pipelines wait for the claim of the training."""
+    cache = training()
+    for number in range(count):
+        younger = pipeline_object(
+            f"p{number:03}",
+            version=1,
+            claim="demo-workspace",
+            creationTimestamp=f"2031-{number:03}",
+        )
+        cache.update(PIPELINES, younger)
+    return cache
+
+
+def test_end_of_a_stage_wakes_no_younger_pipeline_in_line():
+    cache = in_line(200)
+    job = job_of("demo", "train", job_condition("Complete"), version=10)
+    assert cache.update(JOBS, job).keys == (DEMO,)
+
+
+def test_end_of_a_pipeline_wakes_the_next_in_line_only():
+    cache = in_line(200)
+    ended = running_status(JOB, outcome="Succeeded") | FINISHED
+    answer = pipeline_object(version=30, status=ended)
+    first = Key("team", "p000")
+    assert cache.note_written(parse_pipeline(answer), answer) == (first,)
+    suspended = pipeline_object(
+        "p000", version=31, claim="demo-workspace", creationTimestamp="2031-000"
+    )
+    suspended["spec"]["suspend"] = True
+    change = cache.update(PIPELINES, suspended)
+    assert change.keys == (first, Key("team", "p001"))
+
+
+def test_recorded_attempt_in_line_is_woken_wherever_it_is():
+    """Two leaders may have recorded it: its Job is to be created as soon as the claim is free."""
+    cache = in_line(3)
+    recorded = pipeline_object(
+        "p002",
+        version=5,
+        claim="demo-workspace",
+        creationTimestamp="2031-002",
+        status=running_status("p002-train-a1"),
+    )
+    cache.update(PIPELINES, recorded)
+    ended = running_status(JOB, outcome="Succeeded") | FINISHED
+    answer = pipeline_object(version=30, status=ended)
+    keys = cache.note_written(parse_pipeline(answer), answer)
+    assert set(keys) == {Key("team", "p000"), Key("team", "p002")}
 
 
 # A complete list, after a watch has missed events.

@@ -250,3 +250,18 @@ def test_server_stage_does_not_write_to_the_claim():
     )
     assert known
     assert (known.running_jobs, known.writing) == (frozenset({"demo-deploy-a1"}), False)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_object_is_kept_once_as_text_or_parsed(finished):
+    """A finished pipeline is kept as text, which is smaller; of another the parsed object is there already."""
+    status = {"finishedAt": "2030-01-01T00:00:00Z"} if finished else {}
+    raw = merged(pipeline_object(version=9), {"status": status})
+    pipeline = parse_pipeline(raw)
+    cache = cache_of()
+    cache.note_written(pipeline, raw)
+    trimmed = cache.pipelines.get(("team", "demo"))
+    assert (trimmed.parsed is None, bool(trimmed.text)) == (finished, finished)
+    read = trimmed.parsed or parse_pipeline(trimmed.content())
+    assert read.spec == pipeline.spec
+    assert read.status == pipeline.status

@@ -234,6 +234,17 @@ def test_finished_pipeline_enqueues_the_waiting_one(sharing):
     assert sharing.writers == ["younger"]
 
 
+def test_pipeline_far_down_the_line_looks_seldom(sharing):
+    """It is woken when it is the next; until then it only reports for whom it waits."""
+    for number in range(30):
+        sharing.submit(f"p{number:02}", f"20{40 + number}")
+    sharing.api.reads.clear()
+    waits = {name: sharing.reconcile(name).requeue_after for name in ("p00", "p29")}
+    poll = Settings().poll_interval
+    assert waits == {"p00": 2 * poll, "p29": 10 * poll}
+    assert [path for path in sharing.api.reads if CLAIMS in path] == []
+
+
 def test_missing_claim_of_the_user_is_told_and_found_later(sharing):
     claim = sharing.api.objects.pop(f"{CLAIMS}/shared")
     result = sharing.reconcile("older")

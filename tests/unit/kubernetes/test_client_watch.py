@@ -114,3 +114,25 @@ def test_watch_closed_within_a_line_yields_whole_events_only(broken):
     )
     assert len(events) <= 1
     assert isinstance(error, ApiError)
+
+
+def test_watch_without_a_bookmark_is_dead_long_before_its_end():
+    added = event_line("ADDED", "8")
+    with patch.object(module, "SILENCE_SECONDS", 0.2):
+        events, error = watched(streaming(added, silent=True), 300, grace=0.1)
+    assert len(events) == 1
+    assert "was silent" in str(error)
+
+
+def test_watch_that_goes_on_with_bookmarks_is_alive():
+    async def respond(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for version in range(8, 14):
+            await asyncio.sleep(0.1)
+            await response.write(event_line("BOOKMARK", str(version)).encode())
+        return response
+
+    with patch.object(module, "SILENCE_SECONDS", 0.3):
+        events, error = watched(respond, 300, grace=0.1)
+    assert (len(events), error) == (6, None)

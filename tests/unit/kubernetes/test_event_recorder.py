@@ -1,6 +1,7 @@
 """Kubernetes Events: created once, in the background, and dropped when too many wait."""
 
 import asyncio
+import logging
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -8,7 +9,7 @@ import pytest
 from support.operator.cluster_objects import pipeline_object
 from support.operator.fake_api import FakeApi
 
-from finetune_operator.core.events import Event
+from finetune_operator.core.events import ATTEMPT_STARTED, Event
 from finetune_operator.core.pipeline import Key
 from finetune_operator.kubernetes import event_recorder as module
 from finetune_operator.kubernetes.event_recorder import EventRecorder
@@ -59,6 +60,15 @@ def test_event_names_its_pipeline_by_uid():
 def test_event_that_is_recorded_twice_is_created_once(caplog):
     assert recorded([FAILED], [FAILED, FINISHED]) == [FAILED.message, FINISHED.message]
     assert "cannot create" not in caplog.text
+
+
+def test_ordinary_stage_is_a_line_in_the_log(caplog):
+    caplog.set_level(logging.INFO)
+    start = Event("Normal", ATTEMPT_STARTED, "train attempt 1", ordinary=True)
+    end = Event("Normal", "StageSucceeded", "train attempt 1", ordinary=True)
+    assert recorded([start], [end]) == []
+    lines = [line for line in caplog.messages if "train attempt 1" in line]
+    assert lines == [f"{PIPELINE.key}: StageSucceeded train attempt 1"]
 
 
 def test_failed_event_is_logged_and_the_next_is_created(caplog):

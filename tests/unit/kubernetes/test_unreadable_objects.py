@@ -9,6 +9,7 @@ from support.operator.fake_api import FakeApi
 from support.operator.kstatus import kstatus_of
 from support.operator.scenario import merged
 
+from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.errors import InvalidObject, NewerObject
@@ -58,6 +59,18 @@ def test_unreadable_object_is_stalled_for_kstatus(env):
     status = PipelineStatus.model_validate(raw["status"])
     assert kstatus_of({"apiVersion": API_VERSION, "kind": KIND, **raw}) == "Failed"
     assert (status.phase, status.finished_at) == ("Failed", None)
+
+
+def test_conditions_without_their_fields_are_replaced(env):
+    """They have no schema: any account that may write a status may write them."""
+    before = env.api.objects[PIPELINE]
+    env.api.put(PIPELINE, {**before, "status": {"conditions": [{"type": READY}, {}]}})
+    asyncio.run(
+        env.cluster.mark_invalid(env.pipeline.key, InvalidObject("status: nonsense"))
+    )
+    status = PipelineStatus.model_validate(env.api.objects[PIPELINE]["status"])
+    [ready] = [each for each in status.conditions if each.type == READY]
+    assert ready.message.startswith("status: nonsense")
 
 
 def test_unreadable_object_is_told_once_for_each_generation(env):

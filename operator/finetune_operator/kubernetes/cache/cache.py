@@ -5,7 +5,6 @@ returns their exit code and termination message any more.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from finetune_operator.core.metadata import SERVER
@@ -13,10 +12,7 @@ from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.cache.children import claims_of, owner_key, owner_uids
 from finetune_operator.kubernetes.cache.lost_jobs import LostJobs
-from finetune_operator.kubernetes.cache.pipeline import (
-    CachedPipeline,
-    trim_pipeline,
-)
+from finetune_operator.kubernetes.cache.pipeline import CachedPipeline, trim_pipeline
 from finetune_operator.kubernetes.cache.pod import (
     age_order,
     controller_of,
@@ -169,17 +165,16 @@ class ResourceCache:
                 yield change
 
     def note_written(self, pipeline: Pipeline, answer: Object) -> tuple[Key, ...]:
-        """Store the answer to a write of the status, with the parsed object, so that it is not parsed again.
-
-        Return the other pipelines with the claim if it may be their turn now.
-        """
-        name = (pipeline.key.namespace, pipeline.key.name)
-        change = self.update(PIPELINES, answer)
-        entry = self.pipelines.entries.get(name)
-        if entry and entry.version == version_of(answer):
-            parsed = entry.value.with_parsed(pipeline)
-            self.pipelines.entries[name] = replace(entry, value=parsed)
-        return change.keys[1:]
+        """Store the answer to a write of the status, parsed; return the other pipelines whose turn it may be now."""
+        if not self.pipelines.is_news(answer):
+            return ()
+        name = namespaced_name(answer)
+        before = self.pipelines.get(name)
+        # Text is smaller, and most pipelines have finished.
+        parsed = None if pipeline.status.finished_at else pipeline
+        after = trim_pipeline(answer, parsed)
+        self.pipelines.put(name, Entry(after.uid, version_of(answer), after))
+        return self._update_pipeline(before, after).keys[1:]
 
     # Reads.
 
@@ -364,22 +359,30 @@ class ResourceCache:
         return pipeline.running_jobs
 
     def _waiting(self, child: Object, own: Key) -> tuple[Key, ...]:
-        """Return the other pipelines with a claim of this Job or pod: it may be their turn now."""
+        """Return the other pipelines whose turn it may be now on the claims of this Job or pod."""
         namespace = child["metadata"]["namespace"]
         keys: list[Key] = []
         for claim in child.get("claims", ()):
-            keys += self._claim_users(namespace, claim)
+            keys += self._next_users(namespace, claim)
         return tuple(key for key in keys if key != own)
 
     def _sharing(self, own: Key, pipeline: CachedPipeline | None) -> tuple[Key, ...]:
         if pipeline is None:
             return ()
-        keys = self._claim_users(own.namespace, pipeline.claim)
+        keys = self._next_users(own.namespace, pipeline.claim)
         return tuple(key for key in keys if key != own)
 
-    def _claim_users(self, namespace: str, claim: str) -> list[Key]:
-        pipelines = self.pipelines.select("claim", (namespace, claim))
-        return [pipeline.key for pipeline in pipelines]
+    def _next_users(self, namespace: str, claim: str) -> Iterator[Key]:
+        """Yield the pipelines that may go next: the oldest, and all with a recorded attempt (core/workspace.py).
+
+        The others wait for the oldest.
+        """
+        users = self.pipelines.select("claim", (namespace, claim))
+        waiting = [user for user in users if not user.lets_others_go_first]
+        oldest = min((user.seniority for user in waiting), default=None)
+        for user in users:
+            if user.writing or user.seniority == oldest:
+                yield user.key
 
     def _forget_ended_pods(
         self, before: CachedPipeline | None, after: CachedPipeline

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -57,7 +57,8 @@ class CachedPipeline:
     writing: bool
     """Whether a running attempt writes to the workspace."""
     text: bytes
-    """The object as compressed JSON, with the annotations that the operator reads: a user may make an object large."""
+    """The object as compressed JSON, with the annotations that the operator reads: a user may make an object large.
+    Empty if `parsed` has the object."""
     unreadable: bool = False
     """Whether the operator has written that it cannot read the object."""
     waiting: WaitingStage | None = None
@@ -106,15 +107,9 @@ class CachedPipeline:
         """Creation time and uid: the smaller is older."""
         return self.created_at, self.uid
 
-    def with_parsed(self, pipeline: Pipeline) -> "CachedPipeline":
-        """Return the entry with the parsed object, which a finished pipeline does not keep."""
-        if self.finished:
-            return self
-        return replace(self, parsed=pipeline)
 
-
-def trim_pipeline(raw: Object) -> CachedPipeline:
-    """Return a pipeline as the cache keeps it."""
+def trim_pipeline(raw: Object, parsed: Pipeline | None = None) -> CachedPipeline:
+    """Return a pipeline as the cache keeps it; `parsed` is the same object if it is to be kept so."""
     meta = raw["metadata"]
     spec = raw.get("spec") or {}
     status = raw.get("status") or {}
@@ -133,12 +128,14 @@ def trim_pipeline(raw: Object) -> CachedPipeline:
         "deletionTimestamp",
     )
     kept = {name: meta[name] for name in names if name in meta} | {"annotations": own}
-    content = {"metadata": kept, "spec": raw.get("spec"), "status": status}
     running = _running_jobs(status)
     workspace = spec.get("workspace") or {}
     suspended = spec.get("suspend") is True
     finished = bool(status.get("finishedAt"))
     unreadable = _is_unreadable(status)
+    text = b""
+    if parsed is None:
+        text = _compressed({"metadata": kept, "spec": spec, "status": status})
     waiting = None
     if not (suspended or finished or unreadable):
         waiting = _waiting_stage(meta, status)
@@ -155,11 +152,16 @@ def trim_pipeline(raw: Object) -> CachedPipeline:
         phase=str(status.get("phase") or "Pending"),
         running_jobs=frozenset(running.values()),
         writing=not WRITING_STAGES.isdisjoint(running),
-        # The fastest level: a pipeline is compressed at each of its changes.
-        text=zlib.compress(fast_json.encode(content), level=1),
+        text=text,
         unreadable=unreadable,
         waiting=waiting,
+        parsed=parsed,
     )
+
+
+def _compressed(content: Object) -> bytes:
+    # The fastest level: a pipeline is compressed at each of its changes.
+    return zlib.compress(fast_json.encode(content), level=1)
 
 
 def _is_unreadable(status: Object) -> bool:

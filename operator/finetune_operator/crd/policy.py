@@ -1,0 +1,180 @@
+"""The rules between fields as a ValidatingAdmissionPolicy, which a write of the status does not run.
+
+The API server runs every rule in the schema of a custom resource at each write, also at a write of the status, which
+cannot break a rule of the spec. A policy names the resource and not its subresource. The schema is checked before any
+policy, so that a policy only ever sees values of the right types.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from finetune_operator.api.group import GROUP, PLURAL, VERSION
+from finetune_operator.crd.structural import (
+    RULES,
+    Schema,
+    UnsupportedSchema,
+    cel_literal,
+    mapped,
+)
+
+NAME = f"{PLURAL}.{GROUP}"
+"""Name of the policy, of its binding, and of the CustomResourceDefinition."""
+ROOT = "spec"
+"""Path of the spec, and name of the list of its own rules."""
+OTHER_ERRORS = (
+    "spec: breaks too many rules for one message: run finetune validate on the manifest"
+)
+"""Message if the messages of the broken rules are too long for the API server, which cuts none."""
+
+
+def without_rules(schema: Schema) -> Schema:
+    """Return the schema without rules between fields."""
+    own = {key: value for key, value in schema.items() if key != RULES}
+    return mapped(own, without_rules)
+
+
+def policy(spec: Schema) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the policy with the rules in the schema of a spec, and its binding.
+
+    A change that leaves the spec as it is runs no rule, and a field that stays as it is breaks none. So a pipeline from
+    before a new rule can be cancelled, lose its finalizers, and be edited elsewhere, as with rules in the schema.
+    """
+    errors = _errors_by_field(spec)
+    variables = [
+        {"name": name, "expression": _list_of_errors(name, expressions)}
+        for name, expressions in errors.items()
+    ]
+    lists = " + ".join(f"variables.{name}" for name in errors)
+    variables.append(
+        {"name": "errors", "expression": f"({lists}).filter(error, error != '')"}
+    )
+    content = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [_matched()]},
+        "matchConditions": [
+            {
+                "name": "spec-changes",
+                "expression": "request.operation == 'CREATE' || object.spec != oldObject.spec",
+            }
+        ],
+        "variables": variables,
+        "validations": [
+            {
+                "expression": "size(variables.errors) == 0",
+                "messageExpression": "variables.errors.join('; ')",
+                "message": OTHER_ERRORS,
+                "reason": "Invalid",
+            }
+        ],
+    }
+    binding = {"policyName": NAME, "validationActions": ["Deny"]}
+    return (
+        _object("ValidatingAdmissionPolicy", content),
+        _object("ValidatingAdmissionPolicyBinding", binding),
+    )
+
+
+def _list_of_errors(name: str, expressions: list[str]) -> str:
+    # A line for each rule.
+    errors = "[\n" + ",\n".join(expressions) + "\n]"
+    if name == ROOT:
+        return errors
+    unchanged = f"object.spec.?{name} == oldObject.spec.?{name}"
+    return f"request.operation == 'UPDATE' && {unchanged} ? [] : {errors}"
+
+
+def _object(kind: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": kind,
+        "metadata": {"name": NAME},
+        "spec": dict(content),
+    }
+
+
+def _matched() -> dict[str, list[str]]:
+    # Not finetunepipelines/status.
+    return {
+        "apiGroups": [GROUP],
+        "apiVersions": [VERSION],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": [PLURAL],
+    }
+
+
+def _errors_by_field(spec: Schema) -> dict[str, list[str]]:
+    """Return the name of each field of the spec with rules below it -> an expression for each of these rules."""
+    root = _Place("object.spec", ROOT)
+    expressions = {ROOT: [root.error(rule) for rule in spec.get(RULES, ())]}
+    for name, schema in spec["properties"].items():
+        below = list(_errors(schema, root.member(name)))
+        if below:
+            expressions[name] = below
+    return expressions
+
+
+def _errors(schema: Schema, place: "_Place") -> Iterator[str]:
+    for rule in schema.get(RULES, ()):
+        yield place.error(rule)
+    for name, inner in schema.get("properties", {}).items():
+        yield from _errors(inner, place.member(name))
+    if "items" in schema:
+        yield from _errors(schema["items"], place.elements())
+    values = schema.get("additionalProperties")
+    if isinstance(values, dict) and list(_errors(values, place)):
+        raise UnsupportedSchema(
+            place.path, "a rule for each value of a mapping cannot be a policy"
+        )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A part of the object, on which rules may be: at a path of members, and perhaps of one list's elements."""
+
+    value: str
+    """Its value in CEL. In a list, `self` is the element."""
+    path: str
+    """Its path for people; in a list, below the element."""
+    guards: tuple[str, ...] = ()
+    """Conditions, in CEL, of which each means that there is no such part."""
+    elements_of: "_Place | None" = None
+    """The list."""
+
+    def member(self, name: str) -> "_Place":
+        """Return a member of this part."""
+        value = f"{self.value}.{name}"
+        return replace(
+            self,
+            value=value,
+            path=f"{self.path}.{name}",
+            guards=(*self.guards, f"!has({value})"),
+        )
+
+    def elements(self) -> "_Place":
+        """Return the elements of this part, which is a list."""
+        return _Place("self", "", elements_of=self)
+
+    def error(self, rule: Mapping[str, str]) -> str:
+        """Return the expression of a rule's message at this place; its value is empty if the rule holds."""
+        holds = f"({rule['rule']})"
+        if self.value != "self":
+            # A rule says self. A list of the single value gives it this name.
+            holds = f"[{self.value}].all(self, {rule['rule']})"
+        condition = " || ".join([*self.guards, holds])
+        if self.elements_of is None:
+            message = cel_literal(f"{self.path}: {rule['message']}")
+            return f"{condition} ? '' : {message}"
+        elements = self.elements_of
+        if elements.elements_of:
+            raise UnsupportedSchema(
+                self.path, "a rule in a list of lists cannot be a policy"
+            )
+        # The index of the first element that breaks the rule.
+        index = f"string({elements.value}.map(self, {condition}).indexOf(false))"
+        before = cel_literal(f"{elements.path}[")
+        after = cel_literal(f"]{self.path}: {rule['message']}")
+        all_hold = " || ".join(
+            [*elements.guards, f"{elements.value}.all(self, {condition})"]
+        )
+        return f"{all_hold} ? '' : {before} + {index} + {after}"
