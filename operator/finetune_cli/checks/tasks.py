@@ -64,11 +64,9 @@ def _refused_code(
             continue
         function = named_function(file)
         if function:
-            yield (
-                (*task.location, "file"),
-                f"it runs code (!function {function}); "
-                "if you trust it, set allowCode: true for this task",
-            )
+            message = f"it runs code (!function {function})"
+            message += "; if you trust it, set allowCode: true for this task"
+            yield (*task.location, "file"), message
 
 
 def _unknown_task(name: str, built_in: BuiltInTasks) -> str | None:

@@ -52,9 +52,9 @@ def guard_code() -> None:
 
 
 @contextlib.contextmanager
-def allowing_code(allowed: bool | None) -> Iterator[None]:
+def allowing_code(*, allowed: bool) -> Iterator[None]:
     """Set whether a task that is loaded in the block may run code."""
-    token = _allows_code.set(bool(allowed))
+    token = _allows_code.set(allowed)
     try:
         yield
     finally:

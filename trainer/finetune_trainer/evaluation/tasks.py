@@ -70,7 +70,8 @@ def load_tasks(
     metrics: dict[str, tuple[str, ...]] = {}
     for recipe in tasks:
         name = recipe.name
-        with naming(name, recipe.file), allowing_code(recipe.allow_code):
+        is_allowed = bool(recipe.allow_code)
+        with naming(name, recipe.file), allowing_code(allowed=is_allowed):
             loaded = _load_task(manager, name, recipe.file, environment)
             results: dict[str, Results | None] = {}
             for member, task in loaded["tasks"].items():

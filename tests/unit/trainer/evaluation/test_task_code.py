@@ -89,7 +89,7 @@ def has_run(environment: Environment) -> bool:
 @pytest.mark.parametrize("text", PLACES)
 @pytest.mark.parametrize("allow_code", [None, False])
 def test_code_of_a_task_file_is_refused_before_it_runs(
-    environment: Environment, text: str, allow_code: bool | None
+    environment: Environment, text: str, *, allow_code: bool | None
 ) -> None:
     write_task(environment, text)
     with pytest.raises(ConfigInvalid) as caught:
