@@ -12,6 +12,7 @@ from finetune_operator.controller.health import Health, serve_health
 from finetune_operator.controller.informers import Informers
 from finetune_operator.controller.leader_election import LeaderElector
 from finetune_operator.controller.metrics import REQUESTS, record_changes
+from finetune_operator.controller.missing_rights import MissingRights
 from finetune_operator.controller.node_watch import NodeWatch
 from finetune_operator.controller.prices import PricedSettings
 from finetune_operator.controller.scope import Scope
@@ -153,6 +154,7 @@ class Manager:
             troubleshooting_url=options.settings.troubleshooting_url,
         )
         informers = Informers(api, cache, queue, signals, options.namespaces)
+        informers.on_error = MissingRights(cache, cluster.events.record).report
         saves = SaveSender(sessions[0], progress.poll_soon)
         nodes = None
         # A role in some namespaces gives no right on nodes.
@@ -197,13 +199,14 @@ class Manager:
             await self.nodes.saves.close()
 
     async def _run_as_leader(self) -> None:
-        # First: the cache is empty, or as old as the last leadership.
-        await self.informers.list_first()
         async with asyncio.TaskGroup() as group:
+            # Before the list: if a right is missing, Events tell the users of pipelines.
+            group.create_task(self.cluster.events.run())
+            # Before all else: the cache is empty, or as old as the last leadership.
+            await self.informers.list_first()
             group.create_task(self.informers.requeue_all())
             group.create_task(self.informers.watch())
             group.create_task(self.informers.resync_periodically())
-            group.create_task(self.cluster.events.run())
             group.create_task(self.progress.run())
             if self.nodes:
                 group.create_task(self.nodes.run())
