@@ -123,7 +123,7 @@ class Thief:
             query += f"&fieldSelector=metadata.name%3D{name}"
         path = resource.path(verb, namespace, name) + query
         # Nothing is valid about the body: rights are checked before it is read.
-        body = {} if verb in {"create", "update", "patch"} else None
+        body: Object | None = {} if verb in {"create", "update", "patch"} else None
         status, answer = self.send(METHODS[verb], path, body)
         return not (status == FORBIDDEN and "cannot" in str(answer.get("message")))
 

@@ -50,7 +50,7 @@ def test_code_of_a_task_is_refused_before_the_first_stage(
 ) -> None:
     (workspace.folder / "base.inc").write_text("process_docs: !function evil.docs\n")
     (workspace.folder / "quiz.yaml").write_text("task: quiz\ninclude: [base.inc]\n")
-    task = {"name": "quiz", "file": "quiz.yaml"}
+    task: dict[str, object] = {"name": "quiz", "file": "quiz.yaml"}
     workspace.manifest["spec"]["evaluate"] = {"tasks": [task]}
     workspace.manifest["spec"]["deploy"] = {"when": "Always"}
     for verb in ("plan", "run"):
