@@ -66,6 +66,7 @@ def _options(chosen: argparse.Namespace) -> Options:
         trainer_image=chosen.trainer_image,
         trainer_cpu_image=chosen.trainer_cpu_image,
         engine_images={"VLLM": chosen.vllm_image},
+        sets_user=chosen.set_user == "true",
         grace_period=timedelta(seconds=chosen.grace_seconds),
         poll_interval=timedelta(seconds=POLL_SECONDS),
         write_delay=timedelta(seconds=WRITE_DELAY_SECONDS),
@@ -77,6 +78,7 @@ def _options(chosen: argparse.Namespace) -> Options:
         lease_namespace=chosen.lease_namespace,
         lease_name=chosen.lease_name,
         namespaces=tuple(chosen.namespace),
+        scope_leases=chosen.scope_leases == "true",
         port=chosen.port,
         workers=chosen.workers,
         qps=chosen.qps,
@@ -121,6 +123,12 @@ def _parser() -> argparse.ArgumentParser:
         help="name of that Lease (default: %(default)s)",
     )
     parser.add_argument(
+        "--scope-leases",
+        choices=("true", "false"),
+        default="false",
+        help="whether to start nothing while another release reconciles the same namespaces (default: %(default)s)",
+    )
+    parser.add_argument(
         "--identity",
         default=variables.get("POD_NAME", socket.gethostname()),
         help="name of this replica in the Lease (default: $POD_NAME, else the host name)",
@@ -142,6 +150,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=30,
         help="time from SIGTERM to SIGKILL for a pod (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--set-user",
+        choices=("true", "false"),
+        default="true",
+        help="whether pods run as user and group 65532; else as the cluster decides (default: %(default)s)",
     )
     parser.add_argument(
         "--troubleshooting-url",

@@ -36,6 +36,7 @@ from support.operator.volumes import (
 )
 
 from e2e.pipelines.chart import RELEASE
+from finetune_operator.core.settings import Settings
 from testcluster.errors import TimedOut
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
 from testcluster.provider import Provider
@@ -46,7 +47,10 @@ POLICY = "ValidatingAdmissionPolicy"
 BINDING = "ValidatingAdmissionPolicyBinding"
 POLICIES = {
     f"{kind}.{RELEASE}.{OWN}"
-    for kind in ("objects", "pods", "services", "claims", "defaults")
+    for kind in (
+        *("objects", "pods", "services", "claims"),
+        *("pipelines", "events", "defaults"),
+    )
 }
 INSTALLED = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", POLICY, BINDING)
 DEMO = load_manifest(ROOT / "examples" / "demo" / "pipeline.yaml")
@@ -182,6 +186,12 @@ def test_every_object_that_the_operator_builds_passes(team: KubeNamespace, path)
         assert team.get(manifest["kind"], manifest["metadata"]["name"]), manifest[
             "metadata"
         ]["name"]
+
+
+def test_pods_without_a_user_pass(team: KubeNamespace):
+    objects = built_objects(DEMO, team.name, Settings(sets_user=False))
+    for manifest in objects.workloads.values():
+        assert answer(Account(team), manifest) == "created"
 
 
 def has_image_volumes(team: KubeNamespace) -> bool:

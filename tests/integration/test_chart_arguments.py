@@ -11,6 +11,7 @@ from support.operator.charts import (
     of_kind,
     options,
     parsed_options,
+    pod,
     render,
 )
 
@@ -31,6 +32,19 @@ def test_more_options_and_variables_reach_the_process():
         "POD_NAMESPACE": None,
         "HTTPS_PROXY": "http://proxy.example:3128",
     }
+
+
+def test_pods_name_no_user_if_the_cluster_chooses_it():
+    """Neither the operator's pods nor the pods of stages then have what OpenShift's restricted-v2 refuses."""
+    objects = render({"podSecurity": {"setUser": False}})
+    assert not parsed_options(objects).settings.sets_user
+    pods = [pod(objects)["spec"], of_kind(objects, "Pod")[0]["spec"]]
+    for spec in pods:
+        assert spec["securityContext"] == {
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+    assert parsed_options(render(CLUSTER_WIDE)).settings.sets_user
 
 
 def test_default_placement_equals_the_operators_default():

@@ -1,5 +1,7 @@
 """The chart's admission policies as Helm renders them; test_admission_policy.py sends requests to an API server."""
 
+import re
+
 import pytest
 from support.operator.charts import (
     CLUSTER_WIDE,
@@ -22,7 +24,10 @@ POLICIES = {
     RULES,
     *(
         f"{kind}.{RELEASE}.{OWN}"
-        for kind in ("objects", "pods", "services", "claims", "defaults")
+        for kind in (
+            *("objects", "pods", "services", "claims"),
+            *("pipelines", "events", "defaults"),
+        )
     ),
 }
 
@@ -80,3 +85,37 @@ def test_policies_limit_the_account_of_the_deployment():
     assert set(conditions) == {
         f"request.userInfo.username == 'system:serviceaccount:{OWN}:robot'"
     }
+
+
+@pytest.mark.parametrize(
+    ("values", "denied"),
+    [
+        (CLUSTER_WIDE, ["kube-system", OWN]),
+        ({"admissionPolicy": {"deniedNamespaces": []}}, [OWN]),
+        ({"admissionPolicy": {"deniedNamespaces": [OWN]}}, [OWN]),
+        ({"namespaces": ["team-a"]}, ["kube-system", OWN]),
+        # Pipelines of the operator's own namespace run there.
+        ({"namespaces": ["team-a", OWN]}, ["kube-system"]),
+    ],
+)
+def test_own_namespace_is_denied_unless_it_has_pipelines(values, denied):
+    text = str(of_kind(render(values, namespace=OWN), POLICY))
+    lists = re.findall(r"request\.namespace in \[([^]]*)\]", text)
+    assert len(lists) == 3
+    for names in lists:
+        assert re.findall(r"[a-z-]+", names) == denied
+
+
+def test_images_of_the_values_and_of_the_chart_are_allowed():
+    values = {"admissionPolicy": {"images": ["registry.example/ml/"]}}
+    trainer = {"trainer": {"image": {"registry": "registry.example:5000"}}}
+    text = str(of_kind(render(values | trainer, namespace=OWN), POLICY))
+    (rule,) = re.findall(r"\['registry.example/ml/'.{0,500}", text)
+    for image in (
+        "'registry.example/ml/'",
+        "'registry.example:5000/finetune-trainer'",
+        "'registry.example:5000/finetune-trainer-cpu'",
+        "'vllm/vllm-openai:v0.11.0'",
+    ):
+        assert image in rule
+    assert "exists(prefix" not in str(of_kind(render({}, namespace=OWN), POLICY))

@@ -15,6 +15,11 @@ from support.operator.charts import (
 
 from e2e.pipelines.chart import NAMESPACE, RELEASE
 
+EVERY_ACCOUNT = {
+    "apiGroup": "rbac.authorization.k8s.io",
+    "kind": "Group",
+    "name": "system:serviceaccounts",
+}
 FORBIDDEN_VERBS = {"*", "escalate", "bind", "impersonate"}
 FORBIDDEN_RESOURCES = {
     "*",
@@ -34,7 +39,7 @@ def test_existing_service_account_is_used_and_bound():
         binding["subjects"][0]["name"]
         for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding")
     ]
-    assert set(subjects) == {"robot"}
+    assert set(subjects) == {"robot", EVERY_ACCOUNT["name"]}
 
 
 @every_variant
@@ -83,7 +88,9 @@ def test_cluster_wide_release_has_one_role_for_its_lease():
         f"{RELEASE}-edit",
     }
     assert names(objects, "ClusterRoleBinding") == {RELEASE}
-    assert names(objects, "Role", "RoleBinding") == {f"{RELEASE}-leader"}
+    scope = f"{RELEASE}.{NAMESPACE}"
+    own = {f"{RELEASE}-leader", scope, f"{scope}-reader"}
+    assert names(objects, "Role", "RoleBinding") == own
 
 
 def test_namespaced_release_has_a_role_in_each_namespace():
@@ -107,21 +114,41 @@ def test_bindings_name_the_service_account_and_existing_roles(values):
     objects = render(values)
     account = pod(objects)["spec"]["serviceAccountName"]
     assert names(objects, "ServiceAccount") == {account}
+    own = {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
     for binding in of_kind(objects, "RoleBinding", "ClusterRoleBinding"):
-        assert binding["subjects"] == [
-            {"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}
-        ]
+        is_reader = binding["metadata"]["name"].endswith("-reader")
+        assert binding["subjects"] == [EVERY_ACCOUNT if is_reader else own]
         assert binding["roleRef"]["name"] in names(objects, binding["roleRef"]["kind"])
 
 
 @pytest.mark.parametrize("release", [RELEASE, "mine"])
 def test_replica_may_update_only_its_own_lease(release):
     objects = render(CLUSTER_WIDE, release)
-    (role,) = of_kind(objects, "Role")
     lease = parsed_options(objects).lease_name
-    updating = [rule for rule in role["rules"] if "update" in rule["verbs"]]
-    assert [rule["resourceNames"] for rule in updating] == [[lease]]
-    assert role["metadata"]["namespace"] == NAMESPACE
+    updating = [
+        (role["metadata"]["namespace"], rule["resourceNames"])
+        for role in of_kind(objects, "Role")
+        for rule in role["rules"]
+        if "update" in rule["verbs"]
+    ]
+    assert updating == [
+        ("kube-public", ["finetune-pipelines"]),
+        (NAMESPACE, [lease]),
+    ]
+
+
+@every_variant
+def test_other_accounts_may_only_read_which_release_leads(values):
+    objects = render(values)
+    readers = [
+        role
+        for role in of_kind(objects, "Role")
+        if role["metadata"]["name"].endswith("-reader")
+    ]
+    rights = {("coordination.k8s.io", "leases", "get")}
+    assert set(grants(readers)) == (set() if values.get("namespaces") else rights)
+    for role in readers:
+        assert role["rules"][0]["resourceNames"] == ["finetune-pipelines"]
 
 
 def test_user_roles_aggregate_to_view_and_edit():

@@ -23,6 +23,7 @@ RELEASE = SimpleNamespace(**runpy.run_path(str(ROOT / ".ci" / "release.py")))
 FILES = (
     "pyproject.toml",
     "constraints.txt",
+    "hashes.txt",
     "CHANGELOG.md",
     "Dockerfile.operator",
     "Dockerfile.trainer",

@@ -66,3 +66,9 @@ kind, so it is rendered then. */}}
 {{- end }}
 {{- printf "--placement=%s" (toJson (omit .Values.placement "priceConfigMap")) }}
 {{- end }}
+
+{{- /* Without the fields that OpenShift's restricted-v2 sets itself, if podSecurity.setUser is false. */}}
+{{- define "finetune.podSecurityContext" -}}
+{{- if .Values.podSecurity.setUser }}{{ toYaml .Values.podSecurityContext }}
+{{- else }}{{ toYaml (omit .Values.podSecurityContext "runAsUser" "runAsGroup" "fsGroup") }}{{ end }}
+{{- end }}

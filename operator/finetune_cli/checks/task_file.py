@@ -41,6 +41,28 @@ def task_metrics(path: Path) -> list[str] | None:
     return _names(task["metric_list"])
 
 
+def named_function(path: Path, depth: int = MAX_INCLUDES) -> str | None:
+    """Return the first `!function` of a task file or of a file that it includes; None if they have none."""
+    try:
+        text = path.read_text("utf-8")
+        for event in yaml.parse(text, yaml.SafeLoader):
+            if isinstance(event, yaml.ScalarEvent) and event.tag == "!function":
+                return str(event.value)
+        # The loader is a SafeLoader.
+        task = yaml.load(text, _TaskLoader)  # noqa: S506
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        return None
+    included = task.get("include") if isinstance(task, dict) else None
+    # A file may include itself.
+    if not included or depth == 0:
+        return None
+    for name in included if isinstance(included, list) else [included]:
+        function = named_function(path.parent / str(name), depth - 1)
+        if function:
+            return function
+    return None
+
+
 def task_filters(path: Path, metric: str) -> list[str] | None:
     """Return the filters of a task's responses: a score is named METRIC,FILTER if there are several.
 

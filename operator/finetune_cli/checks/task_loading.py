@@ -120,7 +120,12 @@ def _files(
 def load_in_trainer(files: dict[TaskField, Path]) -> dict[str, dict[str, Any]]:
     """Return the answer of `finetune_trainer.evaluation.check` for each task that has an answer."""
     items = [
-        {"name": task.name, "file": f"file://{file}", "fewShot": task.few_shot}
+        {
+            "name": task.name,
+            "file": f"file://{file}",
+            "fewShot": task.few_shot,
+            "allowCode": task.allow_code,
+        }
         for task, file in files.items()
     ]
     with tempfile.TemporaryDirectory() as cache:

@@ -6,13 +6,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from finetune_cli.checks.built_in_tasks import BuiltInTasks, read_built_in_tasks
-from finetune_cli.checks.task_file import task_filters, task_metrics
+from finetune_cli.checks.task_file import (
+    named_function,
+    task_filters,
+    task_metrics,
+)
 from finetune_cli.diagnostics import Diagnostic, closest_match
 from finetune_cli.manifest.fields import (
     GateMetric,
     Location,
     built_in_tasks,
     gate_metrics,
+    lm_eval_tasks,
     task_files,
 )
 from finetune_cli.manifest.manifest import Manifest
@@ -41,9 +46,27 @@ def task_errors(manifest: Manifest, environment: Environment) -> Iterator[Diagno
                 yield manifest.diagnostic(location, message)
             else:
                 files[name] = built_in.files[name]
-    files |= _files_of_the_manifest(manifest.spec, environment)
+    own_files = _files_of_the_manifest(manifest.spec, environment)
+    for location, message in _refused_code(manifest.spec, own_files):
+        yield manifest.diagnostic(location, message)
+    files |= own_files
     for location, message in _unknown_metrics(manifest.spec, files):
         yield manifest.diagnostic(location, message)
+
+
+def _refused_code(
+    spec: PipelineSpec, files: Mapping[str, Path]
+) -> Iterator[tuple[Location, str]]:
+    """Yield location and message for each task whose file names code that evaluate refuses to run."""
+    for task in lm_eval_tasks(spec):
+        file = files.get(task.name)
+        if task.file is None or task.allow_code or file is None:
+            continue
+        function = named_function(file)
+        if function:
+            message = f"it runs code (!function {function})"
+            message += "; if you trust it, set allowCode: true for this task"
+            yield (*task.location, "file"), message
 
 
 def _unknown_task(name: str, built_in: BuiltInTasks) -> str | None:

@@ -49,6 +49,7 @@ class TaskField:
     name: str
     file: str | None
     few_shot: int | None
+    allow_code: bool
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,9 @@ def lm_eval_tasks(spec: PipelineSpec) -> Iterator[TaskField]:
         if task.is_held_out:
             continue
         location = ("evaluate", "tasks", number)
-        yield TaskField(location, task.name, task.file, task.few_shot)
+        yield TaskField(
+            location, task.name, task.file, task.few_shot, bool(task.allow_code)
+        )
 
 
 def built_in_tasks(spec: PipelineSpec) -> Iterator[tuple[Location, str]]:

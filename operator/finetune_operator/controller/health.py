@@ -23,6 +23,7 @@ from finetune_operator.controller.metrics import (
     WAITING_OLDEST_SECONDS,
     WAITING_STAGES,
 )
+from finetune_operator.controller.scope import Scope
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.kubernetes.cache import totals
 
@@ -41,9 +42,14 @@ class Health:
     """
 
     def __init__(
-        self, leader_elector: LeaderElector, informers: Informers, queue: WorkQueue
+        self,
+        leader_elector: LeaderElector,
+        scope: Scope,
+        informers: Informers,
+        queue: WorkQueue,
     ) -> None:
         self.leader_elector = leader_elector
+        self.scope = scope
         self.informers = informers
         self.queue = queue
 
@@ -55,9 +61,14 @@ class Health:
         if not self.leader_elector.is_leader:
             # A standby keeps no cache.
             return ""
+        return self._leader_not_ready_reason()
+
+    def _leader_not_ready_reason(self) -> str:
+        if self.scope.other:
+            return f"another release of the operator, {self.scope.other}, reconciles the pipelines of these namespaces"
         if self.informers.synced_at is None:
             return "the cache has not synced with the API server yet"
-        age = now - self.informers.synced_at
+        age = asyncio.get_running_loop().time() - self.informers.synced_at
         # Two resyncs may fail before a replica is not ready.
         if age > 3 * RESYNC_SECONDS:
             return f"the cache was last listed {age:.0f} s ago"
@@ -89,7 +100,7 @@ class Health:
         SERVERS_DOWN.set(totals.servers_down(self.informers.cache))
         for kind, store in self.informers.cache.stores.items():
             CACHED_OBJECTS.labels(kind).set(len(store))
-        IS_LEADER.set(self.leader_elector.is_leader)
+        IS_LEADER.set(self.leader_elector.is_leader and self.scope.is_held)
         IS_READY.set(not self.not_ready_reason())
         QUEUE_DEPTH.set(len(self.queue))
         QUEUE_OLDEST_SECONDS.set(self.queue.oldest())

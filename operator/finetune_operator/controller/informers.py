@@ -134,6 +134,11 @@ class Informers:
             for namespace in scopes
         }
         """Namespace, None for all of the cluster -> its reflectors; the first lists the pipelines."""
+        self.on_error: Callable[[str, str | None, Exception], None] | None = None
+        """Called with the kind and the namespace that a list or a watch could not read, and the error."""
+        for reflectors in self.reflectors.values():
+            for reflector in reflectors:
+                reflector.on_error = self._report_error
         self.watched_namespaces = list(self.reflectors)
         """Namespaces that the last list could read. kopf would end on any other."""
         self.synced_at: float | None = None
@@ -218,12 +223,18 @@ class Informers:
     ) -> ApiError | None:
         try:
             for reflector in self.reflectors[namespace]:
+                resource = reflector.resource
                 await list_reflector(reflector)
         except ApiError as error:
+            self._report_error(resource, error)
             if error.status not in ACCESS_LOST:
                 raise
             return error
         return None
+
+    def _report_error(self, resource: Resource, error: Exception) -> None:
+        if self.on_error:
+            self.on_error(resource.kind, resource.namespace, error)
 
     async def watch(self) -> None:
         """Watch forever; expects a list before it."""

@@ -13,6 +13,7 @@ import random  # noqa: TID251  an edge
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import kopf
@@ -25,10 +26,14 @@ from finetune_operator.controller.signals import ShutdownSignal
 from finetune_operator.core.metadata import MANAGED_BY_VALUE
 from finetune_operator.kubernetes.cache.cache import PIPELINES
 from finetune_operator.kubernetes.client import PAGE, WATCH_GRACE_SECONDS
+from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.object import Object
 
 KOPF_EXIT_SECONDS = 5.0
 """Time that kopf gets to end before it is started again."""
+# The CRD may be installed again at any time, and pipelines then wait for this long.
+MAX_PAUSE_SECONDS = 30.0
+"""Upper limit of the time between two requests while the CRD is gone; it doubles from `BASE_RETRY_SECONDS` on."""
 OnEvent = Callable[[str, Object], None]
 """Called with the type of a watch event, such as DELETED, and its object."""
 log = logging.getLogger(__name__)
@@ -56,23 +61,34 @@ class KopfWatch:
         """Watch these namespaces until `stop` is set; None stands for all namespaces."""
         has_ended = False
         self.lost_at = None
+        pause = BASE_RETRY_SECONDS
         while not stop.is_set():
             try:
                 if has_ended:
                     # Lists what has changed since kopf ended: a new watch begins with the present.
                     await self.list_pipelines()
                 self.lost_at = None
+                pause = BASE_RETRY_SECONDS
                 await self._run_kopf(namespaces, stop)
             except Exception as error:  # noqa: BLE001  the watch is restarted after any error
-                log.warning(
-                    "kopf ended and is restarted: %s",
-                    str(error) or type(error).__name__,
-                )
+                if has_ended and is_without_crd(error):
+                    pause = min(2 * pause, MAX_PAUSE_SECONDS)
+                    log.warning(
+                        "the API server has no %s.%s; it is asked again in about %.0f s: install the CRD",
+                        PLURAL,
+                        GROUP,
+                        pause,
+                    )
+                else:
+                    log.warning(
+                        "kopf ended and is restarted: %s",
+                        str(error) or type(error).__name__,
+                    )
             has_ended = True
             if self.lost_at is None:
                 self.lost_at = asyncio.get_running_loop().time()
             WATCHES_RESTARTED.labels(PIPELINES).inc()
-            await asyncio.sleep(BASE_RETRY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311
 
     async def _run_kopf(
         self, namespaces: Sequence[str | None], stop: asyncio.Event
@@ -126,6 +142,11 @@ class KopfWatch:
 
         kopf.on.login(registry=registry)(kopf.login_via_client)
         return registry
+
+
+def is_without_crd(error: Exception) -> bool:
+    """Return whether a list failed because the API server does not have the resource."""
+    return isinstance(error, ApiError) and error.status == HTTPStatus.NOT_FOUND
 
 
 def silence_kopf_log() -> None:

@@ -46,6 +46,9 @@ class LeaderElector:
     such as two on a host, must not both take the Lease for their own.
     """
 
+    stretch = 1.0
+    """Factor of all periods of the Lease."""
+
     def __init__(
         self, api: KubernetesClient, namespace: str, name: str, replica: str
     ) -> None:
@@ -64,7 +67,7 @@ class LeaderElector:
     @property
     def is_leader(self) -> bool:
         """Whether this replica may start to write: its last renewal is more recent than the deadline."""
-        return self._seconds_until(RENEW_DEADLINE) > 0
+        return self._seconds_until(RENEW_DEADLINE * self.stretch) > 0
 
     @property
     def seconds_left(self) -> float:
@@ -73,7 +76,7 @@ class LeaderElector:
         A write must end before, so this is the longest timeout of a request that begins now. The leader starts none in
         the last `LEASE_DURATION - RENEW_DEADLINE` of them.
         """
-        return self._seconds_until(LEASE_DURATION)
+        return self._seconds_until(LEASE_DURATION * self.stretch)
 
     def _seconds_until(self, limit: float) -> float:
         if self._renewed is None:
@@ -82,8 +85,8 @@ class LeaderElector:
 
     async def acquire(self) -> None:
         """Wait until this replica holds the Lease."""
-        while not await self._try_acquire_or_renew():  # noqa: ASYNC110  the Lease is polled, as in client-go
-            await asyncio.sleep(RETRY_PERIOD)
+        while not await self.try_acquire():  # noqa: ASYNC110  the Lease is polled, as in client-go
+            await asyncio.sleep(RETRY_PERIOD * self.stretch)
         log.info("became leader as %s", self.identity)
 
     async def renew(self) -> None:
@@ -92,15 +95,20 @@ class LeaderElector:
         The caller then cancels what it does as the leader. During a release, the writes under way must end instead.
         """
         while self.is_leader:
-            await asyncio.sleep(min(RETRY_PERIOD, self._seconds_until(RENEW_DEADLINE)))
+            period = RETRY_PERIOD * self.stretch
+            await asyncio.sleep(
+                min(period, self._seconds_until(RENEW_DEADLINE * self.stretch))
+            )
             if self.is_leader:
-                await self._try_acquire_or_renew(self._seconds_until(RENEW_DEADLINE))
+                await self._try_acquire_or_renew(
+                    self._seconds_until(RENEW_DEADLINE * self.stretch)
+                )
         if self._released:
             await self._release_ended.wait()
         if self._renewed is not None:
             log.warning(
                 "no longer the leader: the Lease was not renewed for %g s",
-                RENEW_DEADLINE,
+                RENEW_DEADLINE * self.stretch,
             )
             self._renewed = None
 
@@ -141,6 +149,10 @@ class LeaderElector:
         if lease and lease["spec"].get("holderIdentity") == self.identity:
             lease["spec"]["holderIdentity"] = ""
             await self.api.replace(paths.leases(self.namespace, self.name), lease)
+
+    async def try_acquire(self) -> bool:
+        """Return whether this replica is the leader after one attempt."""
+        return await self._try_acquire_or_renew()
 
     async def _try_acquire_or_renew(self, seconds: float = RENEW_DEADLINE) -> bool:
         """Return whether this replica is the leader, after one attempt that takes at most half of the deadline.
@@ -234,7 +246,7 @@ class LeaderElector:
             "metadata": metadata,
             "spec": {
                 "holderIdentity": self.identity,
-                "leaseDurationSeconds": int(LEASE_DURATION),
+                "leaseDurationSeconds": int(LEASE_DURATION * self.stretch),
                 "acquireTime": spec.get("acquireTime") if held else now,
                 "renewTime": now,
                 "leaseTransitions": int(spec.get("leaseTransitions") or 0)

@@ -12,8 +12,10 @@ from finetune_operator.controller.health import Health, serve_health
 from finetune_operator.controller.informers import Informers
 from finetune_operator.controller.leader_election import LeaderElector
 from finetune_operator.controller.metrics import REQUESTS, record_changes
+from finetune_operator.controller.missing_rights import MissingRights
 from finetune_operator.controller.node_watch import NodeWatch
 from finetune_operator.controller.prices import PricedSettings
+from finetune_operator.controller.scope import Scope
 from finetune_operator.controller.signals import ShutdownSignal
 from finetune_operator.controller.worker import run_worker
 from finetune_operator.controller.workqueue import WorkQueue
@@ -41,6 +43,8 @@ class Options:
     lease_name: str = "finetune-operator"
     namespaces: tuple[str, ...] = ()
     """Namespaces whose pipelines are reconciled; empty: all namespaces."""
+    scope_leases: bool = False
+    """Whether a Lease in its namespaces keeps other releases of the operator away from their pipelines."""
     port: int = 8080
     """Of /livez, /readyz and /metrics; 0: they are not served."""
     workers: int = 20
@@ -72,19 +76,33 @@ async def run(options: Options) -> None:
         elector = LeaderElector(
             lease_api, options.lease_namespace, options.lease_name, options.identity
         )
+        scope = Scope([], None)
+        if options.scope_leases:
+            release = f"{options.lease_namespace}/{options.lease_name}"
+            scope = Scope.create(lease_api, release, options.namespaces)
+
+        def seconds_to_write() -> float:
+            # A replica that may have lost the Lease writes nothing.
+            if not (elector.is_leader and scope.is_held):
+                return 0.0
+            return min(elector.seconds_left, scope.seconds_left)
+
         client = open_client(
             await load_configuration(),
-            # A replica that may have lost the Lease writes nothing.
-            seconds_to_write=lambda: elector.seconds_left if elector.is_leader else 0.0,
+            seconds_to_write=seconds_to_write,
             on_response=_count_request,
             rate_limiter=TokenBucket(options.qps, options.burst),
         )
         async with client as api:
             manager = Manager.create(
-                options, api, elector, signals, (progress_session, probe_session)
+                options,
+                api,
+                (elector, scope),
+                signals,
+                (progress_session, probe_session),
             )
             async with serve_health(
-                Health(elector, manager.informers, manager.queue), options.port
+                Health(elector, scope, manager.informers, manager.queue), options.port
             ):
                 try:
                     await _run_until_stopped(signals.requested, manager)
@@ -103,6 +121,7 @@ class Manager:
 
     options: Options
     leader_elector: LeaderElector
+    scope: Scope
     queue: WorkQueue
     informers: Informers
     cluster: KubernetesCluster
@@ -116,7 +135,7 @@ class Manager:
         cls,
         options: Options,
         api: KubernetesClient,
-        leader_elector: LeaderElector,
+        leadership: tuple[LeaderElector, Scope],
         signals: ShutdownSignal,
         sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession],
     ) -> "Manager":
@@ -135,6 +154,7 @@ class Manager:
             troubleshooting_url=options.settings.troubleshooting_url,
         )
         informers = Informers(api, cache, queue, signals, options.namespaces)
+        informers.on_error = MissingRights(cache, cluster.events.record).report
         saves = SaveSender(sessions[0], progress.poll_soon)
         nodes = None
         # A role in some namespaces gives no right on nodes.
@@ -143,7 +163,7 @@ class Manager:
         settings = PricedSettings(options.settings, options.prices)
         return cls(
             options,
-            leader_elector,
+            *leadership,
             queue,
             informers,
             cluster,
@@ -161,9 +181,16 @@ class Manager:
     async def _lead(self) -> None:
         while True:
             await self.leader_elector.acquire()
-            leading = asyncio.create_task(self._run_as_leader())
+            leading = asyncio.create_task(self._lead_in_scope())
             renewing = asyncio.create_task(self.leader_elector.renew())
             await _wait_first(leading, renewing)
+
+    async def _lead_in_scope(self) -> None:
+        """Run as the leader once no other release reconciles these pipelines, until another release does."""
+        await self.scope.acquire()
+        leading = asyncio.create_task(self._run_as_leader())
+        renewing = asyncio.create_task(self.scope.renew())
+        await _wait_first(leading, renewing)
 
     async def close(self) -> None:
         """Cancel the background requests."""
@@ -172,13 +199,14 @@ class Manager:
             await self.nodes.saves.close()
 
     async def _run_as_leader(self) -> None:
-        # First: the cache is empty, or as old as the last leadership.
-        await self.informers.list_first()
         async with asyncio.TaskGroup() as group:
+            # Before the list: if a right is missing, Events tell the users of pipelines.
+            group.create_task(self.cluster.events.run())
+            # Before all else: the cache is empty, or as old as the last leadership.
+            await self.informers.list_first()
             group.create_task(self.informers.requeue_all())
             group.create_task(self.informers.watch())
             group.create_task(self.informers.resync_periodically())
-            group.create_task(self.cluster.events.run())
             group.create_task(self.progress.run())
             if self.nodes:
                 group.create_task(self.nodes.run())
@@ -213,4 +241,5 @@ async def _run_until_stopped(stop: asyncio.Event, manager: Manager) -> None:
     cause = "received SIGTERM or SIGINT" if stop.is_set() else "the manager has ended"
     log.info("stopping: %s", cause)
     await manager.leader_elector.release(manager.cluster.api.wait_for_writes)
+    await manager.scope.release()
     await _wait_first(run_task, stop_task)

@@ -102,6 +102,8 @@ class Reflector:
         """Called with each change that a watch shows."""
         self.on_listed = on_listed
         """Called with each change that a list shows."""
+        self.on_error: Callable[[Resource, Exception], None] = _ignore_error
+        """Called with each error of a list or a watch."""
         self.version = ""
         """The resource version up to which the cache is complete; empty: a list is needed."""
         self.listed = asyncio.Event()
@@ -130,6 +132,7 @@ class Reflector:
             except Exception as error:
                 if isinstance(error, ApiError) and error.status == HTTPStatus.GONE:
                     self.version = ""
+                self.on_error(self.resource, error)
                 bug = None if isinstance(error, ClusterError) else error
                 log.warning(
                     "watching %s failed and is retried: %s",
@@ -210,6 +213,10 @@ class Reflector:
                 *_name_of(raw),
                 exc_info=True,
             )
+
+
+def _ignore_error(_resource: Resource, _error: Exception) -> None:
+    """Do nothing."""
 
 
 def _name_of(raw: Object) -> NamespacedName:

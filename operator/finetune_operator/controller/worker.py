@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Protocol
 
 from finetune_operator.cluster import Cluster
@@ -14,6 +15,7 @@ from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject
+from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.reconcile import reconcile
 
 RECONCILE_TIMEOUT_SECONDS = 120.0
@@ -30,6 +32,9 @@ class SharedCluster(Cluster, Protocol):
 
     async def mark_invalid(self, key: Key, error: InvalidObject) -> None:
         """Write to the status why the pipeline cannot be read."""
+
+    def report_forbidden(self, key: Key, error: ClusterError) -> None:
+        """Create an Event about a request for this pipeline that the API server forbids."""
 
 
 async def run_worker(
@@ -97,6 +102,8 @@ async def _reconcile(
         log.warning("cannot reconcile %s until it is changed: %s", key, error)
         return await _mark_invalid(key, queue, cluster, error)
     except (ClusterError, TimeoutError) as error:
+        if isinstance(error, ApiError) and error.status == HTTPStatus.FORBIDDEN:
+            cluster.report_forbidden(key, error)
         message = str(error) or f"timed out (limit: {RECONCILE_TIMEOUT_SECONDS:g} s)"
         log.warning(
             "cannot reconcile %s, retrying in %.1f s: %s",

@@ -67,6 +67,16 @@ def unreadable_event(message: str, url: str) -> Event:
     return Event("Warning", "PipelineFailed", message, link(Reason.SPEC_INVALID, url))
 
 
+def forbidden_event(problem: str) -> Event:
+    """Return the event of a pipeline that waits because the API server forbids the operator a request."""
+    return Event(
+        "Warning",
+        "OperatorForbidden",
+        f"this pipeline waits: {problem}; the operator's role may lack a right, or a policy may forbid it: "
+        "ask the platform team to allow it",
+    )
+
+
 def _started(subject: str, placement: PlacementStatus | None) -> Event:
     """Return the event of an attempt's start; a choice with a reason is worth a Kubernetes Event."""
     if placement is None or not placement.message:

@@ -47,6 +47,8 @@ class JobTemplate:
     pod: Pod
     """The user's pod. Image, command, args, labels and placement above and below are made from it."""
     placement: PodPlacement
+    sets_user: bool
+    """Whether the pod names its user and groups."""
     grace: timedelta
     """Time from SIGTERM to SIGKILL."""
     max_silence_seconds: int
@@ -106,6 +108,7 @@ def job_template(
         pods=spec.pods,
         pod=pod,
         placement=_placement(spec, attempt, settings),
+        sets_user=settings.sets_user,
         grace=settings.grace_period,
         max_silence_seconds=spec.max_silence_seconds,
         shares_memory=spec.shares_memory,

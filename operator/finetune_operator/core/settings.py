@@ -32,6 +32,8 @@ class Settings:
         default_factory=PlacementDefaults
     )
     """Meaning of spot, on-demand and the pools on this cluster. None: on one machine, which has no such nodes."""
+    sets_user: bool = True
+    """Whether pods name their user, group and group of volumes; else the cluster chooses them, as OpenShift does."""
     grace_period: timedelta = timedelta(seconds=30)
     """Time from SIGTERM to SIGKILL."""
     base_backoff: timedelta = timedelta(seconds=10)

@@ -25,7 +25,6 @@ MISSING_JOB_INTERVAL = timedelta(seconds=1)
 # Sidecars that end by themselves after the process need some seconds.
 SIDECAR_GRACE = timedelta(seconds=30)
 """Time after the end of a process until the other containers of its pod are stopped."""
-WAITS_FOR_CLAIM = frozenset({Reason.WORKSPACE_IN_USE, Reason.VOLUME_NOT_READY})
 # The end of the pipeline before it wakes the next pipeline in line. The others only report for whom they wait.
 LONGEST_WAIT_IN_LINE = 10
 """Polling intervals until a pipeline far down the line looks again."""

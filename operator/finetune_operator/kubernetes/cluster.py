@@ -24,7 +24,7 @@ from finetune_operator.core.actions import (
     SwitchTraffic,
     subject_of,
 )
-from finetune_operator.core.events import Event, unreadable_event
+from finetune_operator.core.events import Event, forbidden_event, unreadable_event
 from finetune_operator.core.observation import (
     Blocker,
     Observation,
@@ -345,6 +345,14 @@ class KubernetesCluster:
             self.events.record(
                 about, [unreadable_event(str(error), self.troubleshooting_url)]
             )
+
+    def report_forbidden(self, key: Key, error: ClusterError) -> None:
+        """Create an Event about a request for this pipeline that the API server forbids."""
+        known = self.cache.pipelines.get((key.namespace, key.name))
+        if known:
+            # Without a version: each retry would create another Event.
+            about = Regarding(key, known.uid, "")
+            self.events.record(about, [forbidden_event(str(error))])
 
     async def close(self) -> None:
         """Cancel the background requests."""

@@ -82,6 +82,6 @@ def events(namespace: str | None = None) -> str:
     return _path("api/v1", "events", namespace, None)
 
 
-def leases(namespace: str, name: str | None = None) -> str:
+def leases(namespace: str | None, name: str | None = None) -> str:
     """Return the path of one Lease, or of all Leases."""
     return _path("apis/coordination.k8s.io/v1", "leases", namespace, name)

@@ -39,8 +39,33 @@ def test_code_is_copied_after_dependencies(dockerfile):
     assert installs < code
 
 
-def test_dependencies_are_pinned(dockerfile):
-    assert "--constraint /tmp/src/constraints.txt" in dockerfile
+def test_each_downloaded_package_needs_a_known_hash(dockerfile):
+    joined = dockerfile.replace("\\\n", " ")
+    installs = re.findall(r"(?:uv )?pip install .*?(?= && |; fi)", joined)
+    assert len(installs) >= 2
+    for install in installs:
+        assert "--require-hashes" in install
+    assert "--constraint /tmp/src/hashes.txt" in dockerfile
+
+
+@pytest.mark.parametrize("name", ["hashes.txt", "image-tools.txt"])
+def test_hashes_name_packages_and_no_place_of_download(name):
+    lines = (ROOT / name).read_text().splitlines()
+    package = re.compile(r"[a-z0-9.-]+==[a-z0-9.]+ \\")
+    hashed = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
+    assert [
+        line
+        for line in lines
+        if not (package.fullmatch(line) or hashed.fullmatch(line))
+    ] == []
+
+
+def test_hashes_are_of_the_tested_versions():
+    hashes = (ROOT / "hashes.txt").read_text()
+    versions = re.findall(r"^(\S+==\S+)", hashes, re.MULTILINE)
+    assert sorted(versions) == sorted(
+        (ROOT / "constraints.txt").read_text().lower().split()
+    )
 
 
 def test_copied_files_exist_and_are_in_the_build_context(dockerfile):

@@ -31,6 +31,21 @@ def add_volume(**source: Object) -> Change:
     return lambda pod: pod["volumes"].append({"name": "more", **source})
 
 
+def add_init_container(name: str, image: str) -> Change:
+    def add(pod: Object) -> None:
+        context = container(pod)["securityContext"]
+        added = {"name": name, "image": image, "securityContext": context}
+        pod["initContainers"] = [added]
+
+    return add
+
+
+def add_block_device(pod: Object) -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "disk"}}
+    add_volume(**claim)(pod)
+    container(pod)["volumeDevices"] = [{"name": "more", "devicePath": "/dev/disk"}]
+
+
 IMAGE_BY_TAG = add_volume(image={"reference": "registry.test/team/bot:latest"})
 HOSTILE_PODS: dict[str, tuple[str, Change]] = {
     "token mounted": (
@@ -93,6 +108,75 @@ HOSTILE_PODS: dict[str, tuple[str, Change]] = {
     "root container allowed": (
         "root",
         lambda pod: container(pod)["securityContext"].update(runAsNonRoot=False),
+    ),
+    "root group": ("root", lambda pod: pod["securityContext"].update(runAsGroup=0)),
+    "root group of volumes": (
+        "root",
+        lambda pod: pod["securityContext"].update(fsGroup=0),
+    ),
+    "more groups": (
+        "root",
+        lambda pod: pod["securityContext"].update(supplementalGroups=[6]),
+    ),
+    "root group of a container": (
+        "root",
+        lambda pod: container(pod)["securityContext"].update(runAsGroup=0),
+    ),
+    "selinux of the pod": (
+        "confinement",
+        lambda pod: pod["securityContext"].update(seLinuxOptions={"type": "spc_t"}),
+    ),
+    "selinux of a container": (
+        "confinement",
+        lambda pod: container(pod)["securityContext"].update(
+            seLinuxOptions={"level": "s0:c1"}
+        ),
+    ),
+    "no apparmor": (
+        "confinement",
+        lambda pod: pod["securityContext"].update(
+            appArmorProfile={"type": "Unconfined"}
+        ),
+    ),
+    "apparmor of the node": (
+        "confinement",
+        lambda pod: container(pod)["securityContext"].update(
+            appArmorProfile={"type": "Localhost", "localhostProfile": "mine"}
+        ),
+    ),
+    "seccomp of the node": (
+        "seccomp",
+        lambda pod: pod["securityContext"].update(
+            seccompProfile={"type": "Localhost", "localhostProfile": "mine.json"}
+        ),
+    ),
+    "sysctl": (
+        "kernel",
+        lambda pod: pod["securityContext"].update(
+            sysctls=[{"name": "kernel.shm_rmid_forced", "value": "1"}]
+        ),
+    ),
+    "shared processes": ("kernel", lambda pod: pod.update(shareProcessNamespace=True)),
+    "block device": ("kernel", add_block_device),
+    "host alias": (
+        "names",
+        lambda pod: pod.update(hostAliases=[{"ip": "8.8.8.8", "hostnames": ["hub"]}]),
+    ),
+    "own resolver": (
+        "names",
+        lambda pod: pod.update(
+            dnsPolicy="None", dnsConfig={"nameservers": ["8.8.8.8"]}
+        ),
+    ),
+    "resolver of the node": ("names", lambda pod: pod.update(dnsPolicy="Default")),
+    "second container": (
+        "container",
+        lambda pod: pod["containers"].append({**container(pod), "name": "more"}),
+    ),
+    "init container": ("container", add_init_container("init", "finetune-trainer:1")),
+    "init container of another image": (
+        "container",
+        add_init_container("verify", "finetune-trainer-mine:1"),
     ),
     "no seccomp": ("seccomp", lambda pod: pod["securityContext"].pop("seccompProfile")),
     "container without seccomp": (

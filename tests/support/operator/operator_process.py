@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
-from support.operator.charts import Object, container, of_kind
+from support.operator.charts import Object, container, of_kind, pod
 
 from testcluster.kube import Kube
 from testcluster.kube_namespace import KubeNamespace, until
@@ -27,10 +27,12 @@ def install_crd(kube: Kube) -> None:
     until(lambda: "finetunepipelines" in kube.run("api-resources", GROUP), 30)
 
 
-def credentials(own: KubeNamespace, folder: Path) -> Path:
+def credentials(
+    own: KubeNamespace, folder: Path, account: str = "finetune-operator"
+) -> Path:
     """Write a kubeconfig with a token of the operator's service account; return its path."""
     config = yaml.safe_load(own.kube.kubeconfig.read_text())
-    token = own.run("create", "token", "finetune-operator").strip()
+    token = own.run("create", "token", account).strip()
     config["users"] = [
         {"name": user["name"], "user": {"token": token}} for user in config["users"]
     ]
@@ -66,8 +68,9 @@ def running_operator(
     """
     log = folder / "log"
     with rights_granted(own.kube, objects), log.open("wb") as output:
+        account = pod(objects)["spec"]["serviceAccountName"]
         variables = {
-            "KUBECONFIG": str(credentials(own, folder)),
+            "KUBECONFIG": str(credentials(own, folder, account)),
             "POD_NAMESPACE": own.name,
             "POD_NAME": "replica",
         }

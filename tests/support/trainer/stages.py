@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,11 +47,15 @@ def run_in_process(
 
 
 def start_stage(
-    config: AnyConfig, environment: Environment, **variables: str
+    config: AnyConfig,
+    environment: Environment,
+    *,
+    prefix: Sequence[str] = (),
+    **variables: str,
 ) -> subprocess.Popen[str]:
-    """Start a stage in a new process with its own process group."""
+    """Start a stage in a new process with its own process group; `prefix` is the command that starts it."""
     return subprocess.Popen(
-        [sys.executable, "-m", "finetune_trainer", config.stage],
+        [*prefix, sys.executable, "-m", "finetune_trainer", config.stage],
         env={
             **os.environ,
             **environment.variables(),

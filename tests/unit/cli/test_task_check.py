@@ -98,20 +98,21 @@ def test_code_of_a_task_does_not_run_and_is_named(check, write_task, tmp_path):
     (tmp_path / "evil.py").write_text(EVIL)
     (tmp_path / "metric").mkdir()
     (tmp_path / "metric/metric.py").write_text(EVIL)
+    trusted = {"allowCode": True}
     tasks = [
-        write_task("code", "process_docs: !function evil.docs\n"),
-        write_task("script", metric_list=[{"metric": "./metric"}]),
+        write_task("code", "process_docs: !function evil.docs\n") | trusted,
+        write_task("script", metric_list=[{"metric": "./metric"}]) | trusted,
         write_task("hub", dataset_path="org/quiz"),
         write_task("remote", dataset_kwargs=REMOTE),
         write_task("pickled", dataset_path="pandas"),
         {"name": "arc_easy"},
     ]
     code, lines = check(tasks)
-    assert code == 2
-    assert lines[-1].endswith("tasks[1].file: lm-eval has no metric ./metric")
+    assert code == 0
     expected = {
         "arc_easy": "evaluate downloads the data set allenai/ai2_arc from the Hugging Face hub",
         "code.yaml": "it runs code (!function evil.docs), which only evaluate does",
+        "script.yaml": "its metric ./metric is a script, which only evaluate runs",
         "hub.yaml": "its data set org/quiz is read by evaluate only",
         "remote.yaml": "its data set https://example.com/quiz.jsonl is read by evaluate only",
         "pickled.yaml": "its data set pandas is read by evaluate only",
@@ -120,6 +121,28 @@ def test_code_of_a_task_does_not_run_and_is_named(check, write_task, tmp_path):
         f"p.yaml: {name}: not looked at: {reason} (note)"
         for name, reason in expected.items()
     ]
+    assert not list(tmp_path.rglob("ran"))
+
+
+def test_code_that_evaluate_refuses_is_an_error(check, write_task, tmp_path):
+    (tmp_path / "evil.py").write_text(EVIL)
+    (tmp_path / "base.inc").write_text("process_docs: !function evil.docs\n")
+    script = {"metric": "./metric", "hf_evaluate": True}
+    group = {"group": "group", "task": [{"task": "code"}]}
+    (tmp_path / "group.yaml").write_text(yaml.safe_dump(group))
+    code, lines = check(
+        [
+            write_task("code", "process_docs: !function evil.docs\n"),
+            write_task("included", "include: [base.inc]\n"),
+            write_task("script", metric_list=[script]),
+            {"name": "group", "file": "group.yaml"},
+        ]
+    )
+    assert code == 2
+    assert len(lines) == 4
+    for number, line in enumerate(lines):
+        assert f"spec.evaluate.tasks[{number}].file: " in line
+        assert line.endswith("if you trust it, set allowCode: true for this task")
     assert not list(tmp_path.rglob("ran"))
 
 

@@ -14,6 +14,7 @@ from finetune_operator.controller import health
 from finetune_operator.controller.health import Health
 from finetune_operator.controller.informers import Informers
 from finetune_operator.controller.leader_election import LeaderElector
+from finetune_operator.controller.scope import Scope
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.report import unreadable_status
@@ -32,6 +33,7 @@ def get(
     response_age=0.0,
     sync_age=0.0,
     silent="",
+    other="",
     phases=(),
     statuses=(),
     services=(),
@@ -57,7 +59,13 @@ def get(
         informers = SimpleNamespace(
             synced_at=synced_at, cache=cache, silent_watch=lambda _seconds: silent
         )
-        health = Health(cast(LeaderElector, elector), cast(Informers, informers), queue)
+        scope = SimpleNamespace(other=other, is_held=not other)
+        health = Health(
+            cast(LeaderElector, elector),
+            cast(Scope, scope),
+            cast(Informers, informers),
+            queue,
+        )
         response = await getattr(health, endpoint)(None)
         return (
             response.status,
@@ -69,6 +77,13 @@ def get(
 
 def test_synced_leader_is_ready():
     assert get("readyz") == (200, "leader\n")
+
+
+def test_leader_beside_another_release_is_not_ready():
+    status, text = get("readyz", sync_age=None, other="sys/tuner")
+    assert status == 503
+    assert text.startswith("another release of the operator, sys/tuner, reconciles")
+    assert "finetune_leader 0.0" in get("metrics", other="sys/tuner")[1]
 
 
 def test_standby_is_ready_without_synced_cache():

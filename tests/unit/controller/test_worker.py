@@ -15,6 +15,7 @@ from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Key
 from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject
+from finetune_operator.kubernetes.translate.api_errors import ApiError
 
 GOOD = Key("team", "good")
 BAD = Key("team", "bad")
@@ -27,6 +28,7 @@ class FailingCluster(MemoryCluster):
         super().__init__(datetime.now(UTC))
         self.error = error
         self.invalid = []
+        self.forbidden = []
         self.lock = asyncio.Lock()
         for key in (BAD, GOOD):
             self.submit(key, a_pipeline(), UID)
@@ -38,6 +40,9 @@ class FailingCluster(MemoryCluster):
 
     async def mark_invalid(self, key, error):
         self.invalid.append((key, error))
+
+    def report_forbidden(self, key, error):
+        self.forbidden.append((key, str(error)))
 
     def claim_lock(self, key):
         return self.lock
@@ -61,6 +66,17 @@ def test_each_error_has_its_outcome_and_is_contained(error, outcome):
         assert await process(GOOD, queue, cluster, Settings()) == "done"
         assert len(cluster.jobs) == 1
         assert cluster.invalid == ([(BAD, error)] if outcome == "invalid" else [])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("status", [403, 409, 500])
+def test_forbidden_request_is_reported_to_the_pipelines_user(status):
+    async def scenario():
+        cluster = FailingCluster(ApiError(status, "jobs is forbidden"))
+        assert await process(BAD, WorkQueue(), cluster, Settings()) == "error"
+        reported = [(BAD, "jobs is forbidden")] if status == 403 else []
+        assert cluster.forbidden == reported
 
     asyncio.run(scenario())
 

@@ -45,6 +45,22 @@ def test_run_that_writes_into_its_source_is_rejected(
         assert f"is a source, but contains {folder}" in rejected.stderr
 
 
+def test_code_of_a_task_is_refused_before_the_first_stage(
+    workspace: CliWorkspace,
+) -> None:
+    (workspace.folder / "base.inc").write_text("process_docs: !function evil.docs\n")
+    (workspace.folder / "quiz.yaml").write_text("task: quiz\ninclude: [base.inc]\n")
+    task: dict[str, object] = {"name": "quiz", "file": "quiz.yaml"}
+    workspace.manifest["spec"]["evaluate"] = {"tasks": [task]}
+    workspace.manifest["spec"]["deploy"] = {"when": "Always"}
+    for verb in ("plan", "run"):
+        rejected = workspace.finetune(verb)
+        assert rejected.returncode == 2, verb
+        assert "it runs code (!function evil.docs); if you trust it" in rejected.stderr
+    task["allowCode"] = True
+    assert "!function" not in workspace.finetune("plan").stderr
+
+
 def test_suspended_pipeline_starts_nothing_and_run_exits(
     workspace: CliWorkspace,
 ) -> None:

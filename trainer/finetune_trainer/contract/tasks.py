@@ -30,6 +30,11 @@ class Task(ContractModel):
     few_shot: int | None = Field(default=None, ge=0, le=100)
     """Number of few-shot examples before each question; absent: the task's own default."""
 
+    # Absent in place of false, so that an earlier trainer can read the config of a task without it.
+    allow_code: bool | None = None
+    """Run code that the task names, with the rights and the Secrets of the stage: !function in the task file and in
+    the files that it includes, and metrics that are scripts of the package evaluate. Absent or false: refuse it."""
+
     limit: int | None = Field(default=None, ge=1, le=10_000_000)
     """Evaluate a random sample of this many questions; fewer questions give a larger standard error. The sample depends
     only on the seed, the task's name and its number of questions, so it is the same in every run."""

@@ -44,9 +44,9 @@ def _refuse_prompt(name: str, *_: Any) -> Any:
 
 def _known_metric(name: str, *is_script: bool) -> Any:
     # lm-eval would look for any other name in the package `evaluate`, which runs scripts.
-    if any(is_script):
+    if any(is_script) or name not in metric_registry:
         raise NotLookedAt(f"its metric {name} is a script, which only evaluate runs")
-    return metric_registry.get(name) if name in metric_registry else None
+    return metric_registry.get(name)
 
 
 def _load_local_dataset(path: Any = None, name: Any = None, **options: Any) -> Any:

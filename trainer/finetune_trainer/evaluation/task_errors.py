@@ -195,7 +195,10 @@ def unknown_metric(task: Any) -> str:
         return ""
     for name, function in getattr(task, "_metric_fn_list", {}).items():
         if function is None:
-            return f"lm-eval has no metric {name}{nearest_name(name, [*metric_registry.keys()])}"
+            hint = nearest_name(name, [*metric_registry.keys()])
+            if not hint:
+                hint = "; a script of the package evaluate needs allowCode: true"
+            return f"lm-eval has no metric {name}{hint}"
     return ""
 
 

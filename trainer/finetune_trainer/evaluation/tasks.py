@@ -19,6 +19,7 @@ from finetune_trainer.evaluation.measured import (
     check_aggregates,
     measured_metrics,
 )
+from finetune_trainer.evaluation.task_code import allowing_code, guard_code
 from finetune_trainer.evaluation.task_errors import naming, naming_member
 from finetune_trainer.evaluation.task_files import Loaded, load_task_file
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
@@ -61,6 +62,7 @@ def load_tasks(
     Raise ConfigInvalid, DataInvalid, SourceNotFound or ServiceUnavailable, naming the field of the manifest.
     """
     sandbox_templates()
+    guard_code()
     # Reading the index of lm-eval's built-in tasks takes seconds, so skip it if all tasks are from files.
     manager = TaskManager(include_defaults=any(task.file is None for task in tasks))
     result: Loaded = {"tasks": {}, "groups": {}, "group_map": {}}
@@ -68,7 +70,8 @@ def load_tasks(
     metrics: dict[str, tuple[str, ...]] = {}
     for recipe in tasks:
         name = recipe.name
-        with naming(name, recipe.file):
+        is_allowed = bool(recipe.allow_code)
+        with naming(name, recipe.file), allowing_code(allowed=is_allowed):
             loaded = _load_task(manager, name, recipe.file, environment)
             results: dict[str, Results | None] = {}
             for member, task in loaded["tasks"].items():

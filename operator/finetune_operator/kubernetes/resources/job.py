@@ -133,7 +133,7 @@ def common_pod_spec(template: JobTemplate) -> Object:
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": math.ceil(template.grace.total_seconds()),
-        "securityContext": security_context(),
+        "securityContext": security_context(sets_user=template.sets_user),
         "nodeSelector": template.placement.node_selector,
         "tolerations": [
             *(_as_json(toleration) for toleration in template.placement.tolerations),
@@ -157,13 +157,17 @@ def common_pod_spec(template: JobTemplate) -> Object:
     }
 
 
-def security_context() -> Object:
-    """Return the pod's security context that the Pod Security level restricted requires."""
+def security_context(*, sets_user: bool) -> Object:
+    """Return the pod's security context that the Pod Security level restricted requires.
+
+    OpenShift's restricted-v2 admits no user but a user of the namespace's range, which it sets itself.
+    """
+    user: Object = {}
+    if sets_user:
+        user = {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
     return {
         "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
+        **user,
         # Always would walk over all checkpoints at each start.
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
