@@ -8,6 +8,7 @@ from decimal import Decimal
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import AttemptStatus, Outcome, truncate_message
+from finetune_operator.core.costs import seconds_until
 from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_trainer.contract import AnyResult, ExitCode, Interruption, Progress
 
@@ -34,6 +35,13 @@ INTERRUPTIONS = frozenset(
     {Reason.INTERRUPTED, Reason.JOB_DISAPPEARED, Reason.RESULT_MISSING}
 )
 """Every reason of an attempt that was interrupted."""
+
+ENDS = {
+    Outcome.FAILED: "failed",
+    Outcome.INTERRUPTED: "was interrupted",
+    Outcome.STOPPED: "was stopped",
+}
+"""How an attempt ended that is tried again."""
 
 
 @dataclass(frozen=True)
@@ -224,15 +232,43 @@ def _record_observation(
     if overdue and attempt.stopped_after_seconds is None and attempt.started_at:
         # The operator's clock decided that the time is used up. The kubelet's clock may be behind it, and by its times
         # alone there would be time left for another attempt, which the operator would stop again, and so on.
-        observed["stopped_after_seconds"] = max(
-            0.0, (now - attempt.started_at).total_seconds()
-        )
+        observed["stopped_after_seconds"] = max(0.0, seconds_until(now, attempt))
     if job.progress:
         observed |= _steps_of(job.progress)
+    if attempt.suspensions and attempt.start_step is not None:
+        # The attempt began with its first process.
+        observed.pop("start_step", None)
+    observed |= _suspension(attempt, job)
     # The termination message of a process is newer than its last progress report.
     if job.message and job.message.interruption:
         observed |= _last_steps_of(job.message.interruption)
     return attempt.model_copy(update=observed)
+
+
+def _suspension(attempt: AttemptStatus, job: ObservedJob) -> dict[str, object]:
+    """Return what has changed about the suspensions of the attempt's Job. No clock runs while it has no process."""
+    started = attempt.started_at or job.started_at
+    if started is None or attempt.stopping:
+        return {}
+    if job.suspended_since:
+        if attempt.suspended_at:
+            return {}
+        at = max(job.suspended_since, started)
+        return {"suspended_at": at, "suspensions": attempt.suspensions + 1}
+    began = attempt.resumed_at or started
+    # The operator may have been away for the whole suspension. Then it is known only when it ended.
+    missed = job.resumed_at is not None and job.resumed_at > began
+    since = attempt.suspended_at or (job.resumed_at if missed else None)
+    if since is None or job.started_at is None:
+        return {}
+    return {
+        "suspended_at": None,
+        # Clocks differ: a start before the end of the suspension would count as a missed suspension.
+        "resumed_at": max(job.started_at, job.resumed_at or job.started_at),
+        "suspensions": attempt.suspensions + (attempt.suspended_at is None),
+        "suspended_seconds": attempt.suspended_seconds
+        + max(0.0, (job.started_at - since).total_seconds()),
+    }
 
 
 def _steps_of(progress: Progress) -> dict[str, object]:
@@ -284,3 +320,12 @@ def _termination_text(job: ObservedJob) -> str:
     if interruption is None or interruption.step is None:
         return ""
     return f"stopped at step {interruption.step}, saved at step {interruption.saved_step or 0}"
+
+
+def describe_end(attempt: AttemptStatus) -> str:
+    """Return how the attempt before the next one ended; empty for a server that was deleted after its answer."""
+    verb = ENDS.get(attempt.outcome)
+    if verb is None:
+        return ""
+    cause = f": {attempt.message}" if attempt.message else f" ({attempt.reason})"
+    return f"attempt {attempt.number} {verb}{cause}"

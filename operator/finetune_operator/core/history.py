@@ -51,6 +51,9 @@ def record_attempts(
         "attempts": (*before.attempts[:-1], updated),
         "started_at": before.started_at or updated.started_at,
     }
+    if before.counts(updated):
+        suspensions = updated.suspensions - running.suspensions
+        fields["interruptions"] = before.interruptions + suspensions
     if job and job.progress:
         fields |= _progress(before, running, job.progress)
     # Lost steps first: what an attempt has cost in vain depends on them.

@@ -60,6 +60,10 @@ class ObservedJob:
     """Time since which some of its pods have nodes and others have none. None: all of them have, or none."""
     pod: str = ""
     """Which of several pods has ended it, such as pod 3. Empty: its only pod, or all alike."""
+    suspended_since: datetime | None = None
+    """Time since which the Job is suspended and none of its processes is left. None: it is not."""
+    resumed_at: datetime | None = None
+    """Time at which its last suspension ended. None: it was never suspended, or still is."""
     awaits_probe: bool = False
     """Whether it is a server that is ready and has not been probed yet."""
 

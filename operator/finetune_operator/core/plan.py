@@ -15,6 +15,7 @@ from finetune_operator.api.status import (
     PlacementStatus,
     StageState,
     StageStatus,
+    truncate_message,
 )
 from finetune_operator.core.actions import (
     Action,
@@ -188,7 +189,7 @@ class _Planner:
 
         It is not computed anew while the stage waits: its numbers would change all the time.
         """
-        status = stage.status
+        status = self._with_next_start(stage)
         spec = stage.spec
         waits = status.state is StageState.PENDING and status.placement is None
         if spec is None or not waits or spec.placement.capacity == ON_DEMAND:
@@ -197,6 +198,18 @@ class _Planner:
         if choice is None:
             return status
         return status.model_copy(update={"placement": choice.placement})
+
+    def _with_next_start(self, stage: StageAssessment) -> StageStatus:
+        """Return the status of a stage, with the time for which it waits before its next attempt."""
+        status = stage.status
+        wait = self.timers.backoff(stage)
+        waits = status.state is StageState.PENDING and status.reason is Reason.RETRYING
+        if not waits or not status.message or not wait:
+            return status
+        # Not the time that is left, which would change the status all the time.
+        pause = f"the next attempt starts {wait.total_seconds():.0f} s later"
+        message = truncate_message(f"{status.message}; {pause}")
+        return status.model_copy(update={"message": message})
 
     def _next_attempt(
         self, spec: StageSpec, status: StageStatus
@@ -286,9 +299,19 @@ class _Planner:
             return Reason.CANCELLED
         if self.pipeline.spec.suspend:
             return Reason.SUSPENDED
+        return self._reason_to_end(stage, stage.spec, attempt)
+
+    def _reason_to_end(
+        self, stage: StageAssessment, spec: StageSpec, attempt: AttemptStatus
+    ) -> Reason | None:
+        """Return why the attempt ends without a request of the user."""
         if self.timers.is_overdue(stage):
             return Reason.DEADLINE_EXCEEDED
-        choice = self.capacity.get(stage.spec.name)
+        # A queue may suspend the Job of an attempt again and again.
+        interruptions = stage.status.interruptions_counted
+        if attempt.suspensions and interruptions > spec.max_interruptions:
+            return Reason.RETRIES_EXHAUSTED
+        choice = self.capacity.get(spec.name)
         if choice is None:
             return None
         return choice.reason_to_move(

@@ -51,13 +51,13 @@ class Timers:
         last = stage.status.last_attempt
         if last is None or not stage.status.counts(last):
             return NOTHING
-        backoff = self._backoff(stage)
+        backoff = self.backoff(stage)
         if not backoff:
             return NOTHING
         ended = last.finished_at or self.now
         return ended + backoff - self.now
 
-    def _backoff(self, stage: StageAssessment) -> timedelta:
+    def backoff(self, stage: StageAssessment) -> timedelta:
         """Return how long the stage waits after the end of its last attempt."""
         status = stage.status
         if status.last_attempt and status.last_attempt.outcome is Outcome.FAILED:

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from pydantic import Field
 from typing_extensions import override
 
+from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.placement import AUTO, SPOT, Placement
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_operator.api.stages.pod import ACCELERATOR, Pod, PodDefaults
-from finetune_operator.api.status import GateStatus, PipelineCosts, StageStatus
+from finetune_operator.api.status import GateStatus, StageStatus
 from finetune_trainer.contract import (
     AnyResult,
     ContractModel,
