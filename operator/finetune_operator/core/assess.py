@@ -26,7 +26,7 @@ from finetune_operator.core.assessment import (
     stages_to_verify,
 )
 from finetune_operator.core.costs import pipeline_costs, seconds_until
-from finetune_operator.core.endings import NON_RETRYABLE, describe_end
+from finetune_operator.core.endings import describe_end, is_final
 from finetune_operator.core.history import (
     begin_anew,
     drop_lost_server,
@@ -255,7 +255,7 @@ class _Assessor:
 
     def _failed(self, spec: StageSpec, status: StageStatus) -> Finding | None:
         last = status.last_attempt
-        if last and status.counts(last) and last.reason in NON_RETRYABLE:
+        if last and status.counts(last) and is_final(last):
             return StageState.FAILED, last.reason, last.message
         cause = f": {last.message}" if last and last.message else ""
         failures = status.failures_counted

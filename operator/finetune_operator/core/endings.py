@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 
-from finetune_operator.api.conditions import Reason
+from finetune_operator.api.conditions import NEEDS_PERSON, Reason
 from finetune_operator.api.status import AttemptStatus, Outcome, truncate_message
 from finetune_operator.core.costs import seconds_until
 from finetune_operator.core.observation import JobState, ObservedJob
@@ -25,11 +25,15 @@ PERMANENT_REASONS: dict[int, Reason] = {
 
 NON_RETRYABLE = frozenset({*PERMANENT_REASONS.values(), Reason.OUT_OF_MEMORY})
 """Reasons after which a stage is not retried automatically: the next attempt would fail in the same way."""
-FAILURES = NON_RETRYABLE | {
-    Reason.RESULT_MISSING,
-    Reason.SOURCE_UNAVAILABLE,
-    Reason.STAGE_FAILED,
-}
+FAILURES = (
+    NON_RETRYABLE
+    | NEEDS_PERSON
+    | {
+        Reason.RESULT_MISSING,
+        Reason.SOURCE_UNAVAILABLE,
+        Reason.STAGE_FAILED,
+    }
+)
 """Every reason of an attempt that has failed."""
 INTERRUPTIONS = frozenset(
     {Reason.INTERRUPTED, Reason.JOB_DISAPPEARED, Reason.RESULT_MISSING}
@@ -87,7 +91,15 @@ def _succeeded(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
 def _stopped(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     if not attempt.stopping:
         return None
-    return Ending(Outcome.STOPPED, attempt.stopping, _termination_text(job))
+    return _end_of_stop(attempt, _termination_text(job))
+
+
+def _end_of_stop(attempt: AttemptStatus, text: str) -> Ending:
+    """Return the ending of an attempt that the operator has stopped: a failure if it waited too long for a person."""
+    reason = attempt.stopping or Reason.SUSPENDED
+    if attempt.message and reason in NEEDS_PERSON:
+        return Ending(Outcome.FAILED, reason, attempt.message)
+    return Ending(Outcome.STOPPED, reason, text)
 
 
 def _result_missing(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
@@ -213,7 +225,7 @@ def _update_without_job(attempt: AttemptStatus, now: datetime) -> AttemptStatus:
     if attempt.created_at is None and not attempt.stopping:
         return attempt
     if attempt.stopping:
-        return _close(attempt, Ending(Outcome.STOPPED, attempt.stopping, ""), now, None)
+        return _close(attempt, _end_of_stop(attempt, ""), now, None)
     deleted = "its Job was deleted before the operator observed how it ended"
     return _close(
         attempt, Ending(Outcome.INTERRUPTED, Reason.JOB_DISAPPEARED, deleted), now, None
@@ -227,22 +239,29 @@ def _record_observation(
         "created_at": attempt.created_at or job.created_at or job.started_at or now,
         "started_at": attempt.started_at or job.started_at,
         "node": attempt.node or job.node or None,
+        "blocked_at": (attempt.blocked_at or now) if job.needs_person else None,
     }
     overdue = attempt.stopping is Reason.DEADLINE_EXCEEDED
     if overdue and attempt.stopped_after_seconds is None and attempt.started_at:
         # The operator's clock decided that the time is used up. The kubelet's clock may be behind it, and by its times
         # alone there would be time left for another attempt, which the operator would stop again, and so on.
         observed["stopped_after_seconds"] = max(0.0, seconds_until(now, attempt))
+    steps = _reported_steps(attempt, job)
+    return attempt.model_copy(update=observed | _suspension(attempt, job) | steps)
+
+
+def _reported_steps(attempt: AttemptStatus, job: ObservedJob) -> dict[str, object]:
+    """Return the steps that the attempt's process has reported last."""
+    steps: dict[str, object] = {}
     if job.progress:
-        observed |= _steps_of(job.progress)
+        steps = _steps_of(job.progress)
     if attempt.suspensions and attempt.start_step is not None:
         # The attempt began with its first process.
-        observed.pop("start_step", None)
-    observed |= _suspension(attempt, job)
+        steps.pop("start_step", None)
     # The termination message of a process is newer than its last progress report.
     if job.message and job.message.interruption:
-        observed |= _last_steps_of(job.message.interruption)
-    return attempt.model_copy(update=observed)
+        steps |= _last_steps_of(job.message.interruption)
+    return steps
 
 
 def _suspension(attempt: AttemptStatus, job: ObservedJob) -> dict[str, object]:
@@ -320,6 +339,14 @@ def _termination_text(job: ObservedJob) -> str:
     if interruption is None or interruption.step is None:
         return ""
     return f"stopped at step {interruption.step}, saved at step {interruption.saved_step or 0}"
+
+
+def is_final(attempt: AttemptStatus) -> bool:
+    """Return whether the next attempt would end in the same way."""
+    if attempt.reason in NON_RETRYABLE:
+        return True
+    # An attempt that was stopped with such a reason has given its nodes back, and requests them again.
+    return attempt.outcome is Outcome.FAILED and attempt.reason in NEEDS_PERSON
 
 
 def describe_end(attempt: AttemptStatus) -> str:

@@ -266,12 +266,20 @@ class _Planner:
         reason = attempt.stopping or self._reason_to_stop(stage, attempt)
         if reason:
             stop = StopJob(attempt.job, reason)
-            status = mark_stopping(stage.status, reason)
+            status = mark_stopping(stage.status, reason, self._failure(stage, reason))
             return status, (*self._reroute(stage, attempt.job), stop)
         job = self.assessment.observation.jobs.get(attempt.job)
         if job and job.awaits_probe:
             return stage.status, (ProbeServer(attempt.job),)
         return stage.status, tuple(self._recreation(stage, attempt))
+
+    def _failure(self, stage: StageAssessment, reason: Reason) -> str:
+        """Return the message of an attempt that fails because it is stopped; empty if its stop is no failure."""
+        attempt = stage.status.running_attempt
+        overdue = self.timers.overdue_wait(stage)
+        if attempt is None or attempt.stopping or overdue is None:
+            return ""
+        return overdue.message if overdue.reason is reason else ""
 
     def _recreation(
         self, stage: StageAssessment, attempt: AttemptStatus
@@ -307,6 +315,9 @@ class _Planner:
         """Return why the attempt ends without a request of the user."""
         if self.timers.is_overdue(stage):
             return Reason.DEADLINE_EXCEEDED
+        overdue = self.timers.overdue_wait(stage)
+        if overdue:
+            return overdue.reason
         # A queue may suspend the Job of an attempt again and again.
         interruptions = stage.status.interruptions_counted
         if attempt.suspensions and interruptions > spec.max_interruptions:

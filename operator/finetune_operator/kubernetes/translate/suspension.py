@@ -58,9 +58,11 @@ class Suspension:
         if self.job is None or not self.lasts:
             return None
         name = self.job["metadata"]["name"]
-        cause = f"the Job {name} is suspended, for example by a queue"
-        fix = "it starts when the queue admits it, or when its spec.suspend is false"
-        return Blocker(Reason.WAITING_FOR_QUOTA, f"{cause}: {fix}")
+        message = (
+            f"the Job {name} is suspended, for example by a queue:"
+            " it starts when the queue admits it, or when its spec.suspend is false"
+        )
+        return Blocker(Reason.WAITING_FOR_QUOTA, message)
 
     def _has_ended(self, pod: ObservedPod) -> bool:
         """Return whether the suspension has ended this pod: the Job controller has deleted it."""
