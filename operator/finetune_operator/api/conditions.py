@@ -60,6 +60,7 @@ class Reason(OpenEnum):
     CANCELLED = "Cancelled"
     CREDENTIALS_REJECTED = "CredentialsRejected"
     DATA_INVALID = "DataInvalid"
+    CONFIG_MAP_NOT_FOUND = "ConfigMapNotFound"
     CONTAINER_NOT_STARTED = "ContainerNotStarted"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     DEPENDENCY_NOT_READY = "DependencyNotReady"
@@ -99,6 +100,17 @@ class Reason(OpenEnum):
 TROUBLESHOOTING_URL = "docs/guides/troubleshooting.md"
 """Address of the page with a section for each reason; the platform team may set the address of its own copy."""
 
+NEEDS_PERSON = frozenset(
+    {
+        Reason.CONFIG_MAP_NOT_FOUND,
+        Reason.CONTAINER_NOT_STARTED,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.SECRET_NOT_FOUND,
+        Reason.SERVER_NOT_READY,
+        Reason.VOLUME_NOT_READY,
+    }
+)
+"""Reasons of an attempt that holds its nodes, and that goes on only when a person has mended something."""
 NOTHING_TO_FIX = frozenset(
     {
         Reason.ALL_STAGES_SUCCEEDED,

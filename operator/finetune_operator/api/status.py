@@ -9,14 +9,14 @@ states, because they only inform. An unknown outcome of an attempt is an error: 
 """
 
 from datetime import datetime
-from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field, StringConstraints, WithJsonSchema
 
-from finetune_operator.api.amounts import Amount, SignedAmount
+from finetune_operator.api.amounts import Amount
 from finetune_operator.api.conditions import Condition, OpenEnum, Reason
+from finetune_operator.api.costs import Costs, PipelineCosts
 from finetune_operator.api.named_list import NamedList
 from finetune_trainer.contract import (
     AnyResult,
@@ -111,6 +111,18 @@ class AttemptStatus(ExtensibleModel):
     """Time at which the Job was first observed."""
     started_at: datetime | None = None
     """Time at which the process started. With several pods, the time at which the last process started."""
+    blocked_at: datetime | None = None
+    """Time since which the attempt has waited for a person, for example for its image, a Secret or a volume. Absent
+    if it does not."""
+    suspended_at: datetime | None = None
+    """Time at which a suspension of the Job, for example by a queue, ended the process. Absent while a process runs."""
+    resumed_at: datetime | None = None
+    """Time at which a process started again after the last suspension. Absent: none has."""
+    suspensions: int = 0
+    """Number of suspensions of the Job that ended a process. Each is an interruption of the stage."""
+    suspended_seconds: float = 0.0
+    """Time between the end of a process by a suspension and the start of the next process, in seconds. It counts as no
+    running time."""
     finished_at: datetime | None = None
     """Time at which the attempt ended."""
     start_step: int | None = None
@@ -135,32 +147,6 @@ class AttemptStatus(ExtensibleModel):
     """Price of the running time. Absent while the attempt runs, or if its price is not known."""
     lost_cost: Amount | None = None
     """Part of the cost that its interruption wasted: lost steps, and time without steps. Absent if not interrupted."""
-
-
-class Costs(ExtensibleModel):
-    """Running time and money of ended attempts. A sum has only the attempts whose price is known."""
-
-    attempts: int = 0
-    """Number of attempts."""
-    unpriced: int = 0
-    """Number of attempts whose price is not known."""
-    seconds: float = 0.0
-    """Running time of the attempts, in seconds."""
-    spent: Amount = Decimal()
-    """Sum of the costs of the attempts with a known price."""
-    lost: Amount = Decimal()
-    """Part of the costs that interruptions wasted."""
-    on_demand: Amount = Decimal()
-    """What the same work costs without interruptions on on-demand nodes."""
-
-
-class PipelineCosts(Costs):
-    """Running time and money of all ended attempts of all stages."""
-
-    currency: str
-    """Currency of the amounts."""
-    saved: SignedAmount = Decimal()
-    """What the same work costs on on-demand nodes, less what was spent."""
 
 
 class PlacementStatus(ExtensibleModel):

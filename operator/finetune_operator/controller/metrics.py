@@ -8,10 +8,10 @@ from decimal import Decimal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.api.costs import Costs
 from finetune_operator.api.placement import CAPACITIES
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import (
-    Costs,
     Outcome,
     PipelineStatus,
     StageState,

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import ConfigContext, StageSpec
 from finetune_operator.api.status import (
     GateStatus,
-    PipelineCosts,
     StageState,
     StageStatus,
     truncate_message,
@@ -25,8 +25,8 @@ from finetune_operator.core.assessment import (
     StageAssessment,
     stages_to_verify,
 )
-from finetune_operator.core.costs import pipeline_costs
-from finetune_operator.core.endings import NON_RETRYABLE
+from finetune_operator.core.costs import pipeline_costs, seconds_until
+from finetune_operator.core.endings import describe_end, is_final
 from finetune_operator.core.history import (
     begin_anew,
     drop_lost_server,
@@ -89,7 +89,7 @@ def active_time(status: StageStatus, now: datetime) -> timedelta:
         and last.finished_at is None
         and last.identity == status.identity
     ):
-        return ended + (now - last.started_at)
+        return ended + timedelta(seconds=seconds_until(now, last))
     return ended
 
 
@@ -206,14 +206,10 @@ class _Assessor:
             finding = check(spec, status)
             if finding:
                 return finding
-        retrying = status.last_attempt is not None and status.counts(
-            status.last_attempt
-        )
-        return (
-            StageState.PENDING,
-            Reason.RETRYING if retrying else Reason.PROGRESSING,
-            "",
-        )
+        last = status.last_attempt
+        if last is None or not status.counts(last):
+            return StageState.PENDING, Reason.PROGRESSING, ""
+        return StageState.PENDING, Reason.RETRYING, describe_end(last)
 
     def _succeeded(self, spec: StageSpec, status: StageStatus) -> Finding | None:
         if status.result is None:
@@ -242,18 +238,14 @@ class _Assessor:
             return None
         job = self.observation.jobs.get(attempt.job)
         refusal = self.refusals.get(attempt.job)
+        queued = job is None or job.state is JobState.WAITING
+        state = StageState.QUEUED if queued else StageState.RUNNING
         if attempt.stopping:
             # The latest of two stops: a pipeline that is cancelled while it is being suspended does not continue.
             reason = Reason.CANCELLED if self.cancelled else attempt.stopping
             message = f"stopping: {refusal.message}" if refusal else "stopping"
-            return StageState.RUNNING, reason, message
-        if job:
-            queued = job.state is JobState.WAITING
-            blocker = job.blocker
-        else:
-            queued = True
-            blocker = refusal or self._create_blocker(spec)
-        state = StageState.QUEUED if queued else StageState.RUNNING
+            return state, reason, message
+        blocker = job.blocker if job else refusal or self._create_blocker(spec)
         if blocker:
             message = blocker.message
             if blocker.reason is Reason.WAITING_FOR_CAPACITY:
@@ -268,7 +260,7 @@ class _Assessor:
 
     def _failed(self, spec: StageSpec, status: StageStatus) -> Finding | None:
         last = status.last_attempt
-        if last and status.counts(last) and last.reason in NON_RETRYABLE:
+        if last and status.counts(last) and is_final(last):
             return StageState.FAILED, last.reason, last.message
         cause = f": {last.message}" if last and last.message else ""
         failures = status.failures_counted

@@ -5,16 +5,12 @@ So nothing is counted twice. Only the sum of those attempts that are no longer l
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from decimal import ROUND_HALF_UP, Decimal
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.api.status import (
-    AttemptStatus,
-    Costs,
-    Outcome,
-    PipelineCosts,
-    StageStatus,
-)
+from finetune_operator.api.costs import Costs, PipelineCosts
+from finetune_operator.api.status import AttemptStatus, Outcome, StageStatus
 
 SECONDS_AN_HOUR = Decimal(3600)
 # The sum of many short attempts must be right to the cent.
@@ -26,9 +22,17 @@ CENT = Decimal("0.01")
 def running_seconds(ended: AttemptStatus) -> float:
     """Return how long an attempt ran, by the clock of its kubelet; at least as long as by the operator's clock."""
     seconds = 0.0
-    if ended.finished_at and ended.started_at:
-        seconds = (ended.finished_at - ended.started_at).total_seconds()
+    if ended.finished_at:
+        seconds = seconds_until(ended.finished_at, ended)
     return max(seconds, ended.stopped_after_seconds or 0.0)
+
+
+def seconds_until(time: datetime, attempt: AttemptStatus) -> float:
+    """Return how long the attempt's processes have run until this time, without any suspension of its Job."""
+    if attempt.started_at is None:
+        return 0.0
+    end = attempt.suspended_at or time
+    return (end - attempt.started_at).total_seconds() - attempt.suspended_seconds
 
 
 def with_costs(stage: StageStatus) -> StageStatus:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 
-from finetune_operator.api.conditions import Reason
+from finetune_operator.api.conditions import NEEDS_PERSON, Reason
 from finetune_operator.api.status import AttemptStatus, Outcome, truncate_message
+from finetune_operator.core.costs import seconds_until
 from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_trainer.contract import AnyResult, ExitCode, Interruption, Progress
 
@@ -30,14 +31,18 @@ NON_RETRYABLE = frozenset(
     }
 )
 """Reasons after which a stage is not retried automatically: the next attempt would fail in the same way."""
-FAILURES = NON_RETRYABLE | {
-    Reason.DEVICE_FAILED,
-    Reason.INIT_CONTAINER_FAILED,
-    Reason.RESULT_MISSING,
-    Reason.SIDECAR_FAILED,
-    Reason.SOURCE_UNAVAILABLE,
-    Reason.STAGE_FAILED,
-}
+FAILURES = (
+    NON_RETRYABLE
+    | NEEDS_PERSON
+    | {
+        Reason.DEVICE_FAILED,
+        Reason.INIT_CONTAINER_FAILED,
+        Reason.RESULT_MISSING,
+        Reason.SIDECAR_FAILED,
+        Reason.SOURCE_UNAVAILABLE,
+        Reason.STAGE_FAILED,
+    }
+)
 """Every reason of an attempt that has failed."""
 INTERRUPTIONS = frozenset(
     {
@@ -49,6 +54,13 @@ INTERRUPTIONS = frozenset(
     }
 )
 """Every reason of an attempt that was interrupted."""
+
+ENDS = {
+    Outcome.FAILED: "failed",
+    Outcome.INTERRUPTED: "was interrupted",
+    Outcome.STOPPED: "was stopped",
+}
+"""How an attempt ended that is tried again."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,15 @@ def _stopped(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     # The process had ended before, and only its sidecars were stopped.
     if not attempt.stopping or attempt.stopping is Reason.SIDECAR_RUNNING:
         return None
-    return Ending(Outcome.STOPPED, attempt.stopping, _termination_text(job))
+    return _end_of_stop(attempt, _termination_text(job))
+
+
+def _end_of_stop(attempt: AttemptStatus, text: str) -> Ending:
+    """Return the ending of an attempt that the operator has stopped: a failure if it waited too long for a person."""
+    reason = attempt.stopping or Reason.SUSPENDED
+    if attempt.message and reason in NEEDS_PERSON:
+        return Ending(Outcome.FAILED, reason, attempt.message)
+    return Ending(Outcome.STOPPED, reason, text)
 
 
 def _result_missing(attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
@@ -245,7 +265,7 @@ def _update_without_job(attempt: AttemptStatus, now: datetime) -> AttemptStatus:
     if attempt.created_at is None and not attempt.stopping:
         return attempt
     if attempt.stopping:
-        return _close(attempt, Ending(Outcome.STOPPED, attempt.stopping, ""), now, None)
+        return _close(attempt, _end_of_stop(attempt, ""), now, None)
     deleted = "its Job was deleted before the operator observed how it ended"
     return _close(
         attempt, Ending(Outcome.INTERRUPTED, Reason.JOB_DISAPPEARED, deleted), now, None
@@ -261,20 +281,55 @@ def _record_observation(
         "created_at": attempt.created_at or job.created_at or job.started_at or now,
         "started_at": attempt.started_at or job.started_at,
         "node": attempt.node or job.node or None,
+        "blocked_at": (attempt.blocked_at or now) if job.needs_person else None,
     }
     overdue = attempt.stopping is Reason.DEADLINE_EXCEEDED
     if overdue and attempt.stopped_after_seconds is None and attempt.started_at:
         # The operator's clock decided that the time is used up. The kubelet's clock may be behind it, and by its times
         # alone there would be time left for another attempt, which the operator would stop again, and so on.
-        observed["stopped_after_seconds"] = max(
-            0.0, (now - attempt.started_at).total_seconds()
-        )
+        observed["stopped_after_seconds"] = max(0.0, seconds_until(now, attempt))
+    steps = _reported_steps(attempt, job)
+    return attempt.model_copy(update=observed | _suspension(attempt, job) | steps)
+
+
+def _reported_steps(attempt: AttemptStatus, job: ObservedJob) -> dict[str, object]:
+    """Return the steps that the attempt's process has reported last."""
+    steps: dict[str, object] = {}
     if job.progress:
-        observed |= _steps_of(job.progress)
+        steps = _steps_of(job.progress)
+    if attempt.suspensions and attempt.start_step is not None:
+        # The attempt began with its first process.
+        steps.pop("start_step", None)
     # The termination message of a process is newer than its last progress report.
     if job.message and job.message.interruption:
-        observed |= _last_steps_of(job.message.interruption)
-    return attempt.model_copy(update=observed)
+        steps |= _last_steps_of(job.message.interruption)
+    return steps
+
+
+def _suspension(attempt: AttemptStatus, job: ObservedJob) -> dict[str, object]:
+    """Return what has changed about the suspensions of the attempt's Job. No clock runs while it has no process."""
+    started = attempt.started_at or job.started_at
+    if started is None or attempt.stopping:
+        return {}
+    if job.suspended_since:
+        if attempt.suspended_at:
+            return {}
+        at = max(job.suspended_since, started)
+        return {"suspended_at": at, "suspensions": attempt.suspensions + 1}
+    began = attempt.resumed_at or started
+    # The operator may have been away for the whole suspension. Then it is known only when it ended.
+    missed = job.resumed_at is not None and job.resumed_at > began
+    since = attempt.suspended_at or (job.resumed_at if missed else None)
+    if since is None or job.started_at is None:
+        return {}
+    return {
+        "suspended_at": None,
+        # Clocks differ: a start before the end of the suspension would count as a missed suspension.
+        "resumed_at": max(job.started_at, job.resumed_at or job.started_at),
+        "suspensions": attempt.suspensions + (attempt.suspended_at is None),
+        "suspended_seconds": attempt.suspended_seconds
+        + max(0.0, (job.started_at - since).total_seconds()),
+    }
 
 
 def _steps_of(progress: Progress) -> dict[str, object]:
@@ -326,3 +381,20 @@ def _termination_text(job: ObservedJob) -> str:
     if interruption is None or interruption.step is None:
         return ""
     return f"stopped at step {interruption.step}, saved at step {interruption.saved_step or 0}"
+
+
+def is_final(attempt: AttemptStatus) -> bool:
+    """Return whether the next attempt would end in the same way."""
+    if attempt.reason in NON_RETRYABLE:
+        return True
+    # An attempt that was stopped with such a reason has given its nodes back, and requests them again.
+    return attempt.outcome is Outcome.FAILED and attempt.reason in NEEDS_PERSON
+
+
+def describe_end(attempt: AttemptStatus) -> str:
+    """Return how the attempt before the next one ended; empty for a server that was deleted after its answer."""
+    verb = ENDS.get(attempt.outcome)
+    if verb is None:
+        return ""
+    cause = f": {attempt.message}" if attempt.message else f" ({attempt.reason})"
+    return f"attempt {attempt.number} {verb}{cause}"

@@ -13,6 +13,7 @@ from finetune_operator.api.status import (
     PlacementStatus,
     StageState,
     StageStatus,
+    truncate_message,
 )
 from finetune_operator.core.costs import drop_oldest, running_seconds, with_costs
 from finetune_operator.core.endings import result_of, update_attempt
@@ -51,6 +52,9 @@ def record_attempts(
         "attempts": (*before.attempts[:-1], updated),
         "started_at": before.started_at or updated.started_at,
     }
+    if before.counts(updated):
+        suspensions = updated.suspensions - running.suspensions
+        fields["interruptions"] = before.interruptions + suspensions
     if job and job.progress:
         fields |= _progress(before, running, job.progress)
     # Lost steps first: what an attempt has cost in vain depends on them.
@@ -213,10 +217,13 @@ def start_attempt(
     return drop_oldest(started, ATTEMPTS_KEPT)
 
 
-def mark_stopping(status: StageStatus, reason: Reason) -> StageStatus:
-    """Record why the running attempt is stopped, before it is stopped."""
+def mark_stopping(
+    status: StageStatus, reason: Reason, message: str = ""
+) -> StageStatus:
+    """Record why the running attempt is stopped, before it is stopped. With a message, its end is a failure."""
     *older, last = status.attempts
-    stopping = last.model_copy(update={"stopping": reason})
+    text = last.message or truncate_message(message)
+    stopping = last.model_copy(update={"stopping": reason, "message": text})
     return status.model_copy(update={"attempts": (*older, stopping)})
 
 

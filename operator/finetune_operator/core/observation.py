@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from finetune_operator.api.conditions import Reason
+from finetune_operator.api.conditions import NEEDS_PERSON, Reason
 from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_trainer.contract import Progress, TerminationMessage
 
@@ -78,8 +78,21 @@ class ObservedJob:
     """Which other container of its pod has failed, if a process may have failed because of it."""
     failed_node: str = ""
     """Name of the node of the pod that ended it; empty if it has not failed."""
+    suspended_since: datetime | None = None
+    """Time since which the Job is suspended and none of its processes is left. None: it is not."""
+    resumed_at: datetime | None = None
+    """Time at which its last suspension ended. None: it was never suspended, or still is."""
     awaits_probe: bool = False
     """Whether it is a server that is ready and has not been probed yet."""
+
+    @property
+    def needs_person(self) -> bool:
+        """Whether its process cannot start until a person has mended something."""
+        if self.state is not JobState.WAITING or self.blocker is None:
+            return False
+        # A node in the zone of the volume may come without people.
+        awaits_node = self.unschedulable_since and "affinity" in self.blocker.message
+        return self.blocker.reason in NEEDS_PERSON and not awaits_node
 
     @property
     def live(self) -> bool:

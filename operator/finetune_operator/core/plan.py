@@ -15,6 +15,7 @@ from finetune_operator.api.status import (
     PlacementStatus,
     StageState,
     StageStatus,
+    truncate_message,
 )
 from finetune_operator.core.actions import (
     Action,
@@ -189,7 +190,7 @@ class _Planner:
 
         It is not computed anew while the stage waits: its numbers would change all the time.
         """
-        status = stage.status
+        status = self._with_next_start(stage)
         spec = stage.spec
         waits = status.state is StageState.PENDING and status.placement is None
         if spec is None or not waits or spec.placement.capacity == ON_DEMAND:
@@ -198,6 +199,18 @@ class _Planner:
         if choice is None:
             return status
         return status.model_copy(update={"placement": choice.placement})
+
+    def _with_next_start(self, stage: StageAssessment) -> StageStatus:
+        """Return the status of a stage, with the time for which it waits before its next attempt."""
+        status = stage.status
+        wait = self.timers.backoff(stage)
+        waits = status.state is StageState.PENDING and status.reason is Reason.RETRYING
+        if not waits or not status.message or not wait:
+            return status
+        # Not the time that is left, which would change the status all the time.
+        pause = f"the next attempt starts {wait.total_seconds():.0f} s later"
+        message = truncate_message(f"{status.message}; {pause}")
+        return status.model_copy(update={"message": message})
 
     def _next_attempt(
         self, spec: StageSpec, status: StageStatus
@@ -255,12 +268,20 @@ class _Planner:
         reason = attempt.stopping or self._reason_to_stop(stage, attempt)
         if reason:
             stop = StopJob(attempt.job, reason)
-            status = mark_stopping(stage.status, reason)
+            status = mark_stopping(stage.status, reason, self._failure(stage, reason))
             return status, (*self._reroute(stage, attempt.job), stop)
         job = self.assessment.observation.jobs.get(attempt.job)
         if job and job.awaits_probe:
             return stage.status, (ProbeServer(attempt.job),)
         return stage.status, tuple(self._recreation(stage, attempt))
+
+    def _failure(self, stage: StageAssessment, reason: Reason) -> str:
+        """Return the message of an attempt that fails because it is stopped; empty if its stop is no failure."""
+        attempt = stage.status.running_attempt
+        overdue = self.timers.overdue_wait(stage)
+        if attempt is None or attempt.stopping or overdue is None:
+            return ""
+        return overdue.message if overdue.reason is reason else ""
 
     def _recreation(
         self, stage: StageAssessment, attempt: AttemptStatus
@@ -283,13 +304,26 @@ class _Planner:
         requested = self._requested_stop(stage, attempt)
         if requested or stage.spec is None:
             return requested
+        return self._reason_to_end(stage, stage.spec, attempt)
+
+    def _reason_to_end(
+        self, stage: StageAssessment, spec: StageSpec, attempt: AttemptStatus
+    ) -> Reason | None:
+        """Return why the attempt ends without a request of the user."""
         job = self.assessment.observation.jobs.get(attempt.job)
         sidecars = self.timers.until_sidecars_stop(job)
         if sidecars is not None:
             return Reason.SIDECAR_RUNNING if sidecars <= timedelta() else None
         if self.timers.is_overdue(stage):
             return Reason.DEADLINE_EXCEEDED
-        choice = self.capacity.get(stage.spec.name)
+        overdue = self.timers.overdue_wait(stage)
+        if overdue:
+            return overdue.reason
+        # A queue may suspend the Job of an attempt again and again.
+        interruptions = stage.status.interruptions_counted
+        if attempt.suspensions and interruptions > spec.max_interruptions:
+            return Reason.RETRIES_EXHAUSTED
+        choice = self.capacity.get(spec.name)
         if choice is None:
             return None
         return choice.reason_to_move(attempt, job)

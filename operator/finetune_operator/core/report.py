@@ -228,8 +228,8 @@ def summarize(
     message = f"{name} is {status.state.lower()}"
     if status.message:
         message = f"{name}: {status.message}"
-    active = running or status.state is StageState.RUNNING
-    phase = "Running" if active else "Pending"
+    # A Job alone is no running process: it may wait for an image, a node or a queue.
+    phase = "Running" if status.state is StageState.RUNNING else "Pending"
     return PipelineSummary(phase, "False", status.reason, message, reconciling=True)
 
 

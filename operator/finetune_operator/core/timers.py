@@ -12,7 +12,7 @@ from finetune_operator.core.assess import active_time
 from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
 from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.history import fruitless_interruptions, releases_in_a_row
-from finetune_operator.core.observation import ObservedJob
+from finetune_operator.core.observation import Blocker, JobState, ObservedJob
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.settings import Settings
 from finetune_operator.core.workspace import users_before
@@ -59,18 +59,51 @@ class Timers:
             return None
         return job.outlived_since + SIDECAR_GRACE - self.now
 
+    def pending_left(self, stage: StageAssessment) -> timedelta | None:
+        """Return the time until the running attempt has waited too long for a person; None if it does not wait."""
+        attempt = stage.status.running_attempt
+        if attempt is None or stage.spec is None or not stage.spec.max_pending_seconds:
+            return None
+        job = self.assessment.observation.jobs.get(attempt.job)
+        if job is None:
+            return None
+        since = attempt.blocked_at
+        if stage.spec.runs_server and job.state is JobState.RUNNING:
+            # Of several replicas, the start of the replica that is not ready.
+            since = None if job.awaits_probe else job.started_at
+        if since is None:
+            return None
+        return since + timedelta(seconds=stage.spec.max_pending_seconds) - self.now
+
+    def overdue_wait(self, stage: StageAssessment) -> Blocker | None:
+        """Return what the running attempt has waited for too long; None if it may go on."""
+        left = self.pending_left(stage)
+        attempt = stage.status.running_attempt
+        if left is None or left > NOTHING or attempt is None or stage.spec is None:
+            return None
+        job = self.assessment.observation.jobs[attempt.job]
+        blocker = Blocker(
+            Reason.SERVER_NOT_READY, "the server runs and is not ready: see its log"
+        )
+        if job.blocker and job.needs_person:
+            blocker = job.blocker
+        limit = f"{stage.spec.name}.maxPendingSeconds, {stage.spec.max_pending_seconds}"
+        fix = "then retry, or raise the limit"
+        message = f"{blocker.message}; the attempt has waited for {limit} s: {fix}"
+        return Blocker(blocker.reason, message)
+
     def backoff_remaining(self, stage: StageAssessment) -> timedelta:
         """Return the time until the next attempt of the stage may start."""
         last = stage.status.last_attempt
         if last is None or not stage.status.counts(last):
             return NOTHING
-        backoff = self._backoff(stage)
+        backoff = self.backoff(stage)
         if not backoff:
             return NOTHING
         ended = last.finished_at or self.now
         return ended + backoff - self.now
 
-    def _backoff(self, stage: StageAssessment) -> timedelta:
+    def backoff(self, stage: StageAssessment) -> timedelta:
         """Return how long the stage waits after the end of its last attempt."""
         status = stage.status
         if status.last_attempt and status.last_attempt.outcome is Outcome.FAILED:
@@ -135,6 +168,9 @@ class Timers:
                 yield sidecars
                 return
             yield from self.time_left(stage)
+            pending = self.pending_left(stage)
+            if pending is not None:
+                yield pending
             if choice:
                 yield from choice.review_times(attempt, job)
         elif server_actions:

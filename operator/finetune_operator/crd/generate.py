@@ -51,6 +51,12 @@ COLUMNS = (
     ),
     ("Progress", ".status.progress", "string", "Progress of that stage"),
     ("Attempt", ".status.attempt", "integer", "Newest attempt of that stage"),
+    (
+        "Reason",
+        '.status.conditions[?(@.type=="Ready")].reason',
+        "string",
+        "Reason of the condition Ready",
+    ),
 )
 WIDE_COLUMNS = (
     ("Score", ".status.gates[0].score", "number", "Measured score of the first gate"),
@@ -69,12 +75,6 @@ WIDE_COLUMNS = (
     ),
     ("Spent", ".status.spent", "string", "Cost of all ended attempts"),
     ("Model", ".status.model.uri", "string", "URI of the published model"),
-    (
-        "Reason",
-        '.status.conditions[?(@.type=="Ready")].reason',
-        "string",
-        "Reason of the condition Ready",
-    ),
     (
         "Message",
         '.status.conditions[?(@.type=="Ready")].message',

@@ -9,10 +9,10 @@ from finetune_cli.drill.conduct import report
 from finetune_cli.drill.cost import cost_of
 from finetune_cli.drill.record import SETTLE_SECONDS, Drill, Look
 from finetune_cli.drill.target import DrillTarget
+from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.status import (
     AttemptStatus,
     Outcome,
-    PipelineCosts,
     PipelineStatus,
     StageState,
     StageStatus,

@@ -13,11 +13,11 @@ from finetune_cli.diagnostics import UsageError
 from finetune_cli.forecast.forecast import forecast
 from finetune_cli.forecast.placement import placement_lines, read_placement
 from finetune_cli.output.costs import attempt_cost, attempt_place, cost_lines
+from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.api.status import (
     AttemptStatus,
     Outcome,
-    PipelineCosts,
     PipelineStatus,
     PlacementStatus,
     StageStatus,

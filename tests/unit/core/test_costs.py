@@ -7,8 +7,9 @@ from support.operator.placements import H100, interrupt, running_on_demand, trai
 from support.operator.scenario import RESULTS, Scenario, a_pipeline, a_result, scores
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.placement import PlacementDefaults
-from finetune_operator.api.status import ATTEMPTS_KEPT, PipelineCosts, PipelineStatus
+from finetune_operator.api.status import ATTEMPTS_KEPT, PipelineStatus
 from finetune_operator.controller.metrics import REGISTRY, record_changes
 from finetune_operator.core.settings import Settings
 

@@ -110,7 +110,7 @@ def test_crd_has_short_name_and_category_all(definition):
 
 def test_printer_columns_refer_to_status_fields(version):
     assert [column["name"] for column in version["additionalPrinterColumns"] if not column.get("priority")] == [
-        "Phase", "Stage", "Progress", "Attempt", "Age",
+        "Phase", "Stage", "Progress", "Attempt", "Reason", "Age",
     ]  # fmt: skip
     for column in version["additionalPrinterColumns"]:
         part = {"properties": {"status": generate.status_schema()}}

@@ -45,6 +45,7 @@ from finetune_trainer.runtime.stage_folder import (
     write_termination_message,
 )
 from finetune_trainer.runtime.watchdog import watched
+from finetune_trainer.runtime.writable import create_folder, describe_error
 from finetune_trainer.stop_signal import stop
 
 STAGES = ("prepare", "train", "evaluate", "push", "deploy")
@@ -100,15 +101,25 @@ def _run_and_classify(
         return report_failure(stage, str(error), error), error.exit_code
     except OSError as error:
         log_line(traceback.format_exc())
-        # An error without a file name is from a write, such as ENOSPC. Writes outside the workspace name their file.
-        text = str(error) if error.filename else f"{environment.workspace}: {error}"
-        return report_failure(stage, text), ServiceUnavailable.exit_code
+        return _report_os_error(stage, error, environment)
     except Exception as error:  # noqa: BLE001  a bug needs a termination message, too
         log_line(traceback.format_exc())
         known = translate(error, config, environment) if config is not None else None
         if known is not None:
             return report_failure(stage, str(known), known), known.exit_code
         return report_failure(stage, f"{type(error).__name__}: {error}"), ExitCode.BUG
+
+
+def _report_os_error(
+    stage: str, error: OSError, environment: Environment
+) -> tuple[TerminationMessage, ExitCode]:
+    """Return the failure of a stage by an error of the operating system, which usually passes."""
+    refusal = describe_error(error, environment.workspace)
+    if refusal:
+        return report_failure(stage, refusal), ConfigInvalid.exit_code
+    # An error without a file name is from a write, such as ENOSPC. Writes outside the workspace name their file.
+    text = str(error) if error.filename else f"{environment.workspace}: {error}"
+    return report_failure(stage, text), ServiceUnavailable.exit_code
 
 
 def read_config(stage: str) -> AnyConfig:
@@ -133,6 +144,9 @@ def run_or_reuse(
     the first process has a result.
     """
     folder = environment.stage_dir(config.stage, config.identity)
+    if environment.is_first:
+        # Before the stage's packages are loaded, which takes seconds.
+        create_folder(folder)
     module = importlib.import_module(f"finetune_trainer.stages.{config.stage}")
     if not environment.is_first:
         take_part(config, environment, module)

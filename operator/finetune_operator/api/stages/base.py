@@ -9,10 +9,11 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from pydantic import Field
 from typing_extensions import override
 
+from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.placement import AUTO, SPOT, Placement
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_operator.api.stages.pod import ACCELERATOR, Pod, PodDefaults
-from finetune_operator.api.status import GateStatus, PipelineCosts, StageStatus
+from finetune_operator.api.status import GateStatus, StageStatus
 from finetune_trainer.contract import (
     AnyResult,
     ContractModel,
@@ -152,6 +153,11 @@ class StageSpec(WithRules):
 
     max_runtime_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """Limit for the running time of all attempts of the stage together. Waiting time does not count."""
+
+    max_pending_seconds: int = Field(default=3600, ge=0, le=31_536_000)
+    """Time for which an attempt may wait for what only a person can mend: an image, a Secret, a ConfigMap, the start
+    of its container or a volume. Then the stage fails, and its nodes are free. 0: no limit. A wait for nodes or quota
+    does not count. For deploy it is also the time from the start of a server's process until it is ready."""
 
     max_silence_seconds: int = Field(default=1800, ge=0, le=31_536_000)
     """Time without a sign of work after which the stage's process counts as hanging and ends itself, which is a failed

@@ -40,6 +40,7 @@ from finetune_operator.core.capacity.policy import (
     pending_limit,
     return_time,
 )
+from finetune_operator.core.costs import seconds_until
 from finetune_operator.core.observation import ObservedJob
 
 
@@ -199,7 +200,8 @@ class CapacityChoice:
             return
         if self.stage.placement.capacity == AUTO and attempt.capacity == ON_DEMAND:
             needed = return_time(self._cause(), self._experience, self._limits)
-            yield needed - (self.now - attempt.started_at)
+            ran = timedelta(seconds=seconds_until(self.now, attempt))
+            yield needed - ran
 
     def _can_resume(self) -> bool:
         """Return whether a stopped attempt goes on where it was. No other attempt is stopped for money."""

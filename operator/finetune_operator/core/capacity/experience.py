@@ -17,7 +17,7 @@ from finetune_operator.core.capacity.decision import (
     NodeGroup,
 )
 from finetune_operator.core.capacity.policy import HOUR, reason_to_give_up
-from finetune_operator.core.costs import running_seconds
+from finetune_operator.core.costs import running_seconds, seconds_until
 from finetune_operator.core.history import interrupted_in_a_row, made_durable_step
 
 STEPS_TO_MEASURE = 10
@@ -320,7 +320,7 @@ def _was_short(attempt: AttemptStatus) -> bool:
 
 def _seconds(attempt: AttemptStatus, now: datetime) -> float:
     if attempt.outcome is Outcome.RUNNING and attempt.started_at:
-        return max(0.0, (now - attempt.started_at).total_seconds())
+        return max(0.0, seconds_until(now, attempt))
     return running_seconds(attempt)
 
 

@@ -211,7 +211,8 @@ def _times(meta: Object, status: Object, stages: list[Object]) -> Iterator[float
     texts = [meta.get("creationTimestamp")]
     for attempt in attempts:
         if attempt.get("startedAt"):
-            texts += [attempt.get("startedAt"), attempt.get("finishedAt")]
+            times = ("startedAt", "suspendedAt", "resumedAt", "finishedAt")
+            texts += [attempt.get(time) for time in times]
     for condition in _objects(status.get("conditions")):
         texts.append(condition.get("lastTransitionTime"))
     for text in texts:

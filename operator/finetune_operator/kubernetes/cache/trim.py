@@ -15,6 +15,7 @@ from finetune_operator.core.metadata import (
     STAGE_CONTAINER,
 )
 from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.suspension import CONDITION
 from finetune_trainer.contract.environment import METRICS_PORT
 
 JOB_NAME = "batch.kubernetes.io/job-name"
@@ -22,23 +23,25 @@ _LABELS = (SERVER, STAGE, IDENTITY, JOB_NAME, COMPLETION_INDEX)
 _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
 _METADATA = ("name", "namespace", "uid", "creationTimestamp", *_DELETION)
 _TERMINATED = ("exitCode", "reason", "message", "startedAt", "finishedAt")
-_JOB_CONDITIONS = frozenset({"Complete", "Failed"})
+_END_CONDITIONS = frozenset({"Complete", "Failed"})
 _POD_CONDITIONS = frozenset({"PodScheduled", "Ready", "DisruptionTarget"})
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 
 
 def trim_job(job: Object) -> Object:
-    """Return a Job's owner, claims, number of pods, and the conditions that show that it has ended."""
-    conditions = _conditions(job, _JOB_CONDITIONS)
+    """Return a Job's owner, claims, number of pods, and the conditions of its end and of its suspension."""
+    conditions = _conditions(job, _END_CONDITIONS | {CONDITION})
     spec = job.get("spec") or {}
     template = spec.get("template") or {}
     return {
         "metadata": trim_metadata(job),
         "claims": claims_of(template.get("spec") or {}),
-        "spec": _pick(spec, ("completions",)),
+        "spec": _pick(spec, ("completions", "suspend")),
         "status": {
             "conditions": [
-                condition for condition in conditions if condition["status"] == "True"
+                condition
+                for condition in conditions
+                if condition["status"] == "True" or condition["type"] == CONDITION
             ]
         },
     }

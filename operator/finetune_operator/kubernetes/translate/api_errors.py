@@ -40,6 +40,7 @@ class Blocked(Exception):
         self.blocker = Blocker(reason, message)
 
 
+WEBHOOK_FIX = "the platform team must repair this admission webhook, or the network to it; the operator retries"
 TOO_LARGE = re.compile("request is too large|message larger than max", re.IGNORECASE)
 """Errors of etcd and of the API server's client of etcd, which come with status 500."""
 
@@ -73,8 +74,7 @@ def _classify_lasting_failure(status: int, message: str) -> Blocker | None:
         status >= HTTPStatus.INTERNAL_SERVER_ERROR
         and "failed calling webhook" in message
     ):
-        fix = "the platform team must repair this admission webhook, or the network to it; the operator retries"
-        return Blocker(Reason.DEPENDENCY_NOT_READY, f"{message}; {fix}")
+        return Blocker(Reason.DEPENDENCY_NOT_READY, f"{message}; {WEBHOOK_FIX}")
     return None
 
 

@@ -9,6 +9,11 @@ from finetune_operator.core.observation import Blocker
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_operator.kubernetes.translate.sidecars import sidecar_blocker
+from finetune_operator.kubernetes.translate.start_errors import (
+    container_not_started,
+    pod_not_created,
+    pod_not_started,
+)
 
 # A reachable kubelet has removed the pod by then.
 NODE_LOST_AFTER = timedelta(seconds=60)
@@ -73,31 +78,13 @@ def diagnose(pod: ObservedPod | None, warning: str, now: datetime) -> Blocker | 
     if pod is None:
         if not warning:
             return None
-        return _pod_not_created(warning)
+        return pod_not_created(warning)
     return (
         _node_lost(pod, now)
         or _unscheduled(pod)
         or sidecar_blocker(pod)
         or _not_started(pod, warning)
     )
-
-
-def _pod_not_created(warning: str) -> Blocker:
-    """Return why the controller of the Job or ReplicaSet could not create the pod."""
-    # An event has no code for its cause: only its text tells the cases apart.
-    if "exceeded quota" in warning:
-        fix = "the pod is created once other workloads have finished or the quota is raised"
-        return Blocker(Reason.WAITING_FOR_QUOTA, f"{warning}; {fix}")
-    if "PodSecurity" in warning:
-        fix = "the namespace's Pod Security level does not admit the pod: relax it, or use another namespace"
-        return Blocker(Reason.POD_REFUSED, f"{warning}; {fix}")
-    if re.search(r"serviceaccount .* not found", warning):
-        fix = "create the ServiceAccount, or remove serviceAccountName from the stage"
-        return Blocker(Reason.DEPENDENCY_NOT_READY, f"{warning}; {fix}")
-    if "PriorityClass" in warning:
-        fix = "create the PriorityClass, or remove priorityClassName from the stage"
-        return Blocker(Reason.DEPENDENCY_NOT_READY, f"{warning}; {fix}")
-    return Blocker(Reason.POD_REFUSED, warning)
 
 
 def _node_lost(pod: ObservedPod, now: datetime) -> Blocker | None:
@@ -138,13 +125,9 @@ def _not_started(pod: ObservedPod, warning: str) -> Blocker | None:
         return Blocker(
             Reason.IMAGE_PULL_FAILED, f"{message or warning or reason}; {fix}"
         )
-    if reason == "CreateContainerConfigError" and "secret" in message:
-        fix = "create the Secret in this namespace, or remove it from the stage's pod.envFrom and pod.env"
-        return Blocker(Reason.SECRET_NOT_FOUND, f"{message}; {fix}")
     if reason not in STARTING:
-        return Blocker(
-            Reason.CONTAINER_NOT_STARTED, f"{reason}: {message}".rstrip(": ")
-        )
-    if re.search("(?i)volume|mount", warning):
-        return Blocker(Reason.VOLUME_NOT_READY, warning)
-    return None
+        return container_not_started(reason, message)
+    # With an address, the pod's volumes and its sandbox are ready: an event about them is over.
+    if pod.address or not warning:
+        return None
+    return pod_not_started(warning, pod.node)

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.diagnose import worst_blocker
-from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.object import Object, condition_of
 from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
+from finetune_operator.kubernetes.translate.suspension import Suspension
 from finetune_trainer.contract import Progress
 
 NO_WARNINGS: Mapping[str, str] = MappingProxyType({})
@@ -31,15 +32,16 @@ def observe_job(
 
     `warnings` has the newest Warning event by the name of the Job or a pod.
     """
-    all_pods = AttemptPods.of(job, pods)
-    state = _state(job, all_pods)
+    suspension = Suspension(None if is_finished(job) else job, pods)
+    all_pods = AttemptPods.of(job, suspension.present_pods)
+    state = JobState.WAITING if suspension.lasts else _state(job, all_pods)
     if state is None:
         return None
     is_over = state in {JobState.COMPLETE, JobState.FAILED}
     pod = _deciding_pod(state, all_pods)
     message = all_pods.message_of(pod)
     reported = message.progress if message else None
-    failed_pod = all_pods.culprit if state is JobState.FAILED else ""
+    blocker = suspension.blocker or worst_blocker(name, all_pods, warnings, now)
     return ObservedJob(
         name=name,
         state=state,
@@ -55,14 +57,16 @@ def observe_job(
         # The termination message is newer than the progress that the pod was last polled for.
         progress=reported or progress,
         node=all_pods.first.node if all_pods.first else "",
-        pod=failed_pod,
+        pod=_failed_pod(state, all_pods),
         unschedulable_since=all_pods.unschedulable_since,
         incomplete_since=all_pods.incomplete_since(job),
         fault=all_pods.fault,
         outlived_since=all_pods.outlived_since,
         sidecar=all_pods.sidecar,
         failed_node=_failed_node(state, pod),
-        blocker=None if is_over else worst_blocker(name, all_pods, warnings, now),
+        suspended_since=suspension.since,
+        resumed_at=suspension.resumed_at,
+        blocker=None if is_over else blocker,
     )
 
 
@@ -78,6 +82,11 @@ def _deciding_pod(state: JobState, pods: AttemptPods) -> ObservedPod | None:
     if state is JobState.COMPLETE:
         return pods.first
     return pods.ended_by or pods.first
+
+
+def _failed_pod(state: JobState, pods: AttemptPods) -> str:
+    """Return the name of the pod that has failed the attempt; empty for another state."""
+    return pods.culprit if state is JobState.FAILED else ""
 
 
 def _state(job: Object | None, pods: AttemptPods) -> JobState | None:
@@ -103,22 +112,12 @@ def is_finished(job: Object | None) -> bool:
 
 
 def _has_condition(job: Object | None, kind: str) -> bool:
-    return _condition(job, kind).get("status") == "True"
-
-
-def _condition(job: Object | None, kind: str) -> Object:
-    if job is None:
-        return {}
-    for condition in (job.get("status") or {}).get("conditions") or []:
-        if condition["type"] == kind:
-            transition: Object = condition
-            return transition
-    return {}
+    return condition_of(job, kind).get("status") == "True"
 
 
 def _finished_at(job: Object | None) -> datetime | None:
     for kind in ("Complete", "Failed"):
-        time = time_of(_condition(job, kind).get("lastTransitionTime"))
+        time = time_of(condition_of(job, kind).get("lastTransitionTime"))
         if time:
             return time
     return None
@@ -131,7 +130,7 @@ def _disruption(job: Object | None, pod: ObservedPod | None) -> str | None:
     """
     if pod and pod.disruption:
         return pod.disruption
-    failed = _condition(job, "Failed")
+    failed = condition_of(job, "Failed")
     message = str(failed.get("message") or "")
     if failed.get("reason") == "PodFailurePolicy" and "DisruptionTarget" in message:
         return message

@@ -35,6 +35,11 @@ class ObservedPod:
         return str(self.raw["metadata"]["uid"])
 
     @property
+    def created_at(self) -> datetime | None:
+        """The time when the pod was created."""
+        return time_of(self.raw["metadata"].get("creationTimestamp"))
+
+    @property
     def stage(self) -> str:
         """The stage; empty for a pod without its label."""
         return str((self.raw["metadata"].get("labels") or {}).get(STAGE) or "")
