@@ -272,7 +272,15 @@ class ResourceCache:
         if key is None or before == after:
             return NO_CHANGE
         if kind != JOBS:
-            return Change((key,), Urgency.NOW)
+            # Ended Jobs of all users of a claim hold it while it is being deleted.
+            users = self._claim_users(*namespaced_name(child)) if kind == CLAIMS else []
+            return Change(tuple(dict.fromkeys([key, *users])), Urgency.NOW)
+        return self._job_changed(key, before, after)
+
+    def _job_changed(
+        self, key: Key, before: Object | None, after: Object | None
+    ) -> Change:
+        child = after or before or {}
         was_over = before is not None and self.is_over(before)
         is_over = after is None or self.is_over(after)
         is_running = child["metadata"]["name"] in self._running(key)
@@ -359,9 +367,7 @@ class ResourceCache:
 
     def _running(self, key: Key) -> frozenset[str]:
         pipeline = self.pipelines.get((key.namespace, key.name))
-        if pipeline is None:
-            return frozenset()
-        return pipeline.running_jobs
+        return pipeline.running_jobs if pipeline else frozenset()
 
     def _waiting(self, child: Object, own: Key) -> tuple[Key, ...]:
         """Return the other pipelines with a claim of this Job or pod: it may be their turn now."""
@@ -372,9 +378,7 @@ class ResourceCache:
         return tuple(key for key in keys if key != own)
 
     def _sharing(self, own: Key, pipeline: CachedPipeline | None) -> tuple[Key, ...]:
-        if pipeline is None:
-            return ()
-        keys = self._claim_users(own.namespace, pipeline.claim)
+        keys = self._claim_users(own.namespace, pipeline.claim) if pipeline else []
         return tuple(key for key in keys if key != own)
 
     def _claim_users(self, namespace: str, claim: str) -> list[Key]:
