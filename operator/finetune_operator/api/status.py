@@ -1,11 +1,9 @@
 """The status of a FineTunePipeline, written by the operator.
 
 `assess` reads back only what cannot be observed again: identities, attempts and their outcomes, counters, results,
-`budgetBaseAttempt`, `earlierCosts`, `cancelled`, `observedAnnotations` and `refusals`. Phase, stage, progress,
-conditions, sums and every state are output for users and tools.
-
-Another version of the operator may have written the status. Its unknown fields are kept, and so are unknown reasons and
-states, because they only inform. An unknown outcome of an attempt is an error: what it counts against is not known.
+`budgetBaseAttempt`, `earlierCosts`, `workspaceOutdated`, `cancelled`, `observedAnnotations` and `refusals`. Phase,
+stage, progress, conditions, sums and every state are output for users and tools. Fields, reasons and states of another
+version are kept. An unknown outcome of an attempt is an error: what it counts against is not known.
 """
 
 from datetime import datetime
@@ -372,6 +370,8 @@ class PipelineStatus(ExtensibleModel):
     """Time at which the first stage started."""
     finished_at: datetime | None = None
     """Time at which the pipeline finished, successfully or not."""
+    workspace_outdated: bool | None = None
+    """Whether the claim has to be deleted for an edit of the workspace. All stages run again if it is. Absent: no."""
     cancelled: bool = False
     """Whether the pipeline was cancelled and not retried since."""
     observed_annotations: HandledAnnotations = HandledAnnotations()

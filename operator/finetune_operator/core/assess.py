@@ -25,9 +25,10 @@ from finetune_operator.core.assessment import (
     StageAssessment,
     stages_to_verify,
 )
-from finetune_operator.core.costs import pipeline_costs, seconds_until
+from finetune_operator.core.costs import pipeline_costs
 from finetune_operator.core.endings import describe_end, is_final
 from finetune_operator.core.history import (
+    active_time,
     begin_anew,
     drop_lost_server,
     record_attempts,
@@ -44,7 +45,12 @@ from finetune_operator.core.observation import (
 )
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.suspect_nodes import avoidance_note
-from finetune_operator.core.workspace import WORKSPACE, create_blocker, start_blocker
+from finetune_operator.core.workspace import (
+    WORKSPACE,
+    create_blocker,
+    lost_results,
+    start_blocker,
+)
 from finetune_trainer.contract import StageConfig
 
 Finding = tuple[StageState, Reason, str]
@@ -63,6 +69,7 @@ def assess(
     assessor = _Assessor(pipeline, observation, now)
     for kind in STAGES:
         assessor.update(kind)
+    assessor.drop_lost_results()
     assessor.active_time = sum(
         (active_time(status, now) for status in assessor.statuses.values()), timedelta()
     )
@@ -76,21 +83,6 @@ def assess(
         observation,
         assessor.refusals,
     )
-
-
-def active_time(status: StageStatus, now: datetime) -> timedelta:
-    """Return the running time of a stage's attempts with its current identity, including the running attempt."""
-    ended = timedelta(seconds=status.active_seconds)
-    last = status.last_attempt
-    # A superseded attempt that is slow to stop has another identity and must not use up the new one's time.
-    if (
-        last
-        and last.started_at
-        and last.finished_at is None
-        and last.identity == status.identity
-    ):
-        return ended + timedelta(seconds=seconds_until(now, last))
-    return ended
 
 
 class _Assessor:
@@ -154,6 +146,22 @@ class _Assessor:
         identity = {"identity": status.identity}
         self.configs[spec.name] = config.model_copy(update=identity)
         return status
+
+    def drop_lost_results(self) -> None:
+        """Drop the results on a claim that is gone, so that their stages run again."""
+        failed = {
+            name
+            for name, spec in self.specs.items()
+            if self._failed(spec, self.statuses[name])
+        }
+        if self.cancelled:
+            return
+        workspace = self.observation.workspace
+        lost = lost_results(self.pipeline, workspace, self.statuses, self.gates, failed)
+        for name in lost:
+            self.statuses[name] = reset_budgets(self.statuses[name], repeat=True)
+        if lost:
+            self.gates = ()
 
     def assess_stage(self, kind: type[StageSpec]) -> None:
         """Derive the state of a stage from the updated statuses of all stages."""

@@ -1,7 +1,7 @@
 """The history of a stage: its attempts, their costs and the counters, carried from one reconcile to the next."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import takewhile
 
 from finetune_operator.api.conditions import Reason
@@ -15,7 +15,12 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
-from finetune_operator.core.costs import drop_oldest, running_seconds, with_costs
+from finetune_operator.core.costs import (
+    drop_oldest,
+    running_seconds,
+    seconds_until,
+    with_costs,
+)
 from finetune_operator.core.endings import result_of, update_attempt
 from finetune_operator.core.identity import identity_of
 from finetune_operator.core.observation import ObservedJob, ObservedServer
@@ -37,6 +42,21 @@ REQUESTED = frozenset(
     }
 )
 """Why an attempt is stopped whose pods could start."""
+
+
+def active_time(status: StageStatus, now: datetime) -> timedelta:
+    """Return the running time of a stage's attempts with its current identity, including the running attempt."""
+    ended = timedelta(seconds=status.active_seconds)
+    last = status.last_attempt
+    # A superseded attempt that is slow to stop has another identity and must not use up the new one's time.
+    if (
+        last
+        and last.started_at
+        and last.finished_at is None
+        and last.identity == status.identity
+    ):
+        return ended + timedelta(seconds=seconds_until(now, last))
+    return ended
 
 
 def record_attempts(

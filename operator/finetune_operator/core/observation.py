@@ -144,6 +144,12 @@ class ObservedWorkspace:
     """Name of the claim."""
     missing: bool = False
     """Whether the operator has yet to create the claim."""
+    gone: bool = False
+    """Whether the claim does not exist any more, by an answer of the API server."""
+    deleting: bool = False
+    """Whether the claim is being deleted. It exists until the last pod that mounts it is deleted, ended or not."""
+    outdated: bool = False
+    """Whether the user has to delete the claim, because Kubernetes cannot change it to what the spec asks for."""
     blocker: Blocker | None = None
     """Why no stage can use the claim."""
     warning: Blocker | None = None

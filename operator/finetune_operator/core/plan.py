@@ -153,6 +153,9 @@ class _Planner:
 
     def _jobs_kept(self) -> int:
         """Return how many ended Jobs of each stage are kept."""
+        # Ended pods hold a claim, too: it exists until they are deleted.
+        if self.assessment.observation.workspace.deleting:
+            return 0
         # The Jobs of a pipeline that is deleted itself go with it.
         if self.timers.has_expired() and self.pipeline.spec.when_expired != "Delete":
             return 0

@@ -8,10 +8,13 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome, StageState, StageStatus
 from finetune_operator.core.actions import Action, SwitchTraffic
-from finetune_operator.core.assess import active_time
 from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
 from finetune_operator.core.capacity.choice import CapacityChoice
-from finetune_operator.core.history import fruitless_interruptions, releases_in_a_row
+from finetune_operator.core.history import (
+    active_time,
+    fruitless_interruptions,
+    releases_in_a_row,
+)
 from finetune_operator.core.observation import Blocker, JobState, ObservedJob
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.settings import Settings

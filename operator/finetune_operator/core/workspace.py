@@ -1,14 +1,62 @@
 """The turn of each pipeline on a claim: at most one pipeline at a time writes to it. Pure."""
 
+from collections.abc import Collection, Mapping
+
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
+from finetune_operator.api.status import GateStatus, StageStatus
 from finetune_operator.core.observation import Blocker, ClaimUser, ObservedWorkspace
+from finetune_operator.core.pipeline import Pipeline
 
 # A server reads the published model, so it may run beside a stage that writes to the claim.
 WRITING_STAGES = frozenset(kind.name for kind in STAGES if not kind.runs_server)
 """Stages that write to the claim."""
 WORKSPACE = "workspace"
 """Field of the spec, and the subject of a refusal to create the claim."""
+
+
+def lost_results(
+    pipeline: Pipeline,
+    workspace: ObservedWorkspace,
+    statuses: Mapping[str, StageStatus],
+    gates: tuple[GateStatus, ...],
+    failed: Collection[str],
+) -> frozenset[str]:
+    """Return the stages that must run again because the claim with their results is gone or is being deleted.
+
+    Users delete the claims of finished pipelines to save storage. A pipeline that needs no file of its claim stays as
+    it is, unless the operator has advised to delete the claim, or the user retries it.
+    """
+    specs = pipeline.spec.stages()
+    writers = WRITING_STAGES & specs.keys()
+    # The claim exists as long as a Job runs, so that the user can still copy files from it.
+    is_held = any(statuses[name].running_attempt for name in writers)
+    if is_held or not (workspace.gone or workspace.deleting):
+        return frozenset()
+    results = frozenset(name for name in writers if statuses[name].result)
+    if workspace.outdated or pipeline.status.workspace_outdated:
+        return results | writers.intersection(failed)
+    if failed:
+        return frozenset()
+    waits = _waits_for_files(pipeline, writers - results, gates)
+    return results if waits or _repeats_all(pipeline, statuses) else frozenset()
+
+
+def _waits_for_files(
+    pipeline: Pipeline, unfinished: Collection[str], gates: tuple[GateStatus, ...]
+) -> bool:
+    """Return whether one of these stages is still to run."""
+    # A gate without a score has failed the pipeline.
+    if not all(gate.measured for gate in gates):
+        return False
+    specs = pipeline.spec.stages()
+    return any(not specs[name].skip_reason(gates) for name in unfinished)
+
+
+def _repeats_all(pipeline: Pipeline, statuses: Mapping[str, StageStatus]) -> bool:
+    """Return whether the user retries a pipeline of which nothing has failed."""
+    done = all(statuses[name].result for name in pipeline.spec.stages())
+    return pipeline.retry is not None and done
 
 
 def start_blocker(workspace: ObservedWorkspace) -> Blocker | None:

@@ -10,7 +10,7 @@ from finetune_operator.core.observation import (
     ObservedWorkspace,
 )
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.workspace import start_blocker
+from finetune_operator.core.workspace import WRITING_STAGES, start_blocker
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache.cache import CLAIMS, ResourceCache
 from finetune_operator.kubernetes.cache.children import owner_key
@@ -44,20 +44,37 @@ class Workspaces:
             return replace(
                 workspace,
                 missing=not pipeline.spec.workspace.existing_claim,
+                gone=_starts_on_own_claim(pipeline) or _may_miss_results(pipeline),
                 blocker=blocker,
             )
+        return self._with_claim(workspace, pipeline, existing)
+
+    def _with_claim(
+        self, workspace: ObservedWorkspace, pipeline: Pipeline, existing: Object
+    ) -> ObservedWorkspace:
+        """Return the workspace with the state of the claim."""
         message = claim.ownership_error(pipeline, existing)
         if message is None:
             message = claim.sharing_error(pipeline, existing)
+        own = not pipeline.spec.workspace.existing_claim
+        differences = ""
+        if own:
+            differences = "; ".join(claim.immutable_differences(pipeline, existing))
         if message:
-            return replace(workspace, blocker=Blocker(Reason.VOLUME_NOT_READY, message))
+            return replace(
+                workspace,
+                deleting=claim.is_deleting(existing),
+                outdated=own and bool(differences or claim.is_lost(existing)),
+                blocker=Blocker(Reason.VOLUME_NOT_READY, message),
+                warning=_leaving(pipeline, existing),
+            )
         # A user's own claim is not the operator's to change.
-        if pipeline.spec.workspace.existing_claim:
+        if not own:
             return workspace
-        differences = "; ".join(claim.immutable_differences(pipeline, existing))
         warning = Blocker(Reason.VOLUME_NOT_READY, differences) if differences else None
         return replace(
             workspace,
+            outdated=bool(differences),
             warning=warning,
             changes=tuple(claim.pending_changes(pipeline, existing)),
         )
@@ -68,7 +85,8 @@ class Workspaces:
         cached = self.cache.claims.get(name)
         if cached:
             return cached
-        if not _starts_on_own_claim(pipeline):
+        # A claim without the operator's label exists, although no watch shows it: its results are not lost.
+        if not _starts_on_own_claim(pipeline) and not _may_miss_results(pipeline):
             return None
         return await self.api.get(paths.claims(*name))
 
@@ -127,6 +145,36 @@ def _starts_on_own_claim(pipeline: Pipeline) -> bool:
     """
     waits = not pipeline.status.running_attempts() and not pipeline.status.finished_at
     return bool(pipeline.spec.workspace.existing_claim) and waits
+
+
+def _may_miss_results(pipeline: Pipeline) -> bool:
+    """Return whether a stage may need results that earlier stages have left in the pipeline's own claim."""
+    status = pipeline.status
+    own = not pipeline.spec.workspace.existing_claim
+    has_results = any(
+        stage.result for name, stage in status.stages.items() if name in WRITING_STAGES
+    )
+    if not own or not has_results or status.running_attempts():
+        return False
+    edited = status.observed_generation != pipeline.generation
+    unfinished = status.finished_at is None
+    return bool(unfinished or edited or pipeline.retry or status.workspace_outdated)
+
+
+def _leaving(pipeline: Pipeline, existing: Object) -> Blocker | None:
+    """Return that the results of a running Job are lost, because its claim is being deleted; None if none runs."""
+    attempts = pipeline.status.running_attempts()
+    running = [
+        attempt.job for stage, attempt in attempts.items() if stage in WRITING_STAGES
+    ]
+    if not claim.is_deleting(existing) or not running:
+        return None
+    name = existing["metadata"]["name"]
+    return Blocker(
+        Reason.VOLUME_NOT_READY,
+        f"the claim {name} is being deleted, and all results with it as soon as the Job {running[0]} ends: copy what "
+        "you need now. The stages then run again. To free the claim at once, set spec.suspend to true",
+    )
 
 
 def _missing(pipeline: Pipeline) -> Blocker:

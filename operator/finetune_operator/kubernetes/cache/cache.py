@@ -267,7 +267,15 @@ class ResourceCache:
         if key is None or before == after:
             return NO_CHANGE
         if kind != JOBS:
-            return Change((key,), Urgency.NOW)
+            # Ended Jobs of all users of a claim hold it while it is being deleted.
+            users = self._claim_users(*namespaced_name(child)) if kind == CLAIMS else []
+            return Change(tuple(dict.fromkeys([key, *users])), Urgency.NOW)
+        return self._job_changed(key, before, after)
+
+    def _job_changed(
+        self, key: Key, before: Object | None, after: Object | None
+    ) -> Change:
+        child = after or before or {}
         was_over = before is not None and self.is_over(before)
         is_over = after is None or self.is_over(after)
         is_running = child["metadata"]["name"] in self._running(key)
@@ -354,9 +362,7 @@ class ResourceCache:
 
     def _running(self, key: Key) -> frozenset[str]:
         pipeline = self.pipelines.get((key.namespace, key.name))
-        if pipeline is None:
-            return frozenset()
-        return pipeline.running_jobs
+        return pipeline.running_jobs if pipeline else frozenset()
 
     def _waiting(self, child: Object, own: Key) -> tuple[Key, ...]:
         """Return the other pipelines whose turn it may be now on the claims of this Job or pod."""

@@ -94,11 +94,12 @@ def trim_service(service: Object) -> Object:
 
 
 def trim_claim(claim: Object) -> Object:
-    """Return a claim's owners, size, class and access modes."""
+    """Return a claim's owners, size, class, access modes and phase."""
     spec = _pick(
         claim.get("spec") or {}, ("accessModes", "storageClassName", "resources")
     )
-    return {"metadata": trim_metadata(claim), "spec": spec}
+    status = _pick(claim.get("status") or {}, ("phase",))
+    return {"metadata": trim_metadata(claim), "spec": spec, "status": status}
 
 
 def trim_metadata(raw: Object) -> Object:

@@ -62,17 +62,36 @@ def desired_owners(pipeline: Pipeline) -> list[Object]:
 def ownership_error(pipeline: Pipeline, claim: Object) -> str | None:
     """Return why the existing claim cannot be the pipeline's workspace; None if it can."""
     meta = claim["metadata"]
+    existing = pipeline.spec.workspace.existing_claim
     # A user's own claim needs no mark of the operator.
-    if pipeline.spec.workspace.existing_claim:
-        return None
-    if meta.get("annotations", {}).get(WORKSPACE_OF) != pipeline.key.name:
+    if (
+        not existing
+        and meta.get("annotations", {}).get(WORKSPACE_OF) != pipeline.key.name
+    ):
         return (
             f"the claim {meta['name']} exists and was not created for this pipeline: "
             "set workspace.existingClaim to use it, or rename the pipeline"
         )
-    if meta.get("deletionTimestamp"):
-        return f"the claim {meta['name']} is being deleted; the operator creates a new one once it is gone"
+    if is_deleting(claim):
+        then = "create a new claim" if existing else "the operator creates a new claim"
+        return (
+            f"the claim {meta['name']} is being deleted, and {then} once it is gone: delete the other pods that "
+            f"mount it, which `kubectl describe pvc {meta['name']}` lists as Used By"
+        )
+    if is_lost(claim):
+        then = "create it anew" if existing else "all stages then run again"
+        return f"the volume of the claim {meta['name']} is gone (phase Lost): delete the claim; {then}"
     return None
+
+
+def is_deleting(claim: Object) -> bool:
+    """Return whether the claim is being deleted."""
+    return bool(claim["metadata"].get("deletionTimestamp"))
+
+
+def is_lost(claim: Object) -> bool:
+    """Return whether the volume of the claim is gone."""
+    return (claim.get("status") or {}).get("phase") == "Lost"
 
 
 def sharing_error(pipeline: Pipeline, claim: Object) -> str | None:
@@ -124,10 +143,13 @@ def immutable_differences(pipeline: Pipeline, claim: Object) -> Iterator[str]:
     workspace = pipeline.spec.workspace
     name = claim["metadata"]["name"]
     spec = claim.get("spec") or {}
-    fix = f"revert the edit, or back up what you need from {name} and delete it; all stages then run again"
+    renewal = (
+        f"back up what you need from {name} and delete it; all stages then run again"
+    )
+    fix = f"revert the edit, or {renewal}"
     size = _size(claim)
     if size and _amount(workspace.size) < _amount(size):
-        yield f"{SIZE}: {name} has {size} and cannot shrink to {workspace.size}: set it to {size}"
+        yield f"{SIZE}: {name} has {size} and cannot shrink to {workspace.size}: set it to {size}, or {renewal}"
     current = spec.get("storageClassName")
     # A spec without a class accepts the cluster's default class, which the API server has filled in.
     if current and workspace.storage_class_name not in {None, current}:
