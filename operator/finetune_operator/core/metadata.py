@@ -81,8 +81,8 @@ def _truncate_with_hash(name: str, max_length: int) -> str:
 
 
 def pipeline_label(pipeline: str) -> str:
-    """Return the pipeline's name, cut to 63 characters, the limit for label values."""
-    return pipeline[:MAX_LABEL_LENGTH].rstrip("-.")
+    """Return the pipeline's name. A name over 63 characters, the limit for label values, ends with its hash."""
+    return _truncate_with_hash(pipeline, MAX_LABEL_LENGTH)
 
 
 def job_labels(

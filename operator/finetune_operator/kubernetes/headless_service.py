@@ -19,8 +19,8 @@ async def create_headless_service(
     namespace = pipeline.key.namespace
     name = headless_service_name(pipeline.key.name, stage)
     service = cache.services.get((namespace, name))
+    desired = build_headless_service(pipeline, stage)
     if service is None:
-        desired = build_headless_service(pipeline, stage)
         try:
             cache.update(SERVICES, await api.create(paths.services(namespace), desired))
         except AlreadyExists:
@@ -29,3 +29,9 @@ async def create_headless_service(
     blocker = foreign_service(pipeline, service) if service else None
     if blocker:
         raise Blocked(blocker.reason, blocker.message)
+    # An earlier version has cut the label of a long name in another way.
+    selector = desired["spec"]["selector"]
+    if service and service["spec"].get("selector") != selector:
+        patch = {"spec": {"selector": selector}}
+        path = paths.services(namespace, name)
+        cache.update(SERVICES, await api.patch(path, patch))
