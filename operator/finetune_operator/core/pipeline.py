@@ -32,6 +32,8 @@ class Pipeline:
     status: PipelineStatus = field(default_factory=PipelineStatus)
     resource_version: str = ""
     annotations: dict[str, str] = field(default_factory=dict)
+    copied_annotations: frozenset[str] = frozenset()
+    """Annotations that the object was created with. They are requests about the object that it is a copy of."""
 
     @property
     def retry(self) -> str | None:
@@ -47,4 +49,9 @@ class Pipeline:
 
     def _unhandled(self, annotation: str, handled: str | None) -> str | None:
         value = self.annotations.get(annotation)
-        return value if value != handled else None
+        return value if value != handled and not self.is_copied(annotation) else None
+
+    def is_copied(self, annotation: str) -> bool:
+        """Return whether the operator sees the object for the first time, and the annotation came with its creation."""
+        is_new = not self.status.observed_version
+        return is_new and annotation in self.copied_annotations

@@ -15,6 +15,7 @@ from finetune_operator.api.conditions import (
     link,
     merge_conditions,
 )
+from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import (
     GateStatus,
@@ -195,10 +196,19 @@ def _workspace_warning(assessment: PipelineAssessment) -> Blocker | None:
 def _handled_annotations(pipeline: Pipeline) -> HandledAnnotations:
     before = pipeline.status.observed_annotations
     # None is no request, so the token of the last request stays.
+    retry = _handled(pipeline, RETRY_ANNOTATION, pipeline.retry)
+    cancel = _handled(pipeline, CANCEL_ANNOTATION, pipeline.cancel)
     return HandledAnnotations(
-        retry=before.retry if pipeline.retry is None else pipeline.retry,
-        cancel=before.cancel if pipeline.cancel is None else pipeline.cancel,
+        retry=before.retry if retry is None else retry,
+        cancel=before.cancel if cancel is None else cancel,
     ).with_unknown_fields_of(before)
+
+
+def _handled(pipeline: Pipeline, annotation: str, token: str | None) -> str | None:
+    """Return the token to remember as handled: of a request, or of a copied annotation, which requests nothing."""
+    if pipeline.is_copied(annotation):
+        return pipeline.annotations.get(annotation)
+    return token
 
 
 def summarize(

@@ -1,9 +1,16 @@
 """The FinetunePipeline as an object of the API server: parse it, and build its status."""
 
+from collections.abc import Iterator
+
 from pydantic import ValidationError
 
 from finetune_operator.api.conditions import READY
-from finetune_operator.api.group import API_VERSION, KIND
+from finetune_operator.api.group import (
+    API_VERSION,
+    CANCEL_ANNOTATION,
+    KIND,
+    RETRY_ANNOTATION,
+)
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.pipeline import Key, Pipeline
@@ -13,6 +20,9 @@ from finetune_operator.kubernetes.translate.api_errors import (
     describe_validation_error,
 )
 from finetune_operator.kubernetes.translate.object import Object
+
+READ_ANNOTATIONS = frozenset({CANCEL_ANNOTATION, RETRY_ANNOTATION})
+"""Annotations by which a user requests something of the operator."""
 
 
 def parse_pipeline(raw: Object) -> Pipeline:
@@ -29,6 +39,7 @@ def parse_pipeline(raw: Object) -> Pipeline:
             # The response to a dry run may have none.
             resource_version=meta.get("resourceVersion", ""),
             annotations=meta.get("annotations") or {},
+            copied_annotations=frozenset(copied_annotations(meta)),
             spec=PipelineSpec.model_validate(raw["spec"]),
             status=PipelineStatus.model_validate(raw.get("status") or {}),
         )
@@ -37,6 +48,20 @@ def parse_pipeline(raw: Object) -> Pipeline:
         if all(problem["type"] == "extra_forbidden" for problem in error.errors()):
             raise NewerObject(describe_unknown_fields(error)) from error
         raise InvalidObject(describe_validation_error(error)) from error
+
+
+def copied_annotations(meta: Object) -> Iterator[str]:
+    """Yield the operator's annotations that an object was created with, by the times of its managed fields."""
+    created = str(meta.get("creationTimestamp"))
+    for entry in meta.get("managedFields") or []:
+        fields = entry.get("fieldsV1") or {}
+        time = str(entry.get("time"))
+        # Within the second of the creation, only the client that has written the spec has created the object.
+        if time < created or (time == created and "f:spec" in fields):
+            annotations = (fields.get("f:metadata") or {}).get("f:annotations") or {}
+            for name in READ_ANNOTATIONS:
+                if f"f:{name}" in annotations:
+                    yield name
 
 
 def status_object(pipeline: Pipeline, status: PipelineStatus) -> Object:

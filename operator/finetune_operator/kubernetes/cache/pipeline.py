@@ -1,13 +1,12 @@
 """A pipeline in the cache: small, and parsed only while it is worked on."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from finetune_operator.api.conditions import READY, Reason
-from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome, StageState
 from finetune_operator.core.metadata import workspace_name
@@ -15,9 +14,9 @@ from finetune_operator.core.observation import ClaimUser
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.workspace import WRITING_STAGES
 from finetune_operator.kubernetes import fast_json
+from finetune_operator.kubernetes.pipeline_object import READ_ANNOTATIONS
 from finetune_operator.kubernetes.translate.object import Object
 
-READ_ANNOTATIONS = frozenset({CANCEL_ANNOTATION, RETRY_ANNOTATION})
 STAGE_CONDITIONS = frozenset(kind.condition for kind in STAGES)
 # Only known texts become labels of metrics: anyone may write a status, and each new label is a new series.
 REASONS = {reason.value: reason.value for reason in Reason}
@@ -118,16 +117,7 @@ def trim_pipeline(raw: Object, parsed: Pipeline | None = None) -> CachedPipeline
         for name, value in (meta.get("annotations") or {}).items()
         if name in READ_ANNOTATIONS
     }
-    names = (
-        "name",
-        "namespace",
-        "uid",
-        "generation",
-        "resourceVersion",
-        "creationTimestamp",
-        "deletionTimestamp",
-    )
-    kept = {name: meta[name] for name in names if name in meta} | {"annotations": own}
+    kept = _kept_metadata(meta, status, own)
     running = _running_jobs(status)
     workspace = spec.get("workspace") or {}
     suspended = spec.get("suspend") is True
@@ -162,6 +152,24 @@ def trim_pipeline(raw: Object, parsed: Pipeline | None = None) -> CachedPipeline
 def _compressed(content: Object) -> bytes:
     # The fastest level: a pipeline is compressed at each of its changes.
     return zlib.compress(fast_json.encode(content), level=1)
+
+
+def _kept_metadata(meta: Object, status: Object, own: Mapping[str, str]) -> Object:
+    """Return the metadata that the operator reads, with its own annotations."""
+    names = (
+        "name",
+        "namespace",
+        "uid",
+        "generation",
+        "resourceVersion",
+        "creationTimestamp",
+        "deletionTimestamp",
+    )
+    kept = {name: meta[name] for name in names if name in meta}
+    # They say whether a new object was created with its annotations.
+    if own and not status.get("observedVersion"):
+        kept["managedFields"] = meta.get("managedFields") or []
+    return {**kept, "annotations": dict(own)}
 
 
 def _is_unreadable(status: Object) -> bool:
