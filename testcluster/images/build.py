@@ -110,8 +110,7 @@ def describe(name: str, image: str, base_image: str, uv_cache: Path | None) -> B
         arguments["UV_CACHE_DIR"] = "/var/cache/uv"
     # Not the time of the last commit: a new timestamp would invalidate every cached layer.
     timestamp = int(
-        _git("log", "-1", "--format=%ct", "--", "pyproject.toml", "hashes.txt")
-        or 0
+        _git("log", "-1", "--format=%ct", "--", "pyproject.toml", "hashes.txt") or 0
     )
     return Build(
         image, ROOT / f"Dockerfile.{dockerfile}", ROOT, arguments, mounts, timestamp

@@ -12,7 +12,7 @@ class LostClaim(Scenario):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.claim: dict[str, bool] = {}
+        self.claim: dict[str, Any] = {}
         observe = self.cluster.observe
 
         async def observed(pipeline):

@@ -261,6 +261,7 @@ def test_object_is_kept_once_as_text_or_parsed(finished):
     cache = cache_of()
     cache.note_written(pipeline, raw)
     trimmed = cache.pipelines.get(("team", "demo"))
+    assert trimmed
     assert (trimmed.parsed is None, bool(trimmed.text)) == (finished, finished)
     read = trimmed.parsed or parse_pipeline(trimmed.content())
     assert read.spec == pipeline.spec

@@ -1,6 +1,7 @@
 """A manifest that is a copy of another object has the requests about that object."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from support.operator.fake_api import FakeApi
@@ -19,7 +20,7 @@ CANCEL = "finetune.dev/cancel"
 CREATED = "2030-01-01T00:00:00Z"
 BEFORE = "2029-12-31T23:59:59Z"
 AFTER = "2030-01-01T00:00:01Z"
-ANNOTATION = {"f:metadata": {"f:annotations": {f"f:{CANCEL}": {}}}}
+ANNOTATION: dict[str, Any] = {"f:metadata": {"f:annotations": {f"f:{CANCEL}": {}}}}
 WHOLE = {**ANNOTATION, "f:spec": {}}
 
 

@@ -11,6 +11,7 @@ from finetune_operator.core.metadata import SERVER
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
 from finetune_operator.kubernetes.cache.children import claims_of, owner_key, owner_uids
+from finetune_operator.kubernetes.cache.claim_users import next_users, users_of
 from finetune_operator.kubernetes.cache.lost_jobs import LostJobs
 from finetune_operator.kubernetes.cache.pipeline import CachedPipeline, trim_pipeline
 from finetune_operator.kubernetes.cache.pod import (
@@ -268,7 +269,11 @@ class ResourceCache:
             return NO_CHANGE
         if kind != JOBS:
             # Ended Jobs of all users of a claim hold it while it is being deleted.
-            users = self._claim_users(*namespaced_name(child)) if kind == CLAIMS else []
+            users = (
+                users_of(self.pipelines, *namespaced_name(child))
+                if kind == CLAIMS
+                else []
+            )
             return Change(tuple(dict.fromkeys([key, *users])), Urgency.NOW)
         return self._job_changed(key, before, after)
 
@@ -369,26 +374,16 @@ class ResourceCache:
         namespace = child["metadata"]["namespace"]
         keys: list[Key] = []
         for claim in child.get("claims", ()):
-            keys += self._next_users(namespace, claim)
+            keys += next_users(self.pipelines, namespace, claim)
         return tuple(key for key in keys if key != own)
 
     def _sharing(self, own: Key, pipeline: CachedPipeline | None) -> tuple[Key, ...]:
-        if pipeline is None:
-            return ()
-        keys = self._next_users(own.namespace, pipeline.claim)
+        keys = (
+            next_users(self.pipelines, own.namespace, pipeline.claim)
+            if pipeline
+            else ()
+        )
         return tuple(key for key in keys if key != own)
-
-    def _next_users(self, namespace: str, claim: str) -> Iterator[Key]:
-        """Yield the pipelines that may go next: the oldest, and all with a recorded attempt (core/workspace.py).
-
-        The others wait for the oldest.
-        """
-        users = self.pipelines.select("claim", (namespace, claim))
-        waiting = [user for user in users if not user.lets_others_go_first]
-        oldest = min((user.seniority for user in waiting), default=None)
-        for user in users:
-            if user.writing or user.seniority == oldest:
-                yield user.key
 
     def _forget_ended_pods(
         self, before: CachedPipeline | None, after: CachedPipeline

@@ -143,7 +143,7 @@ class FieldColumns:
         """Return the entry of `columns` with a template that reads further columns, or an empty text."""
         if "messages" in fields or not texts:
             return ""
-        targets = ("prompt", "text")
+        targets: tuple[str, ...] = ("prompt", "text")
         if _REASONING.issuperset(texts) and "completion" in fields:
             # What the model is to write before its answer.
             targets = ("completion",)

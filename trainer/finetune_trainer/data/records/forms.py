@@ -111,8 +111,8 @@ def _completion(record: Fields) -> Fields:
     """Return prompt and completion, or for two lists of messages a conversation whose completion is learned."""
     prompt = record["prompt"]
     completion = record["completion"]
-    _check_is_a_record(prompt, "prompt")
-    _check_is_a_record(completion, "completion")
+    for name in ("prompt", "completion"):
+        _check_is_a_record(record[name], name)
     if "label" in record:
         check_label(record, "label")
     if not isinstance(prompt, list) and not isinstance(completion, list):
@@ -143,13 +143,10 @@ def _completion(record: Fields) -> Fields:
 
 def _check_is_a_record(value: object, name: str) -> None:
     """Raise InvalidRecord if a field is a list of texts: a file of columns, and not of records."""
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(text, str) for text in value)
-    ):
+    texts = value if isinstance(value, list) else []
+    if texts and all(isinstance(text, str) for text in texts):
         raise InvalidRecord(
-            f"{name} is a list of {len(value)} texts: write a record for each of them"
+            f"{name} is a list of {len(texts)} texts: write a record for each of them"
         )
 
 
