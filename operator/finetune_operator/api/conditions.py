@@ -107,6 +107,7 @@ NEEDS_PERSON = frozenset(
         Reason.IMAGE_PULL_FAILED,
         Reason.SECRET_NOT_FOUND,
         Reason.SERVER_NOT_READY,
+        Reason.SIDECAR_FAILED,
         Reason.VOLUME_NOT_READY,
     }
 )

@@ -38,7 +38,6 @@ FAILURES = (
         Reason.DEVICE_FAILED,
         Reason.INIT_CONTAINER_FAILED,
         Reason.RESULT_MISSING,
-        Reason.SIDECAR_FAILED,
         Reason.SOURCE_UNAVAILABLE,
         Reason.STAGE_FAILED,
     }

@@ -85,8 +85,7 @@ def test_limit_of_storage_keeps_the_words_of_the_process():
 def test_limit_of_another_containers_storage_is_retried():
     message = 'Container logs exceeded its local ephemeral storage limit "20Mi". '
     ending = ending_of(message, terminated(75))
-    assert ending.reason is Reason.SIDECAR_FAILED
-    assert ending.reason not in NON_RETRYABLE
+    assert ending.reason is Reason.STAGE_FAILED
     assert "the container logs, which an admission policy may have added" in (
         ending.message
     )

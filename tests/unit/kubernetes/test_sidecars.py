@@ -152,6 +152,7 @@ CRASHED = {"terminated": {"exitCode": 3, "reason": "Error"}}
 def test_native_sidecar_that_fails_again_keeps_it_waiting(init):
     job = observed(pod(waiting("PodInitializing"), "Pending", init=init))
     assert (job.state, job.blocker.reason) == (JobState.WAITING, Reason.SIDECAR_FAILED)
+    assert job.needs_person, "maxPendingSeconds limits the wait"
     assert "init container proxy failed (exit code 3), so the process cannot start" in (
         job.blocker.message
     )
@@ -163,13 +164,18 @@ def test_native_sidecar_that_restarts_once_is_no_problem():
     assert job.blocker is None
 
 
-def test_native_sidecar_that_starts_late_is_named():
+@pytest.mark.parametrize(
+    ("minute", "reason"),
+    [(1, Reason.PROGRESSING), (6, Reason.CONTAINER_NOT_STARTED)],
+)
+def test_native_sidecar_that_starts_late_is_named(minute, reason):
+    """After five minutes it needs a person, so that the wait has a limit."""
     init = {"state": running(), "started": False}
-    job = observed(pod(waiting("PodInitializing"), "Pending", init=init))
-    assert (job.blocker.reason, job.blocker.message) == (
-        Reason.PROGRESSING,
-        "waits for the init container proxy",
-    )
+    late = pod(waiting("PodInitializing"), "Pending", init=init)
+    job = observed_job(NAME, a_job(), [late], NOW.replace(minute=minute))
+    assert job.blocker.reason is reason
+    assert job.blocker.message.startswith("waits for the init container proxy")
+    assert job.needs_person is (reason is not Reason.PROGRESSING)
 
 
 @pytest.mark.parametrize("reason", ["Error", "OOMKilled"])

@@ -82,7 +82,7 @@ def diagnose(pod: ObservedPod | None, warning: str, now: datetime) -> Blocker | 
     return (
         _node_lost(pod, now)
         or _unscheduled(pod)
-        or sidecar_blocker(pod)
+        or sidecar_blocker(pod, now)
         or _not_started(pod, warning)
     )
 

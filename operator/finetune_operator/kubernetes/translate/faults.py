@@ -49,7 +49,7 @@ def _storage_exceeded(pod: ObservedPod) -> PodFault | None:
     if container and container[1] != STAGE_CONTAINER:
         # Its author is an injector, and its use may depend on time: the next attempt goes on.
         fix = f"raise the limit of the container {container[1]}, which an admission policy may have added"
-        return PodFault(Reason.SIDECAR_FAILED, f"{evidence}: {fix}")
+        return PodFault(Reason.STAGE_FAILED, f"{evidence}: {fix}")
     volume = EMPTY_DIR.search(evidence)
     total = POD_STORAGE.search(evidence)
     if volume:

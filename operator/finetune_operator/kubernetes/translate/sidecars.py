@@ -1,19 +1,30 @@
 """The other containers of a stage's pod, which admission policies inject: whether they hold it up, or fail: pure."""
 
+from datetime import datetime, timedelta
+
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.metadata import STAGE_CONTAINER
 from finetune_operator.core.observation import Blocker
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_operator.kubernetes.translate.pod import ObservedPod, terminations
+from finetune_operator.kubernetes.translate.pod import (
+    ObservedPod,
+    terminations,
+    time_of,
+)
 
 # A proxy may restart until its control plane answers.
 MAX_RESTARTS = 3
 """Number of restarts after a failure from which a container counts as failed."""
+LATE_AFTER = timedelta(minutes=5)
+"""Time after which an init container that has not ended, or not started as a sidecar, needs a person."""
 OPT_OUT = 'the label sidecar.istio.io/inject: "false" or the like'
 
 
-def sidecar_blocker(pod: ObservedPod) -> Blocker | None:
-    """Return what a container besides the stage's does to the attempt; None for a pod that has ended."""
+def sidecar_blocker(pod: ObservedPod, now: datetime | None = None) -> Blocker | None:
+    """Return what a container besides the stage's does to the attempt; None for a pod that has ended.
+
+    Without a time, no container starts late.
+    """
     if pod.finished or pod.deleted_at:
         return None
     if pod.exit_code is not None:
@@ -25,7 +36,7 @@ def sidecar_blocker(pod: ObservedPod) -> Blocker | None:
         return Blocker(
             Reason.SIDECAR_FAILED, f"{describe_failure(failed)}, so {effect}: {fix}"
         )
-    return _starts_late(pod)
+    return _starts_late(pod, now)
 
 
 def failed_sidecar(pod: ObservedPod) -> str:
@@ -64,7 +75,7 @@ def _outlives(pod: ObservedPod) -> Blocker | None:
     )
 
 
-def _starts_late(pod: ObservedPod) -> Blocker | None:
+def _starts_late(pod: ObservedPod, now: datetime | None) -> Blocker | None:
     """Return the init container that the process waits for."""
     if pod.started_at:
         return None
@@ -72,7 +83,11 @@ def _starts_late(pod: ObservedPod) -> Blocker | None:
         running = (status.get("state") or {}).get("running")
         if running and not status.get("started"):
             message = f"waits for the init container {status['name']}"
-            return Blocker(Reason.PROGRESSING, message)
+            since = time_of(running.get("startedAt"))
+            if now is None or since is None or now < since + LATE_AFTER:
+                return Blocker(Reason.PROGRESSING, message)
+            fix = f"run `kubectl logs {pod.name} -c {status['name']}`"
+            return Blocker(Reason.CONTAINER_NOT_STARTED, f"{message}: {fix}")
     return None
 
 
