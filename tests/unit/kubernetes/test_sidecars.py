@@ -173,6 +173,7 @@ def test_native_sidecar_that_starts_late_is_named(minute, reason):
     init = {"state": running(), "started": False}
     late = pod(waiting("PodInitializing"), "Pending", init=init)
     job = observed_job(NAME, a_job(), [late], NOW.replace(minute=minute))
+    assert job.blocker
     assert job.blocker.reason is reason
     assert job.blocker.message.startswith("waits for the init container proxy")
     assert job.needs_person is (reason is not Reason.PROGRESSING)
