@@ -29,7 +29,8 @@ def test_suspended_job_waits_without_a_clock(namespace: KubeNamespace):
     wait_blocked(driver, "WaitingForQuota", "is suspended")
     assert driver.status["phase"] == "Pending"
     assert driver.stage("prepare")["interruptions"] == 1
-    assert not driver.namespace.run("get", "pods", "--no-headers", "-o", "name")
+    # The object of the pod may outlive its process for a moment.
+    driver.until(lambda: not driver.namespace.run("get", "pods", "-o", "name"))
     suspend(driver, suspended=False)
     driver.wait_finished()
     [attempt] = driver.stage("prepare")["attempts"]

@@ -130,7 +130,9 @@ class Servers:
             )
         # The cache may have fewer pods than the Deployment is to have.
         if _ready(deployment) < deployment["spec"].get("replicas", 1):
-            return _observe_start(name, pods[0], self._warning(deployment, None), now)
+            failure = self._warning(deployment, None)
+            # The pods that exist are ready: the attempt waits for a pod that cannot be created, or is not known yet.
+            return _observe_start(name, None if failure else pods[0], failure, now)
         result = self.probes.result(pods[0])
         if result:
             return _observe_answer(

@@ -50,10 +50,16 @@ def servers_of(deployment: Object, *pods: Object, probes: Any = None) -> Servers
     return Servers(FakeApi(), cache, probes or NoProbe())
 
 
-def observed(*pods: Object, ready: int = 0, replicas: int = 1, probes: Any = None):
+def observed(
+    *pods: Object,
+    ready: int = 0,
+    replicas: int = 1,
+    probes: Any = None,
+    conditions: tuple[Object, ...] = (),
+):
     """Return the attempt as observed from these pods."""
     deployment = deployment_of(replicas=replicas)
-    deployment["status"] = {"readyReplicas": ready}
+    deployment["status"] = {"readyReplicas": ready, "conditions": list(conditions)}
     servers = servers_of(deployment, *pods, probes=probes)
     name = deployment["metadata"]["name"]
     return asyncio.run(servers.observe_attempt(PIPELINE, name, NOW))
@@ -189,6 +195,19 @@ def test_out_of_memory_server_is_not_restarted():
         "lastState": terminated(137, reason="OOMKilled"),
     }
     assert observed(pod).out_of_memory
+
+
+def test_replica_that_a_quota_refuses_is_the_blocker():
+    """Beside a ready replica, whose time until it was ready is over."""
+    refused = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "message": "exceeded quota: pods=1",
+    }
+    ready = a_pod(running(), {"type": "Ready", "status": "True"})
+    job = observed(ready, replicas=2, ready=1, conditions=(refused,))
+    assert job.state is JobState.WAITING
+    assert job.blocker.reason is Reason.WAITING_FOR_QUOTA
 
 
 def test_replica_failure_is_read_from_the_condition():
