@@ -139,7 +139,7 @@ def _in_zone_of_training(
 ) -> PodPlacement:
     """Return the placement of prepare in the zone that train asks for, because its pod binds the volume in its zone."""
     train = pipeline.spec.train
-    if settings.placement_defaults is None or train is None or spec.name != "prepare":
+    if settings.placement_defaults is None or spec.name != "prepare":
         return placement
     wanted = train.over(pipeline.spec.pod_defaults).over(settings.defaults.pod_defaults)
     zone = {
