@@ -11,6 +11,9 @@ SHORT_NAME = "ft"
 RETRY_ANNOTATION = f"{GROUP}/retry"
 """A new value retries the failed stage with fresh retry budgets."""
 
+ADOPT_ANNOTATION = f"{GROUP}/adopt"
+"""URI@sha256:… of a published model that is the result of a pipeline that has not run yet."""
+
 # It stays cancelled until it is retried, whatever the annotation says later.
 CANCEL_ANNOTATION = f"{GROUP}/cancel"
 """A new value cancels the pipeline."""

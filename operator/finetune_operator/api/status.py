@@ -314,6 +314,8 @@ class HandledAnnotations(ExtensibleModel):
     """Last handled value of the retry annotation."""
     cancel: str | None = None
     """Last handled value of the cancel annotation."""
+    adopt: str | None = None
+    """Last handled value of the adopt annotation."""
 
 
 class Refusal(ExtensibleModel):

@@ -1,17 +1,17 @@
 """The state of every stage: pure, from the spec, the last status and the observation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import ConfigContext, StageSpec
+from finetune_operator.api.stages.push import Push
 from finetune_operator.api.status import (
     GateStatus,
     StageState,
     StageStatus,
-    truncate_message,
 )
 from finetune_operator.core.adoption import (
     adopt,
@@ -24,6 +24,8 @@ from finetune_operator.core.assessment import (
     PipelineAssessment,
     StageAssessment,
     stages_to_verify,
+    with_server_warning,
+    with_state,
 )
 from finetune_operator.core.costs import pipeline_costs
 from finetune_operator.core.endings import describe_end, is_final
@@ -41,12 +43,18 @@ from finetune_operator.core.observation import (
     Blocker,
     JobState,
     Observation,
-    ObservedServer,
 )
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.core.published import (
+    adopted_result,
+    adoption_error,
+    is_adopted,
+    may_adopt,
+)
 from finetune_operator.core.suspect_nodes import avoidance_note
 from finetune_operator.core.workspace import (
     WORKSPACE,
+    WRITING_STAGES,
     create_blocker,
     lost_results,
     start_blocker,
@@ -55,6 +63,7 @@ from finetune_trainer.contract import StageConfig
 
 Finding = tuple[StageState, Reason, str]
 """State, reason and message of a stage."""
+ADOPTED = "the pipeline has adopted a published model"
 NOT_REQUESTED: Finding = (StageState.SKIPPED, Reason.NOT_REQUESTED, "not requested")
 
 
@@ -102,7 +111,11 @@ class _Assessor:
             for refusal in pipeline.status.refusals
         }
         self.from_other_version = is_from_other_version(pipeline)
-        self.stages_to_verify = stages_to_verify(pipeline.status.stages)
+        stages = pipeline.status.stages
+        # No stage of this pipeline has made an adopted model.
+        adopted = is_adopted(stages)
+        self.stages_to_verify = frozenset() if adopted else stages_to_verify(stages)
+        self.adopts = pipeline.adopt is not None and may_adopt(stages)
         self.gates: tuple[GateStatus, ...] = ()
         self.active_time = timedelta()
         self.specs: dict[str, StageSpec] = {}
@@ -126,6 +139,10 @@ class _Assessor:
         if spec:
             status = self._compare(spec, status)
             self.specs[kind.name] = spec
+            if isinstance(spec, Push) and self.adopts:
+                text = self.pipeline.adopt or ""
+                result = adopted_result(spec, text, status.identity)
+                status = status.model_copy(update={"result": result})
             if status.result:
                 self.gates = spec.compare_with_gates(status.result) or self.gates
         self.statuses[kind.name] = status
@@ -154,7 +171,8 @@ class _Assessor:
             for name, spec in self.specs.items()
             if self._failed(spec, self.statuses[name])
         }
-        if self.cancelled:
+        # An adopted model needs no file of the claim.
+        if self.cancelled or is_adopted(self.statuses):
             return
         workspace = self.observation.workspace
         lost = lost_results(self.pipeline, workspace, self.statuses, self.gates, failed)
@@ -173,7 +191,7 @@ class _Assessor:
             for job, server in self.observation.servers.items()
             if server.stage == kind.name
         }
-        assessed = _with_server_warning(_with_state(status, *finding), servers)
+        assessed = with_server_warning(with_state(status, *finding), servers)
         config = self.configs.get(kind.name)
         self.assessments[kind.name] = StageAssessment(spec, config, assessed, servers)
 
@@ -290,6 +308,8 @@ class _Assessor:
         return None
 
     def _skipped(self, spec: StageSpec, _status: StageStatus) -> Finding | None:
+        if spec.name in WRITING_STAGES and is_adopted(self.statuses):
+            return StageState.SKIPPED, Reason.NOT_REQUESTED, ADOPTED
         dependencies = [self.assessments[name].status for name in spec.needs]
         messages = [
             spec.skip_reason(self.gates),
@@ -326,6 +346,10 @@ class _Assessor:
     def _blocked(self, spec: StageSpec, _status: StageStatus) -> Finding | None:
         if self.cancelled:
             return StageState.FAILED, Reason.CANCELLED, "cancelled"
+        if self.adopts:
+            error = adoption_error(self.pipeline.spec, self.pipeline.adopt or "")
+            if error:
+                return StageState.PENDING, Reason.SPEC_INVALID, error
         limit = self.pipeline.spec.max_runtime_seconds
         if limit and self.active_time >= timedelta(seconds=limit):
             message = "all stages together ran longer than maxRuntimeSeconds"
@@ -368,25 +392,3 @@ class _Assessor:
         for name, job in self.observation.jobs.items():
             if job.live and name not in running:
                 yield name
-
-
-def _with_server_warning(
-    status: StageStatus, servers: Mapping[str, ObservedServer]
-) -> StageStatus:
-    """Add to the message of an unfinished stage that the server of its earlier result is down."""
-    if status.state is StageState.SUCCEEDED:
-        return status
-    for server in servers.values():
-        if server.current and server.problem:
-            parts = (status.message, f"meanwhile {server.problem.message}")
-            message = truncate_message("; ".join(part for part in parts if part))
-            return status.model_copy(update={"message": message})
-    return status
-
-
-def _with_state(
-    status: StageStatus, state: StageState, reason: Reason, message: str
-) -> StageStatus:
-    return status.model_copy(
-        update={"state": state, "reason": reason, "message": truncate_message(message)}
-    )

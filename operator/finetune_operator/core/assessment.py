@@ -7,7 +7,12 @@ from datetime import timedelta
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import StageSpec
-from finetune_operator.api.status import GateStatus, StageState, StageStatus
+from finetune_operator.api.status import (
+    GateStatus,
+    StageState,
+    StageStatus,
+    truncate_message,
+)
 from finetune_operator.core.observation import Blocker, Observation, ObservedServer
 from finetune_trainer.contract import StageConfig
 
@@ -73,3 +78,26 @@ def stages_to_verify(stages: Mapping[str, StageStatus]) -> frozenset[str]:
         if misses_input or kind.name in names:
             names.update(kind.needs)
     return frozenset(names)
+
+
+def with_server_warning(
+    status: StageStatus, servers: Mapping[str, ObservedServer]
+) -> StageStatus:
+    """Add to the message of an unfinished stage that the server of its earlier result is down."""
+    if status.state is StageState.SUCCEEDED:
+        return status
+    for server in servers.values():
+        if server.current and server.problem:
+            parts = (status.message, f"meanwhile {server.problem.message}")
+            message = truncate_message("; ".join(part for part in parts if part))
+            return status.model_copy(update={"message": message})
+    return status
+
+
+def with_state(
+    status: StageStatus, state: StageState, reason: Reason, message: str
+) -> StageStatus:
+    """Return the status with this state; a long message is cut."""
+    return status.model_copy(
+        update={"state": state, "reason": reason, "message": truncate_message(message)}
+    )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from finetune_operator.api.placement import ON_DEMAND
@@ -63,6 +63,10 @@ class JobTemplate:
     """Nodes on which earlier attempts have ended again and again."""
 
 
+ZONE_LABELS = ("topology.kubernetes.io/region", "topology.kubernetes.io/zone")
+"""Labels of nodes that say where a volume can be mounted."""
+
+
 def job_template(
     pipeline: Pipeline,
     spec: StageSpec,
@@ -107,7 +111,9 @@ def job_template(
         written_claims=claims_of(config.written_uris()),
         pods=spec.pods,
         pod=pod,
-        placement=_placement(spec, attempt, settings),
+        placement=_in_zone_of_training(
+            pipeline, _placement(spec, attempt, settings), spec, settings
+        ),
         sets_user=settings.sets_user,
         grace=settings.grace_period,
         max_silence_seconds=spec.max_silence_seconds,
@@ -126,6 +132,23 @@ def _placement(
     return pod_placement(
         spec, capacity, attempt.node_class or "", settings.placement_defaults
     )
+
+
+def _in_zone_of_training(
+    pipeline: Pipeline, placement: PodPlacement, spec: StageSpec, settings: Settings
+) -> PodPlacement:
+    """Return the placement of prepare in the zone that train asks for, because its pod binds the volume in its zone."""
+    train = pipeline.spec.train
+    if settings.placement_defaults is None or spec.name != "prepare":
+        return placement
+    wanted = train.over(pipeline.spec.pod_defaults).over(settings.defaults.pod_defaults)
+    zone = {
+        label: value
+        for label, value in wanted.pod.node_selector.items()
+        if label in ZONE_LABELS
+    }
+    selector = {**zone, **placement.node_selector}
+    return replace(placement, node_selector=selector)
 
 
 def referenced_claims(config: StageConfig) -> tuple[str, ...]:

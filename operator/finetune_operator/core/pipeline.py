@@ -4,7 +4,11 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
+from finetune_operator.api.group import (
+    ADOPT_ANNOTATION,
+    CANCEL_ANNOTATION,
+    RETRY_ANNOTATION,
+)
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 
@@ -46,6 +50,12 @@ class Pipeline:
         return self._unhandled(
             CANCEL_ANNOTATION, self.status.observed_annotations.cancel
         )
+
+    @property
+    def adopt(self) -> str | None:
+        """Return the published model to adopt, or None. A copied manifest brings it along on purpose."""
+        value = self.annotations.get(ADOPT_ANNOTATION)
+        return value if value != self.status.observed_annotations.adopt else None
 
     def _unhandled(self, annotation: str, handled: str | None) -> str | None:
         value = self.annotations.get(annotation)

@@ -35,6 +35,7 @@ from finetune_operator.core.identity import release
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.plan import Plan
+from finetune_operator.core.published import adoption_error, may_adopt
 from finetune_trainer.contract import DeployResult, Progress, PushResult
 
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -201,7 +202,17 @@ def _handled_annotations(pipeline: Pipeline) -> HandledAnnotations:
     return HandledAnnotations(
         retry=before.retry if retry is None else retry,
         cancel=before.cancel if cancel is None else cancel,
+        adopt=_handled_adoption(pipeline),
     ).with_unknown_fields_of(before)
+
+
+def _handled_adoption(pipeline: Pipeline) -> str | None:
+    """Return the adoption to remember as handled. An annotation with a mistake stays a request."""
+    text = pipeline.adopt
+    waits = text is not None and may_adopt(pipeline.status.stages)
+    if text is None or (waits and adoption_error(pipeline.spec, text)):
+        return pipeline.status.observed_annotations.adopt
+    return text
 
 
 def _handled(pipeline: Pipeline, annotation: str, token: str | None) -> str | None:

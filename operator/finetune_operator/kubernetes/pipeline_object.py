@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import (
+    ADOPT_ANNOTATION,
     API_VERSION,
     CANCEL_ANNOTATION,
     KIND,
@@ -21,7 +22,7 @@ from finetune_operator.kubernetes.translate.api_errors import (
 )
 from finetune_operator.kubernetes.translate.object import Object
 
-READ_ANNOTATIONS = frozenset({CANCEL_ANNOTATION, RETRY_ANNOTATION})
+READ_ANNOTATIONS = frozenset({ADOPT_ANNOTATION, CANCEL_ANNOTATION, RETRY_ANNOTATION})
 """Annotations by which a user requests something of the operator."""
 
 

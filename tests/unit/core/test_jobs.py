@@ -320,3 +320,19 @@ def test_operator_settings_define_capacity_and_pools():
         ].placement.node_selector
         == {}
     )
+
+
+ZONE = "topology.kubernetes.io/zone"
+
+
+@pytest.mark.parametrize(
+    ("prepare", "zone"), [({}, "a"), ({"pod": {"nodeSelector": {ZONE: "b"}}}, "b")]
+)
+def test_prepare_binds_the_volume_in_the_zone_of_train(prepare, zone):
+    """Its pod comes first, and a volume that waits for it is created in its zone."""
+    selector = {ZONE: "a", "gpu": "h100"}
+    spec = a_pipeline(prepare=prepare, train={"pod": {"nodeSelector": selector}})
+    settings = Settings(placement_defaults=PlacementDefaults())
+    jobs = templates(Scenario(spec, settings=settings))
+    assert jobs["prepare"].placement.node_selector == {ZONE: zone}
+    assert jobs["train"].placement.node_selector.items() >= selector.items()

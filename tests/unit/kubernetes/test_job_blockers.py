@@ -48,6 +48,42 @@ BLOCKERS = {
         Reason.WAITING_FOR_CAPACITY,
         "untolerated taint",
     ),
+    "volume in another zone": (
+        a_pod(
+            None,
+            unschedulable(
+                "0/4 nodes are available: 4 node(s) had volume node affinity conflict."
+            ),
+            phase="Pending",
+        ),
+        "",
+        Reason.VOLUME_NOT_READY,
+        "topology.kubernetes.io/zone in podDefaults.nodeSelector",
+    ),
+    "newer words for another zone": (
+        a_pod(
+            None,
+            unschedulable(
+                "0/4 nodes: 4 node(s) didn't match PersistentVolume's node affinity."
+            ),
+            phase="Pending",
+        ),
+        "",
+        Reason.VOLUME_NOT_READY,
+        "topology.kubernetes.io/zone in podDefaults.nodeSelector",
+    ),
+    "volume in a full zone": (
+        a_pod(
+            None,
+            unschedulable(
+                "0/4 nodes: 2 Insufficient nvidia.com/gpu, 2 node(s) had volume node affinity conflict."
+            ),
+            phase="Pending",
+        ),
+        "",
+        Reason.WAITING_FOR_CAPACITY,
+        "topology.kubernetes.io/zone in podDefaults.nodeSelector",
+    ),
     "no gpu": (
         a_pod(
             None,

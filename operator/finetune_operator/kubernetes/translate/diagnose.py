@@ -27,6 +27,13 @@ _IMAGE_ERRORS = frozenset(
         "RegistryUnavailable",
     }
 )
+# Older schedulers say volume node affinity conflict, newer ones PersistentVolume's node affinity.
+ZONAL = re.compile(r"volume node affinity conflict|PersistentVolume's node affinity")
+ZONE_FIX = (
+    "an earlier stage has bound the volume in another zone than the nodes that have room: set "
+    "topology.kubernetes.io/zone in podDefaults.nodeSelector to this stage's zone, back up what you need, and delete "
+    "the claim; all stages then run again"
+)
 STARTING = frozenset({"ContainerCreating", "PodInitializing", "", None})
 """Reasons of a container that waits for nothing special."""
 PASSES = frozenset({Reason.WAITING_FOR_CAPACITY, Reason.WAITING_FOR_QUOTA})
@@ -105,10 +112,14 @@ def _unscheduled(pod: ObservedPod) -> Blocker | None:
     message = str(scheduled.get("message") or "no node accepts the pod")
     # The scheduler's words: persistentvolumeclaim … not found, unbound PersistentVolumeClaims,
     # PersistentVolume's affinity.
+    lacking = sorted(set(re.findall(r"Insufficient ([\w.-]+/[\w-]+)", message)))
+    if ZONAL.search(message):
+        # Nodes in the volume's zone may get room, and another node class may have some.
+        waits = Reason.WAITING_FOR_CAPACITY if lacking else Reason.VOLUME_NOT_READY
+        return Blocker(waits, f"{message}; {ZONE_FIX}")
     if "ersistent" in message:
         fix = "run `kubectl describe pvc`: its StorageClass must exist and provision, and its zone must have nodes"
         return Blocker(Reason.VOLUME_NOT_READY, f"{message}; {fix}")
-    lacking = sorted(set(re.findall(r"Insufficient ([\w.-]+/[\w-]+)", message)))
     if not lacking:
         return Blocker(Reason.WAITING_FOR_CAPACITY, message)
     fix = f"no node has {' or '.join(lacking)} available: wait for other pods, or check that its device plugin runs"
