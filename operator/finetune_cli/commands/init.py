@@ -20,6 +20,7 @@ from finetune_cli.checks.sources import path_problems
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import INVALID
+from finetune_cli.forecast.learning_rate import start_rate
 from finetune_cli.manifest import yaml_reader
 from finetune_cli.manifest.fields import UriField, sources, targets
 from finetune_cli.manifest.manifest import read_text
@@ -144,6 +145,9 @@ def manifest_text(arguments: argparse.Namespace) -> str:
         raise UsageError(f"--model {model}: {base.problem}")
     proposal = propose(folder, sample)
     target = _target(arguments, model, data)
+    has_pairs = sample is not None and sample.has_preferences
+    # As YAML 1.2 reads a number, without the zero that Python writes into an exponent.
+    rate = f"{start_rate('DPO' if has_pairs else 'SFT'):.0e}".replace("e-0", "e-")
     condition = ", once every path below is an hf:// or pvc:// URI"
     if arguments.cluster:
         condition = ""
@@ -157,7 +161,8 @@ def manifest_text(arguments: argparse.Namespace) -> str:
         on_cluster=condition,
         columns=_columns_line(sample),
         packing="" if base.packs else PACKING_LINE,
-        objective=OBJECTIVE_LINE if sample and sample.has_preferences else "",
+        objective=OBJECTIVE_LINE if has_pairs else "",
+        rate=rate,
         fraction=f"{proposal.validation_fraction:<20g}",
         context=f"{proposal.context_length:<15}",
         micro=proposal.micro_batch_size,

@@ -26,6 +26,7 @@ from finetune_cli.forecast.forecast import (
     PipelineForecast,
     forecast,
 )
+from finetune_cli.forecast.learning_rate import learning_rate_line
 from finetune_cli.forecast.placement import placement_lines, read_placement
 from finetune_cli.local.run import LocalRun
 from finetune_cli.manifest.fields import without_effect
@@ -84,6 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
     now = datetime.now(UTC)  # noqa: TID251  an edge
     places = list(placement_lines(planned, manifest.spec, defaults, now))
     unused = without_effect(manifest.spec)
+    warning = learning_rate_line(manifest.spec)
+    if warning:
+        notes.append(warning)
     if arguments.json:
         print_forecast_json(
             planned.stages,

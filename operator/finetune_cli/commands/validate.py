@@ -13,6 +13,7 @@ from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import Diagnostic, sort_diagnostics
 from finetune_cli.exit_codes import INVALID
 from finetune_cli.forecast.few_steps import few_steps_line
+from finetune_cli.forecast.learning_rate import learning_rate_line
 from finetune_cli.local.run import LocalRun
 from finetune_cli.manifest.manifest import ReadResult, read_all
 from finetune_cli.output.preview_lines import usable_records
@@ -84,6 +85,9 @@ def _check_sources(
     """
     lines: list[str] = []
     for manifest in result.manifests:
+        warning = learning_rate_line(manifest.spec)
+        if warning:
+            lines.append(warning)
         with tempfile.TemporaryDirectory() as links:
             local_run = LocalRun.read_only(
                 manifest, workdir_for(manifest, workdir), Path(links)

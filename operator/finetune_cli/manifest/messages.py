@@ -44,6 +44,7 @@ PATTERNS = {
     names.FIELD_PATH: "must be a field such as metadata.name, metadata.labels['KEY'], spec.nodeName or status.podIP",
     names.IMAGE: "must be an image as in [HOST/]NAME[:TAG][@DIGEST], in lower case but for the tag",
     names.LABEL_KEY: LABEL_KEY,
+    names.OPTIONAL_LABEL_KEY: LABEL_KEY,
     names.ANNOTATION_KEY: LABEL_KEY,
     names.LABEL_VALUE: (
         "must be a label value: letters, digits, _, . and -, with a letter or digit at both ends"

@@ -11,6 +11,7 @@ LABEL_KEY = (
     r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
 )
 """A name of at most 63 characters, alone or behind a domain."""
+OPTIONAL_LABEL_KEY = f"^({LABEL_KEY[1:-1]})?$"
 # The API server compares the domain of an annotation without its case.
 ANNOTATION_KEY = LABEL_KEY.replace("[a-z0-9]", "[A-Za-z0-9]").replace(
     "[a-z0-9-]", "[A-Za-z0-9-]"
@@ -35,6 +36,9 @@ IMAGE = (
 
 ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=DNS_SUBDOMAIN)]
 LabelKey = Annotated[str, StringConstraints(max_length=316, pattern=LABEL_KEY)]
+OptionalLabelKey = Annotated[
+    str, StringConstraints(max_length=316, pattern=OPTIONAL_LABEL_KEY)
+]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=LABEL_VALUE)]
 AnnotationKey = Annotated[
     str, StringConstraints(max_length=316, pattern=ANNOTATION_KEY)

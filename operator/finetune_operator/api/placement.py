@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from finetune_operator.api.amounts import Amount
-from finetune_operator.api.names import LabelKey, LabelValue
+from finetune_operator.api.names import LabelValue, OptionalLabelKey
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_trainer.contract import ContractModel, one_of
 
@@ -28,16 +28,36 @@ class Toleration(WithRules):
                 data.get("operator") != "Exists" or not data.get("value")
             ),
         ),
+        Rule(
+            field="operator",
+            message="must be Exists without a key: add key, or set operator to Exists",
+            cel="(has(self.key) && self.key != '') || (has(self.operator) && self.operator == 'Exists')",
+            is_valid=lambda data: (
+                bool(data.get("key")) or data.get("operator") == "Exists"
+            ),
+        ),
+        Rule(
+            field="effect",
+            message="must be NoExecute with tolerationSeconds: set it, or remove tolerationSeconds",
+            cel="!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            is_valid=lambda data: (
+                "tolerationSeconds" not in data or data.get("effect") == "NoExecute"
+            ),
+        ),
     )
 
-    key: LabelKey
-    """Key of the taint."""
+    key: OptionalLabelKey | None = None
+    """Key of the taint. Absent, with operator Exists: all keys."""
     operator: Literal["Equal", "Exists"] = "Equal"
     """Equal compares the value. Exists matches any value."""
     value: LabelValue | None = None
     """Value of the taint, for operator Equal."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
     """Effect of the taint. Absent: all effects."""
+    # Kubernetes has 64 bits; CEL and JSON compare so many exactly.
+    toleration_seconds: int | None = Field(default=None, ge=-(2**53), le=2**53)
+    """Seconds for which the pod stays on a node with this taint, for effect NoExecute. Absent: for ever. Zero or less:
+    not at all."""
 
 
 class Nodes(ContractModel):

@@ -17,6 +17,7 @@ import datasets
 import lm_eval.api.task
 import lm_eval.tasks._yaml_loader
 from lm_eval.api.registry import metric_registry
+from pydantic import ValidationError
 
 from finetune_trainer.contract import Environment, Task
 from finetune_trainer.evaluation.tasks import load_tasks
@@ -111,9 +112,22 @@ def _reason(error: BaseException | None) -> str:
 def main() -> None:
     """Check the tasks of stdin."""
     run_no_code()
-    tasks = [Task.model_validate(fields) for fields in json.load(sys.stdin)]
-    for task in tasks:
-        print(json.dumps(check_task(task, Environment(Path()))), flush=True)
+    for fields in json.load(sys.stdin):
+        print(json.dumps(_answer(fields)), flush=True)
+
+
+def _answer(fields: Any) -> dict[str, Any]:
+    try:
+        task = Task.model_validate(fields)
+    except ValidationError as error:
+        name = fields.get("name") if isinstance(fields, dict) else None
+        problems = [
+            ": ".join((".".join(map(str, problem["loc"])), problem["msg"]))
+            for problem in error.errors(include_url=False, include_input=False)
+        ]
+        message = f"the task is invalid: {'; '.join(problems)}"
+        return {"name": name, "exit_code": ExitCode.CONFIG, "message": message}
+    return check_task(task, Environment(Path()))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,9 @@ def wrong_shape(config: Any) -> str:
         or _wrong_examples(getattr(config, "fewshot_config", None))
         or _wrong_number("num_fewshot", getattr(config, "num_fewshot", None) or 0, 0)
         or _wrong_number("repeats", getattr(config, "repeats", 1), 1)
-        or _wrong_metrics(getattr(config, "metric_list", None))
+        or _wrong_metrics(
+            getattr(config, "metric_list", None), has_function=callable(process_results)
+        )
         or _wrong_filters(getattr(config, "filter_list", None))
         or _wrong_generation(getattr(config, "generation_kwargs", None))
     )
@@ -76,8 +78,9 @@ def _wrong_number(key: str, number: Any, least: int) -> str:
     return f"{key} is {number!r}; write a whole number of at least {least}"
 
 
-def _wrong_metrics(metrics: Any) -> str:
-    if metrics is None:
+def _wrong_metrics(metrics: Any, *, has_function: bool) -> str:
+    # A function of the task names its own metrics.
+    if metrics is None or (metrics == [] and has_function):
         return ""
     if not isinstance(metrics, list) or not metrics:
         return f"metric_list is {metrics!r}; {METRICS}"
