@@ -95,6 +95,7 @@ class EnvVar(WithRules):
         Rule(
             field="value",
             message="set value or valueFrom, not both",
+            reason="FieldValueForbidden",
             cel="!(has(self.value) && has(self.valueFrom))",
             is_valid=lambda data: not ("value" in data and "valueFrom" in data),
         ),
@@ -127,6 +128,7 @@ RESERVED_NAMES = Rule(
     field="env",
     message=f"names with the prefix FINETUNE_ are reserved for the stage contract; only {', '.join(USER_SETTABLE[:-1])}"
     f" and {USER_SETTABLE[-1]} may be set",
+    reason="FieldValueForbidden",
     cel=f"!has(self.env) || self.env.all(one, !one.name.startsWith('FINETUNE_') || one.name in {list(USER_SETTABLE)})",
     is_valid=lambda data: all(
         variable["name"] in USER_SETTABLE

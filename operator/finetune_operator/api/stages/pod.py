@@ -227,6 +227,7 @@ def _reserved_keys(field: str, reserved: str, message: str) -> Rule:
     return Rule(
         field=field,
         message=message,
+        reason="FieldValueForbidden",
         cel=f"!has(self.{field}) || !self.{field}.exists(key, key.matches('{reserved}'))",
         is_valid=lambda data: (
             not any(re.match(reserved, key) for key in data.get(field, ()))
