@@ -253,7 +253,7 @@ class PipelineSpec(WithRules):
     datasets: tuple[Dataset, ...] = Field(min_length=1, max_length=64)
     """The training records: data sets, read in this order."""
 
-    # The API server must not store it: nobody owns a stored fraction, so a later edit to `uri` would keep both.
+    # The API server must not store it: no manager owns a stored fraction, so it would stay beside a later `uri`.
     validation: ValidationSet = Field(
         default=ValidationSet(fraction=0.05), json_schema_extra=not_stored
     )

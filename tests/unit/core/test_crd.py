@@ -394,7 +394,7 @@ def test_lists_and_objects_of_the_status_have_no_schema(schema):
 
 
 def test_default_of_an_object_has_only_defaults_of_its_fields(definition):
-    """Nobody owns another value, so no later manifest removes it: it stays beside a field that excludes it."""
+    """No manager owns another value, so no later manifest removes it: it stays beside a field that excludes it."""
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     differing = [
         f"{path}.{name}"
