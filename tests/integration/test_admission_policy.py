@@ -345,7 +345,9 @@ def test_owner_of_another_kind_stays(team: KubeNamespace):
 def test_operator_changes_only_the_number_of_servers(team: KubeNamespace):
     manifest = built("deploy")
     name = manifest["metadata"]["name"]
-    Account(team).create(manifest)
+    # The garbage collector would delete it with an owner that does not exist.
+    del manifest["metadata"]["ownerReferences"]
+    Account(team, is_operator=False).create(manifest)
     Account(team).patch("deployment", name, {"spec": {"replicas": 3}})
     image = {"metadata": {"annotations": {"a": "b"}}}
     with pytest.raises(TimedOut, match="denied request: template: "):

@@ -163,11 +163,13 @@ def test_rule_names_the_field_and_the_kind_of_mistake(schema):
     assert paths["validation.uri"] == ".validation.uri"
     assert paths["limits.ephemeral-storage"] == ".limits['ephemeral-storage']"
     at_the_object = {name for name, path in paths.items() if path is None}
-    # A rule about all keys of a mapping, and two rules about all fields of an object, are at their objects.
+    # A rule about all keys of a mapping, and the rules about all fields of an object, are at their objects.
     assert {name.partition(" ")[0] for name in at_the_object} == {
         "every",
         "envFrom",
+        "sources",
         "valueFrom",
+        "volumes",
     }
 
 

@@ -61,7 +61,7 @@ class FieldRef(ContractModel):
     """Path of the field, for example spec.nodeName."""
 
 
-def _exactly_one(field: str, names: tuple[str, ...]) -> Rule:
+def exactly_one(field: str, names: tuple[str, ...]) -> Rule:
     """Return the rule that a single field of these is set."""
     return Rule(
         field=field,
@@ -77,7 +77,7 @@ class ValueFrom(WithRules):
     """Source of a variable's value. A local run takes the variable from your environment instead."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        _exactly_one("valueFrom", ("secretKeyRef", "configMapKeyRef", "fieldRef")),
+        exactly_one("valueFrom", ("secretKeyRef", "configMapKeyRef", "fieldRef")),
     )
 
     secret_key_ref: KeyRef | None = None
@@ -113,7 +113,7 @@ class EnvFrom(WithRules):
     """All keys of a Secret or ConfigMap as variables. A local run uses your environment instead."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        _exactly_one("envFrom", ("secretRef", "configMapRef")),
+        exactly_one("envFrom", ("secretRef", "configMapRef")),
     )
 
     prefix: VariablePrefix | None = None
