@@ -342,19 +342,6 @@ def test_owner_of_another_kind_stays(team: KubeNamespace):
     assert_only_operators_patch_is_refused(team, "shared-owner", "deletion", patch)
 
 
-def test_operator_changes_only_the_number_of_servers(team: KubeNamespace):
-    manifest = built("deploy")
-    name = manifest["metadata"]["name"]
-    # The garbage collector would delete it with an owner that does not exist.
-    del manifest["metadata"]["ownerReferences"]
-    Account(team, is_operator=False).create(manifest)
-    Account(team).patch("deployment", name, {"spec": {"replicas": 3}})
-    image = {"metadata": {"annotations": {"a": "b"}}}
-    with pytest.raises(TimedOut, match="denied request: template: "):
-        Account(team).patch("deployment", name, {"spec": {"template": image}})
-    Account(team, is_operator=False).run("delete", "deployment", name)
-
-
 @pytest.fixture(scope="module")
 def foreign_service(team: KubeNamespace) -> str:
     """A Service of a user."""

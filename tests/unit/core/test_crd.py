@@ -391,16 +391,3 @@ def test_lists_and_objects_of_the_status_have_no_schema(schema):
         "x-kubernetes-preserve-unknown-fields",
     }
     assert "attempts" in status["stages"]["description"]
-
-
-def test_default_of_an_object_has_only_defaults_of_its_fields(definition):
-    """No manager owns another value, so no later manifest removes it: it stays beside a field that excludes it."""
-    schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    differing = [
-        f"{path}.{name}"
-        for path, part in walk(schema["properties"]["spec"])
-        if isinstance(part.get("default"), dict)
-        for name, value in part["default"].items()
-        if part.get("properties", {}).get(name, {}).get("default") != value
-    ]
-    assert differing == []

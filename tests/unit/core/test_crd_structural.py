@@ -167,7 +167,6 @@ def test_rule_names_the_field_and_the_kind_of_mistake(schema):
     assert {name.partition(" ")[0] for name in at_the_object} == {
         "every",
         "envFrom",
-        "sources",
         "valueFrom",
         "volumes",
     }
@@ -263,3 +262,15 @@ def test_converted_schema_keeps_all_constraints():
         "self.all(key, size(key) <= 9)",
         r"self.all(key, key.matches('^\\S\'$'))",
     ]
+
+
+def test_default_of_an_object_has_only_defaults_of_its_fields(schema):
+    """No manager owns another value, so no later manifest removes it: it stays beside a field that excludes it."""
+    differing = [
+        f"{path}.{name}"
+        for path, part in parts(schema["properties"]["spec"], "spec")
+        if isinstance(part.get("default"), dict)
+        for name, value in part["default"].items()
+        if part.get("properties", {}).get(name, {}).get("default") != value
+    ]
+    assert differing == []

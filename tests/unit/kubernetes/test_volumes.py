@@ -69,6 +69,7 @@ def test_stage_has_its_own_time_to_stop(stage):
         {"volumes": [{**CA, "name": "workspace"}]},
         {"volumes": [{**CA, "name": "claim-0"}]},
         {"volumes": [CA, CA]},
+        {"volumes": [{"name": "none", "projected": {"sources": [{}]}}]},
         {
             "volumes": [
                 {

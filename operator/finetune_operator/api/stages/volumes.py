@@ -77,12 +77,8 @@ class ProjectedObject(ContractModel):
     """Whether the pod starts without it. Absent: it does not."""
 
 
-class Projection(WithRules):
+class Projection(ContractModel):
     """A source of a projected volume."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        exactly_one("sources", ("configMap", "secret")),
-    )
 
     config_map: ProjectedObject | None = None
     """A ConfigMap."""
@@ -147,6 +143,17 @@ class Volume(WithRules):
 
     rules: ClassVar[tuple[Rule, ...]] = (
         exactly_one("volumes", SOURCES),
+        # A rule of each source would be a rule in a list of lists, which no policy can check.
+        Rule(
+            field="projected.sources",
+            message="each source is a configMap or a secret, and not both",
+            cel="!has(self.projected)"
+            " || self.projected.sources.all(one, has(one.configMap) != has(one.secret))",
+            is_valid=lambda data: all(
+                len(source) == 1
+                for source in data.get("projected", {}).get("sources", ())
+            ),
+        ),
         Rule(
             field="name",
             message="is a name of the operator's own volumes: choose another name",
