@@ -111,6 +111,7 @@ def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:
     driver.until(lambda: len(driver.stage("train")["attempts"]) == 2)
     kubelet.held.clear()
     driver.wait_finished()
+    scale_server(driver)
     edit_and_grow(driver)
     lose_and_remove_server(driver)
     kubelet.held.add(
@@ -132,6 +133,21 @@ def manifest(name: str, **changes: Object) -> Object:
         **changes,
     }
     return pipeline_manifest(name, spec)
+
+
+def scale_server(driver: PipelineDriver) -> None:
+    """Scale the server as an autoscaler does, by the subresource of the pipeline; the server stays."""
+    job = driver.stage("deploy")["attempts"][-1]["job"]
+    driver.namespace.run("scale", "ft", driver.name, "--replicas=2")
+    driver.until(
+        lambda: driver.namespace.get("deployment", job)["spec"]["replicas"] == 2
+    )
+    driver.until(lambda: driver.object["status"]["observedGeneration"] > 1)
+    assert len(driver.stage("deploy")["attempts"]) == 1
+    path = f"/apis/finetune.dev/v1alpha1/namespaces/{driver.namespace.name}/finetunepipelines/{driver.name}/scale"
+    scale = json.loads(driver.namespace.kube.run("get", "--raw", path))
+    assert scale["spec"]["replicas"] == 2
+    assert scale["status"]["selector"] == f"finetune.dev/server={job}"
 
 
 def edit_and_grow(driver: PipelineDriver) -> None:

@@ -10,7 +10,8 @@ from finetune_cli.output.costs import cost_lines
 from finetune_cli.output.status_text import interruptions_line
 from finetune_cli.runs import RUNS, manifest_of
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL, link
-from finetune_operator.api.status import ModelStatus, PipelineStatus, StageState
+from finetune_operator.api.model_status import ModelStatus
+from finetune_operator.api.status import PipelineStatus, StageState
 from finetune_trainer.contract import DeployResult
 
 DIGEST_CHARACTERS = 19

@@ -1,6 +1,5 @@
 """Settings of other tools that have no field here, with the reason."""
 
-MOUNTS = "a pod has the volumes of the claims that its pvc:// URIs name"
 SAMPLE = "weight takes a sample of a data set: weight: 0.1 uses a tenth of its records"
 TOKENIZER = "the tokenizer is the base model's, with all its tokens"
 QUANTIZED = "spec.train.method: QLoRA holds the base model in NF4 and computes in spec.train.dtype"
@@ -107,8 +106,6 @@ NO_FIELD: dict[str, str] = {
     "sidecars": CONTAINERS,
     "restartpolicy": "the operator starts each attempt; maxFailures limits them",
     "completions": "the operator starts the pods; spec.train.nodes is their number",
-    "volumes": MOUNTS,
-    "volumemounts": MOUNTS,
     "securitycontext": "all pods run without root and privileges",
 }
 """Name of a setting of another tool that cannot be set here, in the same form -> the reason."""

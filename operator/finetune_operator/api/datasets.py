@@ -51,6 +51,7 @@ SOURCE_RULES = (
     Rule(
         field="config",
         message="config and split belong to a hub data set without a path: set uri to hf://ORG/NAME, or remove them",
+        reason="FieldValueForbidden",
         cel=f"!(has(self.config) || has(self.split)) || (has(self.uri) && self.uri.matches('^{REPOSITORY.pattern}$'))",
         is_valid=lambda data: (
             not data.keys() & {"config", "split"} or _is_repository(data)
@@ -89,6 +90,7 @@ class ValidationSet(WithRules, Validation):
         Rule(
             field="uri",
             message="is needed by revision, format and columns: add uri, or remove them",
+            reason="FieldValueForbidden",
             cel="has(self.uri) || !(has(self.revision) || has(self.columns)"
             " || (has(self.format) && self.format != 'Auto'))",
             is_valid=lambda data: (

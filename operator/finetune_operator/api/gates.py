@@ -73,6 +73,7 @@ SAME_KEYS = " && ".join(
 DISTINCT_GATES = Rule(
     field="gates",
     message=f"two gates have the same {', '.join(GATE_KEYS[:-1])} and {GATE_KEYS[-1]}: remove one",
+    reason="FieldValueDuplicate",
     cel=f"!has(self.gates) || self.gates.all(a, self.gates.exists_one(b, {SAME_KEYS}))",
     is_valid=_are_distinct,
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from finetune_trainer.contract import ContractModel
 
+Reason = Literal["FieldValueInvalid", "FieldValueForbidden", "FieldValueDuplicate"]
 Detail = tuple[tuple[str | int, ...], str]
 """The path of a value below the object, and what is wrong with it."""
 
@@ -30,6 +31,8 @@ class Rule:
     rule holds on a cluster only."""
     details: Callable[[Mapping[str, Any]], Iterator[Detail]] | None = None
     """Yields the places of the mistake for the command line, which prints them instead of the message."""
+    reason: Reason = "FieldValueInvalid"
+    """The kind of the mistake for clients of the API server. With Forbidden it prints no value."""
 
 
 class WithRules(ContractModel):
@@ -70,7 +73,13 @@ class WithRules(ContractModel):
         if cls.all_rules():
             target = handler.resolve_ref_schema(schema)
             target["x-kubernetes-validations"] = [
-                {"rule": rule.cel, "message": f"{rule.field}: {rule.message}"}
+                {
+                    "rule": rule.cel,
+                    "message": f"{rule.field}: {rule.message}",
+                    # `crd/structural.py` keeps the part of it that names a field of the schema.
+                    "fieldPath": rule.field,
+                    "reason": rule.reason,
+                }
                 for rule in cls.all_rules()
             ]
         return schema

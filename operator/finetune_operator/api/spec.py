@@ -21,6 +21,11 @@ from finetune_operator.api.stages.train import Train
 from finetune_trainer.contract import ModelSource, Tracking
 
 
+def not_stored(schema: dict[str, Any]) -> None:
+    """Remove the default of a field from its schema: the model fills it in, and the API server does not store it."""
+    schema.pop("default", None)
+
+
 class Workspace(WithRules):
     """The volume for the files of all stages. A local run uses a folder and reads only existingClaim."""
 
@@ -211,6 +216,7 @@ class PipelineSpec(WithRules):
         Rule(
             field="whenExpired",
             message="has no effect without a time: add ttlSecondsAfterFinished, or remove whenExpired",
+            reason="FieldValueForbidden",
             cel="!has(self.whenExpired) || has(self.ttlSecondsAfterFinished)",
             is_valid=lambda data: (
                 "whenExpired" not in data or "ttlSecondsAfterFinished" in data
@@ -219,6 +225,7 @@ class PipelineSpec(WithRules):
         Rule(
             field="whenExpired",
             message="Delete would delete the server of deploy with the pipeline: set Retain, or remove deploy",
+            reason="FieldValueForbidden",
             cel="!has(self.whenExpired) || self.whenExpired != 'Delete' || !has(self.deploy)",
             is_valid=lambda data: (
                 data.get("whenExpired") != "Delete" or "deploy" not in data
@@ -246,8 +253,12 @@ class PipelineSpec(WithRules):
     datasets: tuple[Dataset, ...] = Field(min_length=1, max_length=64)
     """The training records: data sets, read in this order."""
 
-    validation: ValidationSet = ValidationSet(fraction=0.05)
-    """Records to measure the validation loss: a fraction of each data set, or a data set of their own."""
+    # The API server must not store it: no manager owns a stored fraction, so it would stay beside a later `uri`.
+    validation: ValidationSet = Field(
+        default=ValidationSet(fraction=0.05), json_schema_extra=not_stored
+    )
+    """Records to measure the validation loss: a fraction of each data set, or a data set of their own. Absent: a
+    fraction of 0.05."""
 
     pod_defaults: PodDefaults | None = None
     """Defaults of the pods of all stages, below the stages' own pods."""

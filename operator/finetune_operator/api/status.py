@@ -15,6 +15,7 @@ from pydantic import Field, StringConstraints, WithJsonSchema
 from finetune_operator.api.amounts import Amount
 from finetune_operator.api.conditions import Condition, OpenEnum, Reason
 from finetune_operator.api.costs import Costs, PipelineCosts
+from finetune_operator.api.model_status import ModelStatus, ServerStatus
 from finetune_operator.api.named_list import NamedList
 from finetune_trainer.contract import (
     AnyResult,
@@ -296,17 +297,6 @@ class GateStatus(ExtensibleModel):
     """Human-readable comparison."""
 
 
-class ModelStatus(ExtensibleModel):
-    """The published model."""
-
-    uri: str
-    """URI of the model."""
-    digest: str
-    """Digest of the model's files."""
-    endpoint: str | None = None
-    """URL of the OpenAI-compatible API inside the cluster. Absent until the server has answered the prompt."""
-
-
 class HandledAnnotations(ExtensibleModel):
     """Values of the annotations that the operator handled last."""
 
@@ -358,6 +348,8 @@ class PipelineStatus(ExtensibleModel):
     """Whether all gates passed. Absent until evaluate is done, and without gates."""
     model: ModelStatus | None = None
     """The published model. Absent until push is done."""
+    server: ServerStatus | None = None
+    """The server that gets the requests. Absent until a server has answered the prompt."""
     interruptions: int = 0
     """Interrupted attempts of all stages."""
     lost_steps: int = 0

@@ -53,6 +53,14 @@ class SwitchTraffic:
 
 
 @dataclass(frozen=True)
+class ScaleServer:
+    """Change the number of replicas of a running server, in place."""
+
+    job: str
+    replicas: int
+
+
+@dataclass(frozen=True)
 class CreateWorkspace:
     """Create the claim."""
 
@@ -78,6 +86,7 @@ Action = (
     | ChangeWorkspace
     | ProbeServer
     | SwitchTraffic
+    | ScaleServer
     | CreateWorkspace
     | CreateJob
     | DeleteJob
@@ -95,6 +104,7 @@ def subject_of(action: Action) -> str:
             | DeleteJob(name)
             | ProbeServer(name)
             | SwitchTraffic(_, name)
+            | ScaleServer(name, _)
         ):
             return name
         case CreateJob(job):

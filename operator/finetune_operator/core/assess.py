@@ -253,8 +253,9 @@ class _Assessor:
                 return StageState.RUNNING, blocker.reason, blocker.message
             message = "the server has answered, and its traffic is being switched on"
             return StageState.RUNNING, Reason.PROGRESSING, message
-        if server and server.problem:
-            return StageState.SUCCEEDED, server.problem.reason, server.problem.message
+        problem = (server and server.problem) or self.refusals.get(job)
+        if problem:
+            return StageState.SUCCEEDED, problem.reason, problem.message
         message = "; ".join(gate.message for gate in gates)
         return StageState.SUCCEEDED, Reason.STAGE_SUCCEEDED, message
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from finetune_operator import api
 from finetune_operator.api.spec import STAGES
@@ -25,6 +26,7 @@ from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 IDENTITY_DIGITS = 16
 EXECUTION_FIELDS = ("pod", "placement")
 PROGRAM_FIELDS = ("image", "command", "args", "env")
+POD_METADATA = frozenset({"labels", "annotations"})
 PINS = ("model_pin", "model_digest", "start_pin", "start_digest")
 """Fields of a config that come from the result of prepare."""
 CONTENT_FIELDS = frozenset({*PINS, *(kind.name for kind in STAGES)})
@@ -137,8 +139,10 @@ def execution_of(spec: StageSpec) -> str:
 
     Fields at their default are left out, so that a later version with more fields stops no running Job.
     """
-    fields = {*EXECUTION_FIELDS, *spec.non_identity_fields}
+    fields = {*EXECUTION_FIELDS, *spec.non_identity_fields} - spec.in_place_fields
     content = spec.model_dump(mode="json", include=fields, exclude_defaults=True)
+    if spec.runs_server:
+        _drop_metadata(content)
     placement = content.pop("placement", {})
     # The other fields of the placement concern the next attempt only.
     if "capacity" in placement:
@@ -147,6 +151,14 @@ def execution_of(spec: StageSpec) -> str:
     if checks:
         content["checks"] = checks
     return _hash(content)
+
+
+def _drop_metadata(content: dict[str, Any]) -> None:
+    """Remove labels and annotations of the pod: they change no answer, and another server would need all its GPUs."""
+    pod = content.pop("pod", {})
+    kept = {name: value for name, value in pod.items() if name not in POD_METADATA}
+    if kept:
+        content["pod"] = kept
 
 
 def _hash(value: object) -> str:

@@ -115,12 +115,18 @@ def job_template(
             pipeline, _placement(spec, attempt, settings), spec, settings
         ),
         sets_user=settings.sets_user,
-        grace=settings.grace_period,
+        grace=_grace(pod, settings),
         max_silence_seconds=spec.max_silence_seconds,
         shares_memory=spec.shares_memory,
         serving=serving,
         verifier_image=verifier_image,
     )
+
+
+def _grace(pod: Pod, settings: Settings) -> timedelta:
+    if pod.termination_grace_period_seconds is None:
+        return settings.grace_period
+    return timedelta(seconds=pod.termination_grace_period_seconds)
 
 
 def _placement(

@@ -109,6 +109,10 @@ class ObservedServer:
     """Whether the server receives the traffic of the stage."""
     problem: Blocker | None = None
     """Why the server does not answer now. None: it answers."""
+    replicas: int | None = None
+    """Number of replicas that it is asked for. None: not known."""
+    pods: int = 0
+    """Number of its pods."""
 
 
 @dataclass(frozen=True)

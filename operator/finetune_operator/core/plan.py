@@ -11,7 +11,6 @@ from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import (
     AttemptStatus,
     Begun,
-    Outcome,
     PlacementStatus,
     StageState,
     StageStatus,
@@ -36,12 +35,16 @@ from finetune_operator.core.cleanup import ended_job_actions, stray_actions
 from finetune_operator.core.history import (
     mark_stopping,
     next_attempt_number,
-    server_job,
     start_attempt,
 )
 from finetune_operator.core.job_template import JobTemplate, job_template
 from finetune_operator.core.metadata import job_name
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.core.server_traffic import (
+    last_answering_server,
+    scaling,
+    traffic_target,
+)
 from finetune_operator.core.settings import Settings
 from finetune_operator.core.suspect_nodes import avoided_nodes
 from finetune_operator.core.timers import Timers
@@ -344,13 +347,15 @@ class _Planner:
         return Reason.SUSPENDED if self.pipeline.spec.suspend else None
 
     def _server_actions(self, stage: StageAssessment) -> Iterator[Action]:
-        """Yield the switch of traffic to the new server, or the deletion of old servers.
+        """Yield the scaling of servers, and the switch of traffic to the new server or the deletion of old servers.
 
-        Never both at once: the old server is deleted only after the switch has been observed, so that clients always
-        reach a server. While no new server has answered (it starts, failed, or is skipped), the old one stays.
+        Never a switch and a deletion at once: the old server is deleted only after the switch has been observed, so
+        that clients always reach a server. While no new server has answered (it starts, failed, or is skipped), the old
+        server stays.
         """
         attempt = stage.status.running_attempt
-        target = _traffic_target(stage)
+        yield from scaling(stage)
+        target = traffic_target(stage)
         if stage.spec and target:
             yield SwitchTraffic(stage.spec.name, target)
             return
@@ -370,28 +375,8 @@ class _Planner:
         server = stage.servers.get(stopped)
         if stage.spec is None or server is None or not server.current:
             return
-        earlier = _last_answering_server(stage)
+        earlier = last_answering_server(stage)
         if earlier:
             yield SwitchTraffic(stage.spec.name, earlier)
         else:
             yield DeleteService()
-
-
-def _traffic_target(stage: StageAssessment) -> str | None:
-    """Return the Job of the server that is to get the traffic; None if it has the traffic, or there is no server."""
-    target = server_job(stage.status)
-    # No current server: none has answered yet, or the Service was deleted and needs the last server that answered.
-    if not any(server.current for server in stage.servers.values()):
-        target = target or _last_answering_server(stage)
-    server = stage.servers.get(target) if target else None
-    if server is None or server.current:
-        return None
-    return target
-
-
-def _last_answering_server(stage: StageAssessment) -> str | None:
-    """Return the Job of the newest successful attempt whose server still exists, or None."""
-    for attempt in reversed(stage.status.attempts):
-        if attempt.outcome is Outcome.SUCCEEDED and attempt.job in stage.servers:
-            return attempt.job
-    return None

@@ -16,11 +16,11 @@ from finetune_operator.api.conditions import (
     merge_conditions,
 )
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
+from finetune_operator.api.model_status import ModelStatus, ServerStatus
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import (
     GateStatus,
     HandledAnnotations,
-    ModelStatus,
     PipelineStatus,
     Refusal,
     StageState,
@@ -32,6 +32,7 @@ from finetune_operator.core.adoption import UNREAD
 from finetune_operator.core.assessment import PipelineAssessment
 from finetune_operator.core.costs import amount_text, pipeline_costs
 from finetune_operator.core.identity import release
+from finetune_operator.core.metadata import SERVER
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.plan import Plan
@@ -96,6 +97,7 @@ def report(
         if assessment.gates
         else None,
         model=model and model.with_unknown_fields_of(before.model),
+        server=_server(assessment),
         interruptions=sum(stage.interruptions for stage in stages.values()),
         lost_steps=sum(stage.lost_steps for stage in stages.values()),
         lost_seconds=round(sum(stage.lost_seconds for stage in stages.values()), 3),
@@ -342,6 +344,14 @@ def _model(stages: Mapping[str, StageStatus]) -> ModelStatus | None:
     # Only a merged model can be served without its base model.
     model = pushed.first("Merged") or pushed.published[0]
     return ModelStatus(uri=model.uri, digest=model.digest, endpoint=endpoint)
+
+
+def _server(assessment: PipelineAssessment) -> ServerStatus | None:
+    for stage in assessment.stages.values():
+        for job, server in stage.servers.items():
+            if server.current and server.replicas is not None:
+                return ServerStatus(replicas=server.pods, selector=f"{SERVER}={job}")
+    return None
 
 
 def _conditions(

@@ -40,6 +40,13 @@ HEADER = (
 SHOWN_LINES = 20
 """Lines of the diff that --check prints."""
 
+SCALE = {
+    "specReplicasPath": ".spec.deploy.replicas",
+    "statusReplicasPath": ".status.server.replicas",
+    "labelSelectorPath": ".status.server.selector",
+}
+"""The subresource scale: autoscalers scale the pipeline, whose name stays when its server is replaced."""
+
 # Name, JSONPath, type, description; the second group is shown by `kubectl get -o wide`.
 COLUMNS = (
     ("Phase", ".status.phase", "string", "One-word summary"),
@@ -119,7 +126,7 @@ def _version(*, rules: bool) -> dict[str, Any]:
         "name": VERSION,
         "served": True,
         "storage": True,
-        "subresources": {"status": {}},
+        "subresources": {"status": {}, "scale": SCALE},
         "additionalPrinterColumns": _columns(),
         "schema": {"openAPIV3Schema": _schema(rules=rules)},
     }

@@ -109,7 +109,10 @@ class _Converter:
             )
         if schema.keys() & KEY_KEYWORDS:
             converted |= self._mapping_values(schema, path)
-        rules = [*schema.get(RULES, ()), *_key_rules(schema, path)]
+        rules = [
+            *(_with_field_path(rule, converted) for rule in schema.get(RULES, ())),
+            *_key_rules(schema, path),
+        ]
         return converted | ({RULES: rules} if rules else {})
 
     def _inlined(self, schema: Schema, path: str) -> Schema:
@@ -170,6 +173,25 @@ class _Converter:
         )
 
 
+def _with_field_path(rule: Schema, schema: Schema) -> Schema:
+    """Return the rule with the path of its field in the form of the API server, as far as the schema has it.
+
+    Without a path, the API server reports the mistake at the object of the rule.
+    """
+    steps: list[str] = []
+    inner = schema
+    for name in str(rule.get("fieldPath", "")).split("."):
+        if name in inner.get("properties", {}):
+            inner = inner["properties"][name]
+        elif "additionalProperties" in inner:
+            inner = inner["additionalProperties"]
+        else:
+            break
+        steps.append(f".{name}" if name.isidentifier() else f"['{name}']")
+    kept = {key: value for key, value in rule.items() if key != "fieldPath"}
+    return kept | ({"fieldPath": "".join(steps)} if steps else {})
+
+
 def _key_rules(schema: Schema, path: str) -> list[Schema]:
     """Return the constraints on keys as CEL rules, because a structural schema has no propertyNames."""
     if not schema.keys() & KEY_KEYWORDS:
@@ -216,6 +238,7 @@ def _for_every_key(condition: str, requirement: str) -> Schema:
     return {
         "rule": f"self.all(key, {condition})",
         "message": f"every key must {requirement}",
+        "reason": "FieldValueInvalid",
     }
 
 

@@ -20,6 +20,7 @@ from finetune_operator.core.actions import (
     DeletePipeline,
     DeleteService,
     ProbeServer,
+    ScaleServer,
     StopJob,
     SwitchTraffic,
     subject_of,
@@ -72,7 +73,7 @@ UNSTORABLE_STATUS_CODES = frozenset(
 """Status codes with which an API server rejects a pipeline status that it cannot store."""
 STOPPING = (StopJob, DeleteService, ProbeServer)
 """Actions that are executed even after another action has failed."""
-OPTIONAL = (ChangeWorkspace, SwitchTraffic)
+OPTIONAL = (ChangeWorkspace, SwitchTraffic, ScaleServer)
 """Actions that concern no other action if they are refused."""
 log = logging.getLogger(__name__)
 
@@ -274,7 +275,7 @@ class KubernetesCluster:
             raise failure
         return refused
 
-    async def _execute(self, pipeline: Pipeline, action: Action) -> None:  # noqa: C901  one case for each action
+    async def _execute(self, pipeline: Pipeline, action: Action) -> None:  # noqa: C901, PLR0912  one case for each action
         match action:
             case StopJob(name, _):
                 if not await self.servers.stop(pipeline, name):
@@ -287,6 +288,8 @@ class KubernetesCluster:
                 self.servers.probe(pipeline, name)
             case SwitchTraffic(stage, name):
                 await self.servers.switch_traffic(pipeline, stage, name)
+            case ScaleServer(name, replicas):
+                await self.servers.scale(pipeline, name, replicas)
             case CreateWorkspace(storage_class):
                 await self.workspaces.create(pipeline, storage_class)
             case CreateJob(template):

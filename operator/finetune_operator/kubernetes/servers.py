@@ -87,7 +87,11 @@ class Servers:
             if _is_intact(deployment) and not meta.get("deletionTimestamp"):
                 name = meta["name"]
                 servers[name] = ObservedServer(
-                    meta["labels"][STAGE], name == current, _unavailable(deployment)
+                    meta["labels"][STAGE],
+                    name == current,
+                    _unavailable(deployment),
+                    deployment["spec"].get("replicas", 1),
+                    (deployment.get("status") or {}).get("replicas") or 0,
                 )
         return servers
 
@@ -229,6 +233,14 @@ class Servers:
         self.cache.update(
             SERVICES, await self.api.patch(_service_path(pipeline), patch)
         )
+
+    async def scale(self, pipeline: Pipeline, name: str, replicas: int) -> None:
+        """Change the number of replicas of the attempt's own Deployment. Its pods stay as far as they are asked for."""
+        if await self._deployment(pipeline, name) is None:
+            return
+        path = paths.deployments(pipeline.key.namespace, name)
+        changed = await self.api.patch(path, {"spec": {"replicas": replicas}})
+        self.cache.update(DEPLOYMENTS, changed)
 
     async def delete_service(self, pipeline: Pipeline) -> None:
         """Delete the pipeline's own Service."""

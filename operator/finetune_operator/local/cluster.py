@@ -19,6 +19,7 @@ from finetune_operator.core.actions import (
     DeletePipeline,
     DeleteService,
     ProbeServer,
+    ScaleServer,
     StopJob,
     SwitchTraffic,
 )
@@ -166,7 +167,7 @@ class LocalCluster:
                 ):
                     # The user deletes the work folder.
                     pass
-                case ProbeServer() | SwitchTraffic() | DeleteService():
+                case ProbeServer() | SwitchTraffic() | ScaleServer() | DeleteService():
                     # No local server outlives its attempt.
                     pass
         return {}

@@ -54,13 +54,11 @@ HOSTILE_PODS: dict[str, tuple[str, Change]] = {
     ),
     "token by default": ("token", lambda pod: pod.pop("automountServiceAccountToken")),
     "projected token": ("volume", add_volume(projected={"sources": [TOKEN]})),
-    "secret volume": ("volume", add_volume(secret={"secretName": "key"})),
-    "projected secret": (
+    "projected token and secret": (
         "volume",
-        add_volume(projected={"sources": [{"secret": {"name": "key"}}]}),
+        add_volume(projected={"sources": [{"secret": {"name": "key"}}, TOKEN]}),
     ),
     "host path": ("volume", add_volume(hostPath={"path": "/etc"})),
-    "csi volume": ("volume", add_volume(csi={"driver": "secrets-store.csi.k8s.io"})),
     "image by tag": ("volume", IMAGE_BY_TAG),
     "nfs volume": ("volume", add_volume(nfs={"server": "10.0.0.1", "path": "/"})),
     "host network": ("host", lambda pod: pod.update(hostNetwork=True)),

@@ -29,6 +29,7 @@ from finetune_operator.core.actions import (
     DeletePipeline,
     DeleteService,
     ProbeServer,
+    ScaleServer,
     StopJob,
     SwitchTraffic,
     subject_of,
@@ -208,6 +209,10 @@ class MemoryCluster:
                 self._delete_ended(name)
             case SwitchTraffic(stage, name):
                 self._switch_traffic(stage, name)
+            case ScaleServer(name, replicas):
+                self.applied.append(f"scale {name} to {replicas}")
+                server = self.servers[name]
+                self.servers[name] = replace(server, replicas=replicas, pods=replicas)
             case DeleteService():
                 self.servers = {
                     name: replace(server, current=False)
@@ -297,7 +302,10 @@ class MemoryCluster:
         message = TerminationMessage(result=result) if result else None
         if isinstance(result, DeployResult) and result.long_running:
             self.servers[name] = ObservedServer(
-                self.jobs[name].template.stage, current=False
+                self.jobs[name].template.stage,
+                current=False,
+                replicas=1,
+                pods=1,
             )
         self._end(
             name, JobState.COMPLETE, exit_code=0 if result else None, message=message

@@ -293,7 +293,7 @@ INVALID: list[tuple[str, Any]] = [
     ("prepare.pod.envFrom", [{"secretRef": {"name": "keys"}}] * 17),
     ("prepare.pod.labels", {"a": "b c"}),
     ("prepare.pod.annotations", {"a": "x" * 1025}),
-    ("prepare.pod.volumes", []),
+    ("prepare.pod.initContainers", []),
     ("prepare.pod.securityContext", {}),
     ("prepare.placement.capacity", "cheap"),
     ("prepare.placement.capacity", "spot"),

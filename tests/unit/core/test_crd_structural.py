@@ -151,6 +151,27 @@ def test_rules_are_bounded_and_their_messages_fit(schema):
     assert count > 5
 
 
+def test_rule_names_the_field_and_the_kind_of_mistake(schema):
+    """The API server refuses a CRD with a path that its schema does not have, so the longest path is kept."""
+    paths = {
+        rule["message"].partition(":")[0]: rule.get("fieldPath")
+        for _, part in parts(schema["properties"]["spec"])
+        for rule in part.get("x-kubernetes-validations", ())
+        if rule["reason"].startswith("FieldValue")
+    }
+    assert paths["maxSteps"] == ".maxSteps"
+    assert paths["validation.uri"] == ".validation.uri"
+    assert paths["limits.ephemeral-storage"] == ".limits['ephemeral-storage']"
+    at_the_object = {name for name, path in paths.items() if path is None}
+    # A rule about all keys of a mapping, and the rules about all fields of an object, are at their objects.
+    assert {name.partition(" ")[0] for name in at_the_object} == {
+        "every",
+        "envFrom",
+        "valueFrom",
+        "volumes",
+    }
+
+
 def test_strings_lists_and_mappings_of_the_spec_are_bounded(schema):
     for path, part in parts(schema["properties"]["spec"], "spec"):
         bound = {"string": "maxLength", "array": "maxItems"}.get(part["type"])
@@ -241,3 +262,15 @@ def test_converted_schema_keeps_all_constraints():
         "self.all(key, size(key) <= 9)",
         r"self.all(key, key.matches('^\\S\'$'))",
     ]
+
+
+def test_default_of_an_object_has_only_defaults_of_its_fields(schema):
+    """No manager owns another value, so no later manifest removes it: it stays beside a field that excludes it."""
+    differing = [
+        f"{path}.{name}"
+        for path, part in parts(schema["properties"]["spec"], "spec")
+        if isinstance(part.get("default"), dict)
+        for name, value in part["default"].items()
+        if part.get("properties", {}).get(name, {}).get("default") != value
+    ]
+    assert differing == []

@@ -78,7 +78,7 @@ def running_server_with_traffic(*, earlier: bool) -> tuple[Scenario, str, str | 
     old = None
     if earlier:
         old = scenario.start("deploy")
-        scenario.complete("deploy", long_running=True).edit(deploy={"replicas": 2})
+        scenario.complete("deploy", long_running=True).edit(deploy={"engine": "VLLM"})
     new = scenario.start("deploy")
     scenario.cluster.servers = {
         name: replace(server, current=False)

@@ -49,7 +49,11 @@ def test_deployed_is_true_only_after_the_switch(scenario):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"deploy": {"replicas": 2}}, {"seed": 5}, {"deploy": {"engine": "VLLM"}}],
+    [
+        {"deploy": {"pod": {"env": [{"name": "A", "value": "1"}]}}},
+        {"seed": 5},
+        {"deploy": {"engine": "VLLM"}},
+    ],
 )
 def test_old_server_stays_until_new_one_has_answered(scenario, changes):
     old = start_server(scenario)
@@ -65,9 +69,55 @@ def test_old_server_stays_until_new_one_has_answered(scenario, changes):
     assert changes.index(f"route to {new}") < changes.index(f"stop the server of {old}")
 
 
+def test_server_is_scaled_in_place(scenario):
+    job = start_server(scenario)
+    identity = scenario.stage("deploy").identity
+    scenario.edit(deploy={"replicas": 3})
+    scenario.reconcile_until_stable()
+    assert {name: s.replicas for name, s in scenario.cluster.servers.items()} == {
+        job: 3
+    }
+    assert scenario.stage("deploy").identity == identity
+    assert scenario.status.phase == "Succeeded"
+    server = scenario.status.server
+    assert (server.replicas, server.selector) == (3, f"finetune.dev/server={job}")
+
+
+def test_both_servers_are_scaled_while_the_new_one_starts(scenario):
+    old = start_server(scenario)
+    scenario.edit(deploy={"engine": "VLLM"})
+    scenario.start("deploy")
+    scenario.edit(deploy={"replicas": 2})
+    scenario.reconcile_until_stable()
+    assert scenario.cluster.servers[old].replicas == 2
+    assert scenario.running == "deploy"
+    assert scenario.attempt("deploy").stopping is None
+
+
+def test_refused_scaling_is_reported_and_repeated(scenario):
+    job = start_server(scenario)
+    scenario.cluster.refusals[job] = Blocker(Reason.DEPENDENCY_NOT_READY, "no patch")
+    scenario.edit(deploy={"replicas": 2})
+    scenario.reconcile_until_stable()
+    assert "no patch" in scenario.stage("deploy").message
+    del scenario.cluster.refusals[job]
+    scenario.reconcile_until_stable()
+    assert scenario.cluster.servers[job].replicas == 2
+    assert scenario.status.phase == "Succeeded"
+
+
+@pytest.mark.parametrize("level", ["podDefaults", "deploy"])
+def test_annotations_and_labels_start_no_server(scenario, level):
+    job = start_server(scenario)
+    pod = {"annotations": {"team": "a"}, "labels": {"team": "a"}}
+    scenario.edit(**{level: pod if level == "podDefaults" else {"pod": pod}})
+    scenario.finish()
+    assert servers(scenario) == {job: True}
+
+
 def test_failed_new_server_is_deleted_and_old_one_stays(scenario):
     old = start_server(scenario)
-    scenario.edit(deploy={"replicas": 2, "maxFailures": 0})
+    scenario.edit(deploy={"engine": "VLLM", "maxFailures": 0})
     new = scenario.start("deploy")
     scenario.cluster.servers[new] = replace(
         scenario.cluster.servers[old], current=False
@@ -142,7 +192,7 @@ def test_server_survives_suspend_and_cancel(scenario, command):
 
 def test_deleted_service_gets_back_the_old_server(scenario):
     old = start_server(scenario)
-    scenario.edit(deploy={"replicas": 2})
+    scenario.edit(deploy={"engine": "VLLM"})
     new = scenario.start("deploy")
     scenario.cluster.servers[old] = replace(
         scenario.cluster.servers[old], current=False

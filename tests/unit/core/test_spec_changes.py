@@ -39,7 +39,7 @@ def rerun(scenario: Scenario, **changes) -> list[str]:
             {"deploy": {"pod": MORE_MEMORY}},
             ["deploy"],
         ),  # how a server runs is part of its identity
-        ({"deploy": {"replicas": 3}}, ["deploy"]),
+        ({"deploy": {"replicas": 3}}, []),
         ({"evaluate": {"gates": [{"task": "exam", "value": 0.1}]}}, []),
         ({"push": {"when": "GatesPassed"}}, []),
         ({"train": {"pod": MORE_MEMORY}}, []),

@@ -16,6 +16,7 @@ from finetune_operator.core.actions import (
     DeleteJob,
     DeletePipeline,
     DeleteService,
+    ScaleServer,
     StopJob,
     SwitchTraffic,
 )
@@ -103,6 +104,16 @@ def test_service_follows_switch_traffic_to_the_new_server(env):
     assert env.traffic_target() == second.name
     env.apply(StopJob(first, Reason.SPEC_CHANGED))
     assert env.names(DEPLOYMENTS) == [second.name]
+
+
+def test_server_is_scaled_in_its_deployment(env):
+    name = env.start_server()
+    before = env.api.objects[f"{DEPLOYMENTS}/{name}"]["spec"]["template"]
+    env.apply(ScaleServer(name, 3))
+    spec = env.api.objects[f"{DEPLOYMENTS}/{name}"]["spec"]
+    assert (spec["replicas"], spec["template"]) == (3, before)
+    observed = asyncio.run(env.cluster.servers.observe(env.pipeline))
+    assert observed[name].replicas == 3
 
 
 def test_switched_traffic_is_observed_without_a_watch_event(env):

@@ -81,6 +81,7 @@ HAS_COMMAND = "has(self.pod) && has(self.pod.command) && size(self.pod.command) 
 ARGS_NEED_COMMAND = Rule(
     field="pod.args",
     message="has no effect without command, because the trainer takes no arguments: add command, or remove args",
+    reason="FieldValueForbidden",
     cel=f"!has(self.pod) || !has(self.pod.args) || size(self.pod.args) == 0 || ({HAS_COMMAND})",
     is_valid=lambda data: (
         not data.get("pod", {}).get("args") or bool(data["pod"].get("command"))
@@ -143,6 +144,8 @@ class StageSpec(WithRules):
     """Whether the stage leaves a server running, on a cluster that supports it."""
     non_identity_fields: ClassVar[frozenset[str]] = frozenset()
     """Fields of the stage that change how it runs and never its result."""
+    in_place_fields: ClassVar[frozenset[str]] = frozenset()
+    """Fields that the operator changes in a running server. They are in no hash."""
 
     # A node selector of the pod replaces the selector of the pool.
     pod: Pod = Pod()

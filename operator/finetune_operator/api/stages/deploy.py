@@ -31,12 +31,14 @@ class Deploy(GatedSpec, DeployRecipe):
     pool: ClassVar[str] = "inference"
     runs_server: ClassVar[bool] = True
     non_identity_fields: ClassVar[frozenset[str]] = frozenset({"replicas"})
+    in_place_fields: ClassVar[frozenset[str]] = frozenset({"replicas"})
 
     when: Literal["Always", "GatesPassed"] = "GatesPassed"
     """Always, or GatesPassed: run only if the scores pass all of evaluate.gates."""
 
     replicas: int = Field(default=1, ge=1, le=64)
-    """Number of server replicas. A local run starts one."""
+    """Number of server replicas, changed in place. `kubectl scale`, a HorizontalPodAutoscaler and KEDA set it by the
+    pipeline's subresource scale. A local run starts one."""
 
     @override
     def config(self, context: ConfigContext) -> DeployConfig:

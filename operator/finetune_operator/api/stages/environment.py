@@ -61,7 +61,7 @@ class FieldRef(ContractModel):
     """Path of the field, for example spec.nodeName."""
 
 
-def _exactly_one(field: str, names: tuple[str, ...]) -> Rule:
+def exactly_one(field: str, names: tuple[str, ...]) -> Rule:
     """Return the rule that a single field of these is set."""
     return Rule(
         field=field,
@@ -77,7 +77,7 @@ class ValueFrom(WithRules):
     """Source of a variable's value. A local run takes the variable from your environment instead."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        _exactly_one("valueFrom", ("secretKeyRef", "configMapKeyRef", "fieldRef")),
+        exactly_one("valueFrom", ("secretKeyRef", "configMapKeyRef", "fieldRef")),
     )
 
     secret_key_ref: KeyRef | None = None
@@ -95,6 +95,7 @@ class EnvVar(WithRules):
         Rule(
             field="value",
             message="set value or valueFrom, not both",
+            reason="FieldValueForbidden",
             cel="!(has(self.value) && has(self.valueFrom))",
             is_valid=lambda data: not ("value" in data and "valueFrom" in data),
         ),
@@ -112,7 +113,7 @@ class EnvFrom(WithRules):
     """All keys of a Secret or ConfigMap as variables. A local run uses your environment instead."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
-        _exactly_one("envFrom", ("secretRef", "configMapRef")),
+        exactly_one("envFrom", ("secretRef", "configMapRef")),
     )
 
     prefix: VariablePrefix | None = None
@@ -127,6 +128,7 @@ RESERVED_NAMES = Rule(
     field="env",
     message=f"names with the prefix FINETUNE_ are reserved for the stage contract; only {', '.join(USER_SETTABLE[:-1])}"
     f" and {USER_SETTABLE[-1]} may be set",
+    reason="FieldValueForbidden",
     cel=f"!has(self.env) || self.env.all(one, !one.name.startsWith('FINETUNE_') || one.name in {list(USER_SETTABLE)})",
     is_valid=lambda data: all(
         variable["name"] in USER_SETTABLE

@@ -1,12 +1,11 @@
 """The pod of a stage, in core/v1's own shapes: only the fields that the operator passes on.
 
-Volumes, security contexts and containers besides the stage's are not among them, so that creating a pipeline grants no
-more than creating a Job in a namespace with the Pod Security level restricted.
+Volumes of other kinds than in `volumes.py`, security contexts and containers besides the stage's are not among them, so
+that creating a pipeline grants no more than creating a Job in a namespace with the Pod Security level restricted.
 """
 
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -28,6 +27,7 @@ from finetune_operator.api.names import (
 from finetune_operator.api.placement import Toleration
 from finetune_operator.api.quantities import bytes_or_units
 from finetune_operator.api.rules import Detail, Rule, WithRules
+from finetune_operator.api.stages.affinity_size import check_depth_and_size
 from finetune_operator.api.stages.environment import (
     RESERVED_NAMES,
     Argument,
@@ -35,6 +35,7 @@ from finetune_operator.api.stages.environment import (
     EnvVar,
     text_is_bounded,
 )
+from finetune_operator.api.stages.volumes import Volume, VolumeMount, mount_key
 from finetune_trainer.contract import ContractModel, ListMap
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
@@ -45,11 +46,6 @@ BYTES = (
     r"|0[.][1-9][0-9]*(G|T|P|E|Gi|Ti|Pi|Ei))$"
 )
 """Amounts of memory and storage of at least a megabyte."""
-MAX_AFFINITY = 16384
-"""Characters of an affinity as JSON."""
-# A valid affinity of a pod has at most ten.
-MAX_DEPTH = 32
-"""Nesting levels allowed in an affinity."""
 # A device plugin chooses the part after the slash, so only the vendors are listed.
 ACCELERATOR = re.compile(r"(nvidia[.]com|amd[.]com|gpu[.]intel[.]com|habana[.]ai)/.+")
 """Extended resources that are accelerators: whole devices, and slices such as nvidia.com/mig-3g.40gb."""
@@ -59,33 +55,6 @@ def _integer_to_text(value: Any) -> Any:
     # In Python, True is an int; in a manifest, it is no quantity.
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     return str(value) if is_integer else value
-
-
-def _check_depth_and_size(value: dict[str, Any]) -> dict[str, Any]:
-    """Raise ValueError if the value is nested too deeply or too large.
-
-    The schema of a field with arbitrary content cannot limit either. Without these limits an API server could store an
-    object that the operator reads but cannot serialise again, or cannot store in a Job.
-    """
-    # Level by level, so that the check ends at the limit, however deep the value is.
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for node in level for child in _children(node)]
-    if level:
-        raise ValueError(
-            f"nested more than {MAX_DEPTH} levels deep: a valid affinity of a pod is not"
-        )
-    if len(json.dumps(value)) > MAX_AFFINITY:
-        raise ValueError(f"must have at most {MAX_AFFINITY:,} characters as JSON")
-    return value
-
-
-def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    if isinstance(value, list):
-        return value
-    return ()
 
 
 def _int_or_string(pattern: str) -> WithJsonSchema:
@@ -227,6 +196,7 @@ def _reserved_keys(field: str, reserved: str, message: str) -> Rule:
     return Rule(
         field=field,
         message=message,
+        reason="FieldValueForbidden",
         cel=f"!has(self.{field}) || !self.{field}.exists(key, key.matches('{reserved}'))",
         is_valid=lambda data: (
             not any(re.match(reserved, key) for key in data.get(field, ()))
@@ -272,6 +242,19 @@ class PodDefaults(WithRules):
     env_from: tuple[EnvFrom, ...] = Field(default=(), max_length=16)
     """Secrets and ConfigMaps whose keys become environment variables."""
 
+    volumes: Annotated[tuple[Volume, ...], ListMap("name")] = Field(
+        default=(), max_length=16
+    )
+    """ConfigMaps, Secrets, CSI volumes and claims for reading, as in a pod. The stage's own volumes are added."""
+
+    volume_mounts: Annotated[tuple[VolumeMount, ...], ListMap("mountPath")] = Field(
+        default=(), max_length=16
+    )
+    """Where the container has the volumes, for reading."""
+
+    termination_grace_period_seconds: int | None = Field(default=None, ge=6, le=86_400)
+    """Time from SIGTERM to SIGKILL, to save a checkpoint. Absent: the operator's, which is 30 seconds by default."""
+
     shared_memory: StorageSize | None = None
     """Limit of /dev/shm, such as 8Gi, for data loaders and NCCL. It is memory, and what is written there counts against
     resources.limits.memory. Absent: as much as the pod's memory for a pod with an accelerator and for a training of
@@ -287,7 +270,7 @@ class PodDefaults(WithRules):
 
     affinity: Annotated[
         dict[str, Any],
-        AfterValidator(_check_depth_and_size),
+        AfterValidator(check_depth_and_size),
         Field(
             json_schema_extra={
                 "type": "object",
@@ -371,11 +354,9 @@ def _over(mine: Any, theirs: Any) -> Any:
         case dict():
             return theirs | mine
         case tuple():
-            # Entries without a name, such as tolerations, replace nothing: they are only added.
-            names = {entry.name for entry in mine if hasattr(entry, "name")}
-            kept = (
-                entry for entry in theirs if getattr(entry, "name", None) not in names
-            )
+            # Entries without a key, such as tolerations, replace nothing: they are only added.
+            keys = {mount_key(entry) for entry in mine} - {None}
+            kept = (entry for entry in theirs if mount_key(entry) not in keys)
             return (*kept, *mine)
         case _:
             return theirs if mine is None else mine

@@ -61,18 +61,21 @@ class Train(StageSpec, TrainRecipe):
         Rule(
             field="maxSteps",
             message="set epochs or maxSteps, not both",
+            reason="FieldValueForbidden",
             cel="!(has(self.epochs) && has(self.maxSteps))",
             is_valid=lambda data: not ("epochs" in data and "maxSteps" in data),
         ),
         Rule(
             field="dpo",
             message="is the loss of objective DPO: set objective to DPO, or remove dpo",
+            reason="FieldValueForbidden",
             cel="!has(self.dpo) || (has(self.objective) && self.objective == 'DPO')",
             is_valid=lambda data: "dpo" not in data or data["objective"] == "DPO",
         ),
         Rule(
             field="lora",
             message="method Full trains no adapter: remove lora, or set method to LoRA or QLoRA",
+            reason="FieldValueForbidden",
             cel="!has(self.lora) || !has(self.method) || self.method != 'Full'",
             is_valid=lambda data: "lora" not in data or data["method"] != "Full",
         ),
@@ -108,6 +111,7 @@ class Train(StageSpec, TrainRecipe):
         Rule(
             field="startFrom",
             message="method Full trains no adapter: remove startFrom, or set method to LoRA or QLoRA",
+            reason="FieldValueForbidden",
             cel="!has(self.startFrom) || !has(self.method) || self.method != 'Full'",
             is_valid=lambda data: "startFrom" not in data or data["method"] != "Full",
         ),

@@ -80,6 +80,7 @@ def trim_deployment(deployment: Object) -> Object:
         "status": {
             # Absent while it is 0.
             "readyReplicas": status.get("readyReplicas") or 0,
+            "replicas": status.get("replicas") or 0,
             "conditions": _conditions(deployment, frozenset({"ReplicaFailure"})),
         },
     }

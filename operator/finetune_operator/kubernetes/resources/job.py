@@ -195,6 +195,7 @@ def _container(pipeline: Pipeline, template: JobTemplate, notices: str) -> Objec
         {"name": "workspace", "mountPath": str(WORKSPACE)},
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
         *shared_memory_mounts(template),
+        *user_mounts(template),
     ]
     mounts += [
         {"name": _volume_of(claim, pipeline, number), "mountPath": str(CLAIMS / claim)}
@@ -245,6 +246,18 @@ def shared_memory_mounts(template: JobTemplate) -> list[Object]:
     return [
         {"name": volume["name"], "mountPath": SHARED_MEMORY}
         for volume in shared_memory_volumes(template)
+    ]
+
+
+def user_volumes(template: JobTemplate) -> list[Object]:
+    """Return the volumes that the user adds."""
+    return [_as_json(volume) for volume in template.pod.volumes]
+
+
+def user_mounts(template: JobTemplate) -> list[Object]:
+    """Return the mounts of these volumes."""
+    return [
+        {**_as_json(mount), "readOnly": True} for mount in template.pod.volume_mounts
     ]
 
 
@@ -327,7 +340,12 @@ def _volumes(pipeline: Pipeline, template: JobTemplate) -> list[Object]:
         for volume, claim in claims.items()
     ]
     shared_memory = shared_memory_volumes(template)
-    return [*volumes, {"name": "tmp", "emptyDir": {}}, *shared_memory]
+    return [
+        *volumes,
+        {"name": "tmp", "emptyDir": {}},
+        *shared_memory,
+        *user_volumes(template),
+    ]
 
 
 def _read_only(claim: str, pipeline: Pipeline, template: JobTemplate) -> Object:

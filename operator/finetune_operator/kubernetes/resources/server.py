@@ -34,6 +34,8 @@ from finetune_operator.kubernetes.resources.job import (
     resources_of,
     shared_memory_mounts,
     shared_memory_volumes,
+    user_mounts,
+    user_volumes,
 )
 from finetune_operator.kubernetes.resources.owner_references import owner_references
 from finetune_operator.kubernetes.translate.api_errors import Blocked
@@ -212,6 +214,7 @@ def _pod(template: JobTemplate, serving: Serving, model: ModelVolume | None) -> 
             *volumes,
             {"name": "tmp", "emptyDir": {}},
             *shared_memory_volumes(template),
+            *user_volumes(template),
         ],
     }
 
@@ -335,7 +338,11 @@ def _container_defaults(template: JobTemplate) -> Object:
         "securityContext": RESTRICTED_SECURITY_CONTEXT,
         # Servers write no termination message: the end of the log explains a crash.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+        "volumeMounts": [
+            *mounts,
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            *user_mounts(template),
+        ],
     }
 
 
