@@ -51,6 +51,8 @@ class DataCounts(Protocol):
     def train_tokens(self) -> int: ...  # noqa: D102
     @property
     def train_targets(self) -> int | None: ...  # noqa: D102
+    @property
+    def unknown_fraction(self) -> float: ...  # noqa: D102
 
 
 def count_lines(
@@ -75,6 +77,11 @@ def count_lines(
         return [*data, _steps_line(work, work.max_steps or 0), *processes]
     unknown = "rows, tokens and steps: known when prepare is done (`finetune run --until prepare`)"
     return [*data, unknown, *processes]
+
+
+def unknown_text(fraction: float) -> str:
+    """Return how many of the tokens stand for text that the tokenizer does not have, in percent."""
+    return f"{100 * fraction:.3g} % of the tokens unknown to the tokenizer"
 
 
 def is_small(spec: PipelineSpec, environment: Environment) -> bool:
@@ -117,6 +124,8 @@ def _data_line(result: DataCounts, work: Workload) -> str:
     tokens = f"{_count(result.train_tokens, 'token')} to train on"
     if result.train_targets is not None:
         tokens += f", {result.train_targets:,} of them learned"
+    if result.unknown_fraction:
+        tokens += f", {unknown_text(result.unknown_fraction)}"
     return f"{records}, {examples}, {tokens}"
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from finetune_cli.forecast.counts import unknown_text
 from finetune_trainer.contract import EvaluateResult, PrepareResult, Score
 
 COMMON_SHARE = 0.01
@@ -42,6 +43,8 @@ def records_text(result: PrepareResult) -> str:
     if result.train_targets is not None:
         learned = f"{result.train_targets:,} of {result.train_tokens:,} tokens learned"
         parts.append(learned)
+    if result.unknown_fraction:
+        parts.append(unknown_text(result.unknown_fraction))
     return ", ".join(parts)
 
 

@@ -50,6 +50,8 @@ class PreviewCounts(ContractModel):
     train_tokens: int
     train_targets: int
     """Tokens of the rows for training that are in the loss."""
+    unknown_fraction: float = 0.0
+    """Fraction of all tokens for text that the tokenizer does not have."""
 
 
 class PreviewProblem(ContractModel):

@@ -154,6 +154,8 @@ class PrepareResult(StageResult):
     """Tokens in the rows for training, without padding."""
     train_targets: BoundedInt | None = None
     """The part of these tokens that is in the loss; absent if an earlier version of the trainer prepared the rows."""
+    unknown_fraction: float = Field(default=0.0, ge=0, le=1)
+    """Fraction of all tokens for text that the tokenizer does not have; prepare.unrendered allows them."""
     data_digest: str
     """sha256:… of the data set's file; if there are several files, of their digests in order."""
     data_pins: tuple[str | None, ...] = ()

@@ -171,6 +171,13 @@ class RecordPacker:
             print(f"{record.file}:{record.line}: {shown}", flush=True)
 
 
+def unknown_fraction(counts: Counts, writer: PackedWriter) -> float:
+    """Return the fraction of the tokens in all rows for text that the tokenizer does not have."""
+    tokens = writer.tokens("train") + writer.tokens("validation")
+    # A dropped record is counted and is in no row.
+    return min(1.0, counts.unknown_tokens / max(1, tokens))
+
+
 class Summary:
     """Sentences about the records and rows when all of them have been read."""
 

@@ -16,7 +16,11 @@ from finetune_trainer.data.documents import Counts
 from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.data.reading.datasets import NumberedRecord, RecordReader
 from finetune_trainer.data.reading.record_batches import Position
-from finetune_trainer.data.record_packer import RecordPacker, Summary
+from finetune_trainer.data.record_packer import (
+    RecordPacker,
+    Summary,
+    unknown_fraction,
+)
 from finetune_trainer.preview.examples import examples_of
 from finetune_trainer.preview.sources import Sources
 from finetune_trainer.runtime.errors import ConfigInvalid, StageError
@@ -148,4 +152,5 @@ def _counts(counts: Counts, writer: PackedWriter) -> PreviewCounts:
         validation_rows=writer.rows("validation"),
         train_tokens=writer.tokens("train"),
         train_targets=writer.targets("train"),
+        unknown_fraction=unknown_fraction(counts, writer),
     )

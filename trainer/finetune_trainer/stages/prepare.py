@@ -33,7 +33,11 @@ from finetune_trainer.data.reading.datasets import (
     fetch_datasets,
 )
 from finetune_trainer.data.reading.record_batches import Position
-from finetune_trainer.data.record_packer import RecordPacker, Summary
+from finetune_trainer.data.record_packer import (
+    RecordPacker,
+    Summary,
+    unknown_fraction,
+)
 from finetune_trainer.data.records.chat_template import ChatTemplate, turn_end
 from finetune_trainer.data.tokenizing.unknown_text import replaced_characters
 from finetune_trainer.files import sync_folder
@@ -125,6 +129,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         validation_rows=writer.rows("validation"),
         train_tokens=writer.tokens("train"),
         train_targets=writer.targets("train"),
+        unknown_fraction=unknown_fraction(counts, writer),
         data_digest=f"sha256:{reader.digest()}",
         data_pins=tuple(dataset.pin for dataset in datasets),
         conversations=counts.conversations,

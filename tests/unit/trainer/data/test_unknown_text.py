@@ -10,6 +10,7 @@ from support.trainer.stages import run_to_failure
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from finetune_cli.output.results import records_text
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data.tokenizing.encoder import Encoder, TextExample
 from finetune_trainer.data.tokenizing.unknown_text import replaced_characters
@@ -159,6 +160,8 @@ def test_allowed_unknown_text_is_counted_and_its_share_logged(
     write_jsonl(manifest_dir / "data.jsonl", RECORDS)
     result = prepare(prepare_config(model, unrendered="Warn"), environment)
     assert (result.unrendered, result.invalid, result.train_tokens) == (1, 0, 9)
+    assert result.unknown_fraction == pytest.approx(2 / 9)
+    assert "22.2 % of the tokens unknown to the tokenizer" in records_text(result)
     log = capsys.readouterr().out
     assert "2 of 9 tokens (22.22%) stand for text that the tokenizer does not" in log
     assert "replaces characters of every text: A by a, " in log
