@@ -15,6 +15,7 @@ from finetune_trainer.runtime.errors import (
     DataInvalid,
     SourceNotFound,
 )
+from finetune_trainer.runtime.progress import log_line
 from finetune_trainer.runtime.sources import locate_existing
 from finetune_trainer.template_syntax import (
     TemplateInvalid,
@@ -42,6 +43,14 @@ class ChatTemplates:
     def set_in(self, tokenizer: Any) -> None:
         """Make them the templates of a tokenizer of transformers."""
         use_chat_templates(tokenizer, self.by_name)
+
+    def log_date(self) -> None:
+        """Log that a template writes the date, which is the same in all rows."""
+        if any("strftime_now" in template for template in self.by_name.values()):
+            log_line(
+                "prepare: the chat template writes the date: all rows have 26 July 2024, "
+                "and a server writes the day of its answer"
+            )
 
     def write(self, folder: Path, *, conversations: bool) -> ChatTemplateOrigin | None:
         """Write the file for later stages. Return the origin, or None if there is no template and none was needed."""

@@ -99,6 +99,7 @@ class Sources:
                 self.add("model.uri", config.model.uri, error)
             return False
         self.templates.set_in(tokenizer)
+        self.templates.log_date()
         return True
 
     def _look_at_model(self, config: PrepareConfig, base: BaseModel) -> None:

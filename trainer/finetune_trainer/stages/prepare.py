@@ -82,6 +82,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         config.recipe, tokenizer, base.uri, context.environment
     )
     templates.set_in(tokenizer)
+    templates.log_date()
     embeddings = Embeddings(base, tokenizer)
     embeddings.log_unused()
     start = open_start_adapter(config.start_from, context.environment)

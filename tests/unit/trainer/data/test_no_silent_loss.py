@@ -133,6 +133,18 @@ def test_record_that_would_lose_its_meaning_is_refused(refused, record, reason):
     assert reason in refused(record)
 
 
+@pytest.mark.parametrize("writes_date", [False, True])
+def test_date_of_a_template_is_logged(
+    environment: Environment, manifest_dir: Path, tmp_path: Path, capsys, writes_date
+):
+    date = "{{ strftime_now('%d %B %Y') }} " if writes_date else ""
+    make_tokenizer(tmp_path / "dated", chat_template=date + PLAIN)
+    write_jsonl(manifest_dir / "data.jsonl", [{"messages": [QUESTION, ANSWER]}])
+    prepare(prepare_config(tmp_path / "dated"), environment)
+    is_logged = "all rows have 26 July 2024" in capsys.readouterr().out
+    assert is_logged is writes_date
+
+
 @pytest.mark.parametrize(
     "record",
     [
