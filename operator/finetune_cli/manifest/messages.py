@@ -12,6 +12,7 @@ from finetune_cli.manifest.yaml_reader import YamlNode
 from finetune_operator.api import names
 from finetune_operator.api.amounts import AMOUNT, SIGNED_AMOUNT
 from finetune_operator.api.stages.pod import BYTES
+from finetune_operator.api.stages.volumes import ABSOLUTE_PATH, RELATIVE_PATH
 from finetune_trainer.contract import uris
 from finetune_trainer.contract.chat_template import (
     TEMPLATE_DESCRIPTION,
@@ -46,6 +47,8 @@ PATTERNS = {
     names.LABEL_KEY: LABEL_KEY,
     names.OPTIONAL_LABEL_KEY: LABEL_KEY,
     names.ANNOTATION_KEY: LABEL_KEY,
+    RELATIVE_PATH: "must be a path within the volume, without .. and : and without a / at its ends",
+    ABSOLUTE_PATH: "must be a path that begins with /, without .. and : and without a / at its end",
     names.LABEL_VALUE: (
         "must be a label value: letters, digits, _, . and -, with a letter or digit at both ends"
     ),

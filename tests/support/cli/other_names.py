@@ -232,8 +232,6 @@ WITHOUT_FIELD = [
     ("datasets[].streaming", "read as a stream"),
     ("datasets[].shuffle", "random order"),
     ("train.metric_for_best_model", "lowest validation loss"),
-    ("train.pod.volumes", "pvc:// URIs"),
-    ("train.pod.volumeMounts", "pvc:// URIs"),
     ("podDefaults.securityContext", "without root"),
 ]
 KUBERNETES = [

@@ -38,6 +38,8 @@ CHECKED = {
     *("containers", "initContainers", "volumes"),
 }
 FOLDERS = ("/workspace", "/claims/", "/tmp", "/dev/shm")
+"""Paths of volumes that the operator mounts. The volumes of a user are read-only, and may be elsewhere."""
+RUNTIME_FOLDERS = ("/proc", "/sys")
 CONTAINER_FIELDS = {
     *(
         "name",
@@ -96,12 +98,40 @@ def _name_violations(spec: Object) -> Iterator[str]:
 
 
 def _volume_violations(volume: Object) -> Iterator[str]:
-    sources = volume.keys() - {"name"}
-    if sources == {"persistentVolumeClaim"}:
-        if not NAME.fullmatch(volume["persistentVolumeClaim"]["claimName"]):
-            yield f"the claim {volume['persistentVolumeClaim']['claimName']!r} is not a name"
-    elif sources != {"emptyDir"}:
-        yield f"volume of the kind {sources}"
+    [kind] = volume.keys() - {"name"}
+    source = volume[kind]
+    match kind:
+        case "emptyDir":
+            return
+        case "persistentVolumeClaim":
+            names = [source["claimName"]]
+        case "configMap":
+            names = [source["name"]]
+        case "secret":
+            names = [source["secretName"]]
+        case "projected":
+            names = []
+            for projection in source["sources"]:
+                yield from _projection_violations(projection)
+        case "csi":
+            names = [source["driver"]]
+            if source.get("readOnly") is not True:
+                yield f"volume of {names[0]} that may be written"
+        case _:
+            yield f"volume of the kind {kind}"
+            return
+    yield from (
+        f"{kind} {name!r} is not a name" for name in names if not NAME.fullmatch(name)
+    )
+
+
+def _projection_violations(projection: Object) -> Iterator[str]:
+    """Yield what a projected volume may hold besides objects of the namespace, such as a token."""
+    [kind] = projection
+    if kind not in {"secret", "configMap"}:
+        yield f"projection of {kind}"
+    elif not NAME.fullmatch(projection[kind]["name"]):
+        yield f"{kind} {projection[kind]['name']!r} is not a name"
 
 
 def _container_violations(container: Object) -> Iterator[str]:
@@ -138,9 +168,15 @@ def _container_violations(container: Object) -> Iterator[str]:
 
 def _mount_violations(mount: Object) -> Iterator[str]:
     path = mount["mountPath"]
-    if path != posixpath.normpath(path) or not path.startswith(FOLDERS) or ":" in path:
+    part = mount.get("subPath", "part")
+    is_inside = path.startswith(FOLDERS) or mount.get("readOnly") is True
+    if path != posixpath.normpath(path) or not is_inside or ":" in path:
         yield f"mount at {path}"
-    if mount.keys() - {"name", "mountPath", "readOnly"}:
+    if path.startswith(RUNTIME_FOLDERS):
+        yield f"mount at {path}"
+    if part != posixpath.normpath(part) or part.startswith(("/", "..")):
+        yield f"mount of the part {part}"
+    if mount.keys() - {"name", "mountPath", "subPath", "readOnly"}:
         yield f"mount with {set(mount)}"
 
 

@@ -298,7 +298,6 @@ INVALID: list[tuple[str, Any]] = [
     ("prepare.placement.capacity", "cheap"),
     ("prepare.placement.capacity", "spot"),
     ("prepare.pod.nodeSelector", {"a": "b c"}),
-    ("prepare.pod.tolerations", [{"value": "x"}]),
     ("prepare.pod.tolerations", [{"key": "x", "operator": "Is"}]),
     ("prepare.resources", {}),
     ("podDefaults.image", "mine:1"),

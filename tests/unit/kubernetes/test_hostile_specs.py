@@ -109,10 +109,10 @@ BREAKS = {
     ),
     "the pod may run as root": lambda pod: pod["securityContext"].update(runAsUser=0),
     "no seccomp profile": lambda pod: pod["securityContext"].pop("seccompProfile"),
-    "the claim 'victim/key'": lambda pod: pod["volumes"][0][
+    "persistentVolumeClaim 'victim/key'": lambda pod: pod["volumes"][0][
         "persistentVolumeClaim"
     ].update(claimName="victim/key"),
-    "volume of the kind {'hostPath'}": lambda pod: pod["volumes"].append(
+    "volume of the kind hostPath": lambda pod: pod["volumes"].append(
         {"name": "x", "hostPath": {"path": "/"}}
     ),
     "unexpected field volumeDevices": lambda pod: pod["containers"][0].update(
