@@ -195,7 +195,7 @@ def test_wait_timeout_reports_the_current_status(cli, scenario):
     result = cli.run("wait", "demo", "--timeout", "1s")
     assert (result.code, result.err) == (
         1,
-        "finetune: team/demo: Running: prepare is queued (not Finished after 1s)\n",
+        "finetune: team/demo: Pending: prepare is queued (not Finished after 1s)\n",
     )
 
 
