@@ -335,7 +335,7 @@ def test_names_are_valid_for_any_release_name(release):
     for manifest in objects:
         # The names of others may have dots: these contain the name and the namespace of the release.
         if (
-            manifest["kind"] != "CustomResourceDefinition"
+            manifest["kind"] not in {"CustomResourceDefinition", "FlowSchema"}
             and not manifest["kind"].startswith("ValidatingAdmissionPolicy")
             and manifest["metadata"].get("namespace") != "kube-public"
         ):
