@@ -111,7 +111,7 @@ def job_template(
         written_claims=claims_of(config.written_uris()),
         pods=spec.pods,
         pod=pod,
-        placement=_in_zone_of_training(
+        placement=_in_zone_of_later_stages(
             pipeline, _placement(spec, attempt, settings), spec, settings
         ),
         sets_user=settings.sets_user,
@@ -140,21 +140,27 @@ def _placement(
     )
 
 
-def _in_zone_of_training(
+def _in_zone_of_later_stages(
     pipeline: Pipeline, placement: PodPlacement, spec: StageSpec, settings: Settings
 ) -> PodPlacement:
-    """Return the placement of prepare in the zone that train asks for, because its pod binds the volume in its zone."""
-    train = pipeline.spec.train
-    if settings.placement_defaults is None or spec.name != "prepare":
+    """Return the placement of the first stage in the zone that a later stage asks for.
+
+    Its pod is the first with the volume, and binds it in its own zone.
+    """
+    if settings.placement_defaults is None or spec.needs:
         return placement
-    wanted = train.over(pipeline.spec.pod_defaults).over(settings.defaults.pod_defaults)
-    zone = {
-        label: value
-        for label, value in wanted.pod.node_selector.items()
-        if label in ZONE_LABELS
-    }
-    selector = {**zone, **placement.node_selector}
-    return replace(placement, node_selector=selector)
+    for later in pipeline.spec.stages().values():
+        pod = later.over(settings.defaults.pod_defaults).pod
+        zone = {
+            label: value
+            for label, value in pod.node_selector.items()
+            if label in ZONE_LABELS
+        }
+        # A server has no volume of the pipeline.
+        if zone and later.needs and not later.runs_server:
+            selector = {**zone, **placement.node_selector}
+            return replace(placement, node_selector=selector)
+    return placement
 
 
 def referenced_claims(config: StageConfig) -> tuple[str, ...]:

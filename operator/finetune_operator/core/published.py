@@ -17,10 +17,11 @@ def adoption_error(spec: PipelineSpec, text: str) -> str | None:
     match = MODEL.fullmatch(text)
     if match is None:
         return f"{text!r}: {FORM}"
-    if spec.push is None:
+    push = spec.stage(Push.name)
+    if not isinstance(push, Push):
         return "finetune.dev/adopt needs spec.push, whose result it is: add push, or remove the annotation"
-    if _target(spec.push, match["uri"]) is None:
-        targets = ", ".join(target.uri for target in spec.push.targets)
+    if _target(push, match["uri"]) is None:
+        targets = ", ".join(target.uri for target in push.targets)
         return f"finetune.dev/adopt: {match['uri']} lies in none of push.targets ({targets}): correct either"
     return None
 

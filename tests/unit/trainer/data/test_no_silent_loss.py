@@ -110,7 +110,7 @@ def test_null_in_an_earlier_record_hides_no_column(refused, first, second, reaso
         ({**PAIR, "choices": ["Paris", "London"]}, "column choices: its text is not used"),
         (
             {"prompt": ["a", "b"], "completion": ["c", "d"]},
-            "prompt is a list of 2 texts: write a record for each of them",
+            "prompt and completion are lists: write a record for each",
         ),
         ({"messages": [QUESTION, ANSWER | {"mask": True}]}, "messages[1].mask: neither the chat template nor the loss"),
         (

@@ -111,8 +111,7 @@ def _completion(record: Fields) -> Fields:
     """Return prompt and completion, or for two lists of messages a conversation whose completion is learned."""
     prompt = record["prompt"]
     completion = record["completion"]
-    for name in ("prompt", "completion"):
-        _check_is_a_record(record[name], name)
+    _check_is_a_record(prompt, completion)
     if "label" in record:
         check_label(record, "label")
     if not isinstance(prompt, list) and not isinstance(completion, list):
@@ -141,13 +140,15 @@ def _completion(record: Fields) -> Fields:
     return fields
 
 
-def _check_is_a_record(value: object, name: str) -> None:
-    """Raise InvalidRecord if a field is a list of texts: a file of columns, and not of records."""
-    texts = value if isinstance(value, list) else []
-    if texts and all(isinstance(text, str) for text in texts):
-        raise InvalidRecord(
-            f"{name} is a list of {len(texts)} texts: write a record for each of them"
-        )
+def _check_is_a_record(prompt: object, completion: object) -> None:
+    """Raise InvalidRecord if both are lists of texts: a file of columns, and not of records."""
+    if _are_texts(prompt) and _are_texts(completion):
+        raise InvalidRecord("prompt and completion are lists: write a record for each")
+
+
+def _are_texts(value: object) -> bool:
+    texts = value if isinstance(value, list) else [None]
+    return all(isinstance(text, str) for text in texts)
 
 
 def _is_assistants(message: object) -> bool:

@@ -59,6 +59,7 @@ def render(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Re
         for name in dict.fromkeys(missing)
     ]
     sentences += _unmarked(conversation, division)
+    sentences += _taken_for_reasoning(conversation, division)
     sentences += _unread_switches(chat, conversation, division.text)
     last_turn = conversation.last_turn
     behind = [
@@ -102,6 +103,22 @@ def _unmarked(conversation: Conversation, division: Division) -> Iterator[str]:
                 yield (
                     f"{name}: the marks {{% generation %}} of the chat template leave it out: "
                     "set prepare.chatTemplate or unrendered: Warn"
+                )
+
+
+def _taken_for_reasoning(
+    conversation: Conversation, division: Division
+) -> Iterator[str]:
+    """Yield a sentence for each learned answer that speaks of the tag </think>, and that the template divides there."""
+    for example in division.examples:
+        for index, (start, end) in example.spans.items():
+            content = conversation.messages[index]["content"]
+            if "</think>" not in content or ENDS_REASONING.search(content):
+                continue
+            if content.strip() not in example.text[start:end]:
+                yield (
+                    f"messages[{index}].content: the chat template takes the text before </think> for reasoning: "
+                    "write the tag otherwise, or set prepare.chatTemplate or unrendered: Warn"
                 )
 
 
