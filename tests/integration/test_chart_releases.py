@@ -151,7 +151,14 @@ def test_roles_follow_a_change_of_namespaces(release: Operator, team: KubeNamesp
         for kind in ("Role", "RoleBinding")
     }
     users = {("ClusterRole", "", f"{RELEASE}-{suffix}") for suffix in ("view", "edit")}
+    scope = f"{RELEASE}.{release.namespace}"
     cluster_wide = {("ClusterRole", "", RELEASE), ("ClusterRoleBinding", "", RELEASE)}
+    # The Lease that tells other releases of this one.
+    cluster_wide |= {
+        (kind, "kube-public", name)
+        for kind in ("Role", "RoleBinding")
+        for name in (scope, f"{scope}-reader")
+    }
     assert roles(release) == leader | users | cluster_wide
     release.install(
         *ON_KWOK_NODES, f"namespaces={{{team.name}}}", "userRoles.create=false"

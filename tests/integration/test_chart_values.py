@@ -53,6 +53,7 @@ SWITCHES = {
     ("flowSchemas", "enabled"),
     ("serviceAccount", "create"),
     ("podDisruptionBudget", "enabled"),
+    ("podSecurity", "setUser"),
     *(("podSecurityContext", *path) for path in leaves(RESTRICTED_POD)),
     *(("containerSecurityContext", *path) for path in leaves(RESTRICTED_CONTAINER)),
 }

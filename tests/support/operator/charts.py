@@ -98,7 +98,18 @@ EVERYTHING: Object = {
     "crds": {"enabled": True, "keep": False, "policy": False},
     "argocd": {"customizations": True, "namespace": "gitops", "configMap": "gitops-cm"},
     "userRoles": {"create": False},
+    "jobMetadata": {
+        "labels": {
+            "sidecar.istio.io/inject": "true",
+            "kuma.io/sidecar-injection": "enabled",
+        },
+        "annotations": {
+            "linkerd.io/inject": "enabled",
+            "consul.hashicorp.com/connect-inject": "true",
+        },
+    },
     "admissionPolicy": {
+        "images": ["registry.example/team/*"],
         "enabled": "auto",
         "deniedNamespaces": ["kube-system", "kube-public"],
     },
@@ -145,6 +156,7 @@ EVERYTHING: Object = {
     "podAnnotations": {"scrape": "yes"},
     "podLabels": {"team": "platform"},
     "commonLabels": {"cost-center": "ml", "team": "all"},
+    "podSecurity": {"setUser": True},
     "podSecurityContext": {**RESTRICTED_POD, "runAsUser": 1000, "runAsGroup": 1000},
     "containerSecurityContext": RESTRICTED_CONTAINER,
     "extraArgs": ["--lease-namespace=leases"],

@@ -59,7 +59,7 @@ def test_text_in_the_last_row_is_refused(tmp_path: Path, kind: str) -> None:
 
 def test_images_and_numbers_as_bytes_are_no_text(tmp_path: Path) -> None:
     images = pa.array([b"\x89PNG\r\n\x1a\n\0\0\xff", b"\0\0a b"], pa.binary())
-    table = pa.table({"text": texts(2), "image": images})
+    table = pa.table({"text": texts(2), "picture": images})
     assert [fields for _, fields in read(tmp_path / "a.parquet", table)] == [
         {"text": "x y"}
     ] * 2
