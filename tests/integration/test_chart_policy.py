@@ -101,7 +101,7 @@ def test_policies_limit_the_account_of_the_deployment():
 def test_own_namespace_is_denied_unless_it_has_pipelines(values, denied):
     text = str(of_kind(render(values, namespace=OWN), POLICY))
     lists = re.findall(r"request\.namespace in \[([^]]*)\]", text)
-    assert len(lists) == 3
+    assert len(lists) == 2
     for names in lists:
         assert re.findall(r"[a-z-]+", names) == denied
 

@@ -164,4 +164,7 @@ def test_user_roles_aggregate_to_view_and_edit():
     )
     assert {verb for *_, verb in grants([view])} == {"get", "list", "watch"}
     # Not finetunepipelines/status: only the operator may write the status.
-    assert {resource for _, resource, _ in grants([edit])} == {"finetunepipelines"}
+    assert {resource for _, resource, _ in grants([edit])} == {
+        "finetunepipelines",
+        "finetunepipelines/scale",
+    }

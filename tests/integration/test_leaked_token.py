@@ -40,7 +40,7 @@ ALLOWED: dict[tuple[str, str], tuple[str, str]] = {
         "it writes the status of every pipeline",
     ),
     ("batch", "jobs"): ("get list watch create delete", BUILT),
-    ("apps", "deployments"): ("get list watch create delete", BUILT),
+    ("apps", "deployments"): ("get list watch create patch delete", BUILT),
     ("", "services"): ("get list watch create patch delete", BUILT),
     ("", "persistentvolumeclaims"): ("get list watch create patch", BUILT),
     ("", "pods"): ("list watch", READ),
