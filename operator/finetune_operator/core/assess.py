@@ -166,15 +166,17 @@ class _Assessor:
 
     def drop_lost_results(self) -> None:
         """Drop the results on a claim that is gone, so that their stages run again."""
+        workspace = self.observation.workspace
+        if not (workspace.gone or workspace.deleting) or self.cancelled:
+            return
+        # An adopted model needs no file of the claim.
+        if is_adopted(self.statuses):
+            return
         failed = {
             name
             for name, spec in self.specs.items()
             if self._failed(spec, self.statuses[name])
         }
-        # An adopted model needs no file of the claim.
-        if self.cancelled or is_adopted(self.statuses):
-            return
-        workspace = self.observation.workspace
         lost = lost_results(self.pipeline, workspace, self.statuses, self.gates, failed)
         for name in lost:
             self.statuses[name] = reset_budgets(self.statuses[name], repeat=True)

@@ -22,7 +22,7 @@ def lost_results(
     gates: tuple[GateStatus, ...],
     failed: Collection[str],
 ) -> frozenset[str]:
-    """Return the stages that must run again because the claim with their results is gone or is being deleted.
+    """Return the stages that must run again, given that the claim with their results is gone or is being deleted.
 
     Users delete the claims of finished pipelines to save storage. A pipeline that needs no file of its claim stays as
     it is, unless the operator has advised to delete the claim, or the user retries it.
@@ -31,7 +31,7 @@ def lost_results(
     writers = WRITING_STAGES & specs.keys()
     # The claim exists as long as a Job runs, so that the user can still copy files from it.
     is_held = any(statuses[name].running_attempt for name in writers)
-    if is_held or not (workspace.gone or workspace.deleting):
+    if is_held:
         return frozenset()
     results = frozenset(name for name in writers if statuses[name].result)
     if workspace.outdated or pipeline.status.workspace_outdated:

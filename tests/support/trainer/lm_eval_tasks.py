@@ -1,6 +1,7 @@
 """A small multiple-choice lm-eval task file and its data."""
 
 from pathlib import Path
+from typing import Any
 
 from support.trainer.models import SENTENCES, write_jsonl
 
@@ -20,6 +21,19 @@ doc_to_target: label
 metric_list:
   - metric: acc
 """
+
+CHOICE: dict[str, Any] = {
+    "task": "quiz",
+    "dataset_path": "json",
+    "dataset_kwargs": {"data_files": {"test": "quiz.jsonl"}},
+    "test_split": "test",
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{q}}?",
+    "doc_to_target": "label",
+    "doc_to_choice": "choices",
+    "metric_list": [{"metric": "acc"}],
+}
+"""A task with a choice of answers, whose records are in quiz.jsonl."""
 
 
 def write_verbs_task(folder: Path, *, name: str = "verbs", questions: int = 40) -> Path:

@@ -1,24 +1,10 @@
 """A training of too few steps is noted before it starts."""
 
 import pytest
-import yaml
+from support.cli.training_spec import spec_of
 
 from finetune_cli.forecast.few_steps import few_steps_line
-from finetune_cli.manifest.manifest import read, read_text
-
-KIND = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline"}
-
-
-def spec_of(tmp_path, **train):
-    spec = {
-        "model": {"uri": "base"},
-        "datasets": [{"uri": "data.jsonl"}],
-        "train": train,
-    }
-    file = tmp_path / "p.yaml"
-    file.write_text(yaml.safe_dump({**KIND, "metadata": {"name": "a"}, "spec": spec}))
-    return read(file).spec
-
+from finetune_cli.manifest.manifest import read_text
 
 BATCH = {"microBatchSize": 4, "gradientAccumulationSteps": 8}
 

@@ -3,13 +3,12 @@
 import json
 
 import pytest
-import yaml
+from support.cli.training_spec import spec_of
 
 from finetune_cli.__main__ import main
 from finetune_cli.forecast.learning_rate import learning_rate_line
 from finetune_cli.manifest.manifest import read
 
-KIND = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTunePipeline"}
 PAIR = {"prompt": "Name a colour.", "chosen": "Red.", "rejected": "Three."}
 PAIR_OF_CHATS = {
     "chosen": [
@@ -22,17 +21,6 @@ PAIR_OF_CHATS = {
     ],
 }
 COMPLETION = {"prompt": "Name a colour.", "completion": "Red."}
-
-
-def spec_of(tmp_path, **train):
-    spec = {
-        "model": {"uri": "base"},
-        "datasets": [{"uri": "data.jsonl"}],
-        "train": train,
-    }
-    file = tmp_path / "p.yaml"
-    file.write_text(yaml.safe_dump({**KIND, "metadata": {"name": "a"}, "spec": spec}))
-    return read(file).spec
 
 
 def rate(value):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.trainer.lm_eval_tasks import CHOICE
 from support.trainer.models import write_jsonl
 from support.trainer.stages import environment_in
 
@@ -14,17 +15,6 @@ from finetune_trainer.runtime.errors import ConfigInvalid
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")
 
-TASK = {
-    "task": "quiz",
-    "dataset_path": "json",
-    "dataset_kwargs": {"data_files": {"test": "quiz.jsonl"}},
-    "test_split": "test",
-    "output_type": "multiple_choice",
-    "doc_to_text": "{{q}}?",
-    "doc_to_target": "label",
-    "doc_to_choice": "choices",
-    "metric_list": [{"metric": "acc"}],
-}
 CODE = """
 from pathlib import Path
 Path(__file__).with_name("ran").touch()
@@ -72,7 +62,7 @@ def environment(tmp_path: Path) -> Environment:
 
 def write_task(environment: Environment, text: str) -> None:
     key = text.partition(":")[0]
-    rest = {name: value for name, value in TASK.items() if name != key}
+    rest = {name: value for name, value in CHOICE.items() if name != key}
     folder = Path(str(environment.manifest_dir))
     (folder / "quiz.yaml").write_text(text + yaml.safe_dump(rest))
 

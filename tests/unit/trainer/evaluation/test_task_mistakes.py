@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from support.trainer.evaluation import evaluate_config, evaluate_environment
+from support.trainer.lm_eval_tasks import CHOICE
 from support.trainer.models import write_jsonl
 from support.trainer.stages import environment_in, run_to_failure
 
@@ -15,17 +16,6 @@ from finetune_trainer.runtime.errors import StageError
 
 pytestmark = pytest.mark.usefixtures("datasets_cache")
 
-CHOICE = {
-    "task": "quiz",
-    "dataset_path": "json",
-    "dataset_kwargs": {"data_files": {"test": "quiz.jsonl"}},
-    "test_split": "test",
-    "output_type": "multiple_choice",
-    "doc_to_text": "{{q}}?",
-    "doc_to_target": "label",
-    "doc_to_choice": "choices",
-    "metric_list": [{"metric": "acc"}],
-}
 TEXT = CHOICE | {
     "output_type": "generate_until",
     "doc_to_choice": None,
