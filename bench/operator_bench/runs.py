@@ -32,6 +32,8 @@ VARIANTS = (OPERATOR, NULL_COMPLETE, NULL_POD)
 SECONDS_PER_STAGE = 0.5
 """Timeout per stage; the slowest controller that was measured on two cores needs 0.12 s."""
 OBSERVED = "observed.json"
+PROMPT_MS = 1000.0
+"""A stage's next Job that comes sooner is prompt: a pod needs longer to start."""
 RESYNC_SECONDS = 10.0
 """How long a restarted operator is watched for writes, after it is idle."""
 
@@ -54,6 +56,8 @@ class Run:
     """p50, p95, p99 from a pod seen as Succeeded to the next Job seen."""
     from_complete: list[int]
     """The same from the Job seen as Complete; negative where the next Job came first."""
+    prompt: float
+    """Share of the stages whose next Job was seen less than a second after the pod's success."""
     cpu: dict[str, float]
     """CPU seconds by program."""
     cpu_ms_per_stage: float
@@ -83,6 +87,8 @@ class Scenario:
     """--workers of the operator; None: its own default."""
     existing_claims: bool
     """Whether the claims exist and are bound before a run. Else they are created in it, and pods wait for them."""
+    interval: float = 0.0
+    """Seconds between the creations of two pipelines; 0: all are created at once."""
 
 
 def capture_bodies(scenario: Scenario, file: Path) -> None:
@@ -144,7 +150,12 @@ def _run_operator(
         run = measured.run(
             OPERATOR,
             count,
-            lambda: submit(bench, count, existing_claims=scenario.existing_claims),
+            lambda: submit(
+                bench,
+                count,
+                existing_claims=scenario.existing_claims,
+                interval=scenario.interval,
+            ),
             dict,
         )
         return (
@@ -267,6 +278,7 @@ def _figures(
         1000 * (stages[STAGES[0]] - observed["started"])
         for stages in observed["created"].values()
     ]
+    hand_overs = transitions(observed["podSucceeded"], observed["created"])
     return Run(
         variant=variant,
         pipelines=pipelines,
@@ -278,9 +290,8 @@ def _figures(
         makespan=round(makespan, 2),
         pods_makespan=round(last_pod - observed["started"], 2),
         first_job=percentiles(firsts),
-        from_pod=percentiles(
-            transitions(observed["podSucceeded"], observed["created"])
-        ),
+        from_pod=percentiles(hand_overs),
+        prompt=share_below(hand_overs, PROMPT_MS),
         from_complete=percentiles(
             transitions(observed["complete"], observed["created"])
         ),
@@ -313,6 +324,12 @@ def transitions(
         for stage, following in pairwise(STAGES)
         if stage in stages and following in created.get(name, {})
     ]
+
+
+def share_below(values: list[float], limit: float) -> float:
+    """Return the share of the values that are below the limit; 1 without values."""
+    below = sum(value < limit for value in values)
+    return round(below / len(values), 4) if values else 1.0
 
 
 def percentiles(values: list[float]) -> list[int]:

@@ -64,8 +64,24 @@ def prepare_claims(bench: BenchCluster, count: int, *, existing: bool) -> None:
     asyncio.run(create())
 
 
-def submit(bench: BenchCluster, count: int, *, existing_claims: bool) -> float:
-    """Create this many pipelines; return when the first request was sent."""
+async def create_paced(api: Api, manifests: Iterable[Object], interval: float) -> float:
+    """Create a pipeline every `interval` seconds; return when the first request was sent.
+
+    A late answer does not delay the next request, so the offered load stays what it is.
+    """
+    started = time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        for number, manifest in enumerate(manifests):
+            due = started + number * interval
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            group.create_task(api.send("POST", PIPELINES, manifest))
+    return started
+
+
+def submit(
+    bench: BenchCluster, count: int, *, existing_claims: bool, interval: float = 0.0
+) -> float:
+    """Create this many pipelines, at once or with an interval of seconds; return when the first request was sent."""
 
     async def create() -> float:
         names = (pipeline_name(number) for number in range(count))
@@ -74,6 +90,8 @@ def submit(bench: BenchCluster, count: int, *, existing_claims: bool) -> float:
             for name in names
         )
         async with open_api(bench.kubeconfig("user"), "bench-user") as api:
+            if interval:
+                return await create_paced(api, manifests, interval)
             return await create_pipelines(api, manifests)
 
     return asyncio.run(create())

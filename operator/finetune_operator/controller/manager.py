@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from finetune_operator.controller.worker import run_worker
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.settings import Settings
 from finetune_operator.kubernetes.cache.cache import ResourceCache
+from finetune_operator.kubernetes.cache.pipeline import has_running_attempt
 from finetune_operator.kubernetes.client import KubernetesClient, open_client
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.configuration import load_configuration
@@ -141,7 +143,9 @@ class Manager:
     ) -> "Manager":
         """Create the components and connect them; `sessions`: first for progress, second for probes."""
         cache = ResourceCache()
-        queue = WorkQueue(options.workers)
+        queue = WorkQueue(
+            options.workers, partial(has_running_attempt, cache.pipelines)
+        )
         progress = ProgressPoller(sessions[0], cache.all_pods, queue.add)
         cluster = KubernetesCluster(
             api,

@@ -4,11 +4,15 @@ A pipeline is in the queue at most once, is processed by at most one worker at a
 The namespaces take turns, so that a busy namespace does not delay the others. A namespace gets no further worker while
 it has as many as are free: a single namespace can have half of the workers, two a third each, and some are always left.
 So a slow namespace does not delay the others either, such as a namespace with a webhook that does not answer.
+
+Pipelines with a running attempt go first: if more is asked for than the cluster can do, a pipeline waits before it
+begins, and not between two stages.
 """
 
 import asyncio
 import random  # noqa: TID251  an edge
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -18,8 +22,8 @@ BASE_DELAY = 0.5
 """Seconds until a pipeline that could not be reconciled is retried; doubles with each failure in a row."""
 MAX_DELAY = 60.0
 """Upper limit of that delay in seconds, before jitter."""
-LOW_TURN = 8
-"""Every eighth turn is for the pipelines of low priority, however many others wait."""
+TURNS = 8
+"""Of so many turns, each lane behind the first has one of its own, however many pipelines wait before it."""
 # Most need no request. They only take the processor's time, while the others wait for answers.
 LOW_WORKERS = 2
 """Workers that the pipelines of low priority get at a time."""
@@ -68,7 +72,12 @@ class WorkQueue:
 
     workers: int = 1 << 30
     """Workers that call `get`."""
-    _urgent: _Lane = field(default_factory=_Lane)
+    has_running_attempt: Callable[[Key], bool] = lambda _: True
+    """Whether an attempt of the pipeline runs, as far as the cache knows: what is queued is often its end."""
+    _running: _Lane = field(default_factory=_Lane)
+    """Pipelines with a running attempt."""
+    _others: _Lane = field(default_factory=_Lane)
+    """Pipelines that begin, wait, or are edited or deleted."""
     _low: _Lane = field(default_factory=_Lane)
     """Pipelines that are reconciled only because this replica has not yet: nothing has changed."""
     _processing: set[Key] = field(default_factory=set)
@@ -91,23 +100,33 @@ class WorkQueue:
             self._cancel_delay(key)
         if key in self._processing:
             self._dirty.add(key)
-        elif key not in self._urgent.added_at and not (
-            low and key in self._low.added_at
-        ):
-            # An urgent addition takes the pipeline out of the low priority.
-            self._low.remove(key)
-            lane = self._low if low else self._urgent
-            lane.add(key, asyncio.get_running_loop().time())
-            self._wake()
+            return
+        lane = self._lane_for(key, low=low)
+        for better_or_equal in self._lanes[: self._lanes.index(lane) + 1]:
+            if key in better_or_equal.added_at:
+                return
+        for lower in self._lanes:
+            lower.remove(key)
+        lane.add(key, asyncio.get_running_loop().time())
+        self._wake()
+
+    @property
+    def _lanes(self) -> tuple[_Lane, _Lane, _Lane]:
+        """The lanes; the first goes first."""
+        return self._running, self._others, self._low
+
+    def _lane_for(self, key: Key, *, low: bool) -> _Lane:
+        if low:
+            return self._low
+        return self._running if self.has_running_attempt(key) else self._others
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Add a pipeline after a delay; of several delays, the first to end counts."""
         loop = asyncio.get_running_loop()
         at = loop.time() + max(0.0, seconds)
+        is_earlier = key in self._delayed and self._delayed[key].at <= at
         # An earlier turn comes anyway.
-        if key in self._urgent.added_at or (
-            key in self._delayed and self._delayed[key].at <= at
-        ):
+        if self._is_urgent(key) or is_earlier:
             return
         self._cancel_delay(key)
         self._delayed[key] = _Delayed(at, loop.call_at(at, self.add, key))
@@ -138,8 +157,8 @@ class WorkQueue:
         """Remove a pipeline that no longer exists, with its delay and its count of failures."""
         self._cancel_delay(key)
         self._failures.pop(key, None)
-        self._urgent.remove(key)
-        self._low.remove(key)
+        for lane in self._lanes:
+            lane.remove(key)
         self._dirty.discard(key)
 
     async def get(self) -> Key:
@@ -174,10 +193,19 @@ class WorkQueue:
         free = self.workers - len(self._processing)
         busy = Counter(key.namespace for key in self._processing)
         full = {namespace for namespace, count in busy.items() if count >= free}
-        is_turn_of_low = (self._turn + 1) % LOW_TURN == 0
-        if is_turn_of_low:
-            return self._pop_low(full) or self._urgent.pop(full)
-        return self._urgent.pop(full) or self._pop_low(full)
+        turn = (self._turn + 1) % TURNS
+        first = None
+        if turn == 0:
+            first = self._pop_low(full)
+        # Half a round after the turn of the low priority.
+        elif turn == TURNS // 2:
+            first = self._others.pop(full)
+        return (
+            first
+            or self._running.pop(full)
+            or self._others.pop(full)
+            or self._pop_low(full)
+        )
 
     def _pop_low(self, full: AbstractSet[str]) -> Key | None:
         if len(self._low_processing) >= LOW_WORKERS:
@@ -199,14 +227,17 @@ class WorkQueue:
 
     def __len__(self) -> int:
         """Return how many pipelines wait for a worker."""
-        return len(self._urgent.added_at) + len(self._low.added_at)
+        return sum(len(lane.added_at) for lane in self._lanes)
+
+    def _is_urgent(self, key: Key) -> bool:
+        return key in self._running.added_at or key in self._others.added_at
 
     def oldest(self) -> float:
         """Return how long the first urgent pipeline has waited, in seconds; 0 if there is none."""
-        if not self._urgent.added_at:
-            return 0.0
-        first = next(iter(self._urgent.added_at.values()))
-        return asyncio.get_running_loop().time() - first
+        now = asyncio.get_running_loop().time()
+        lanes = (self._running.added_at, self._others.added_at)
+        firsts = [next(iter(added_at.values())) for added_at in lanes if added_at]
+        return now - min(firsts, default=now)
 
     def _cancel_delay(self, key: Key) -> None:
         delayed = self._delayed.pop(key, None)

@@ -11,7 +11,7 @@ import pytest
 from figures import add_json_option, table, write_figures
 from operator_bench.audit import count_requests, created_objects
 from operator_bench.observer import Observer
-from operator_bench.runs import percentiles, transitions
+from operator_bench.runs import percentiles, share_below, transitions
 
 ROOT = Path(__file__).parents[3]
 MEASUREMENTS = runpy.run_path(str(ROOT / ".ci/generated/measurements.py"))
@@ -158,3 +158,8 @@ def test_a_generated_page_can_show_a_table_of_the_figures():
 
 def test_percentiles_of_a_hundred_values():
     assert percentiles([float(value) for value in range(100, 0, -1)]) == [50, 95, 99]
+
+
+def test_share_of_prompt_hand_overs_counts_only_the_smaller_values():
+    assert share_below([10, 999, 1000, 5000], 1000) == 0.5
+    assert share_below([], 1000) == 1.0

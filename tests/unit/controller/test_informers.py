@@ -322,9 +322,7 @@ def delivered(scenario, kind, raw, *, processing=False):
         raw["metadata"]["resourceVersion"] = str(scenario.api.version)
         await handler_of(scenario)(kind, raw)
         queue = scenario.queue
-        return SimpleNamespace(
-            now=DEMO in queue._urgent.added_at, later=DEMO in queue._delayed
-        )
+        return SimpleNamespace(now=len(queue) == 1, later=DEMO in queue._delayed)
 
     return asyncio.run(deliver())
 

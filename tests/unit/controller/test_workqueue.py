@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from finetune_operator.controller.workqueue import LOW_TURN, LOW_WORKERS, WorkQueue
+from finetune_operator.controller.workqueue import LOW_WORKERS, TURNS, WorkQueue
 from finetune_operator.core.pipeline import Key
 
 A, B, C = (Key("team", name) for name in "abc")
@@ -244,9 +244,37 @@ def test_low_priority_has_one_of_eight_turns():
             queue.add(Key("team", f"urgent-{number}"))
         order = await drained(queue, 22)
         assert [number for number, key in enumerate(order, 1) if key in low] == [
-            LOW_TURN,
-            2 * LOW_TURN,
+            TURNS,
+            2 * TURNS,
         ]
+
+    run(scenario())
+
+
+def test_running_attempts_go_before_pipelines_that_begin():
+    async def scenario():
+        running = [Key("team", f"running-{number}") for number in range(12)]
+        new = [Key("team", f"new-{number}") for number in range(3)]
+        queue = WorkQueue(has_running_attempt=lambda key: key in running)
+        for key in (*new, *running):
+            queue.add(key)
+        order = await drained(queue, 15)
+        places = [number for number, key in enumerate(order, 1) if key in new]
+        assert places == [TURNS // 2, TURNS // 2 + TURNS, 15]
+
+    run(scenario())
+
+
+def test_pipeline_goes_ahead_when_its_attempt_runs():
+    async def scenario():
+        running = set()
+        queue = WorkQueue(has_running_attempt=lambda key: key in running)
+        for key in (A, B):
+            queue.add(key)
+        running.add(B)
+        queue.add(B)
+        assert len(queue) == 2
+        assert await drained(queue, 2) == [B, A]
 
     run(scenario())
 

@@ -14,6 +14,7 @@ from finetune_operator.core.observation import ClaimUser
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.workspace import WRITING_STAGES
 from finetune_operator.kubernetes import fast_json
+from finetune_operator.kubernetes.cache.store import Store
 from finetune_operator.kubernetes.pipeline_object import READ_ANNOTATIONS
 from finetune_operator.kubernetes.translate.object import Object
 
@@ -105,6 +106,12 @@ class CachedPipeline:
     def seniority(self) -> tuple[str, str]:
         """Creation time and uid: the smaller is older."""
         return self.created_at, self.uid
+
+
+def has_running_attempt(pipelines: Store[CachedPipeline], key: Key) -> bool:
+    """Return whether an attempt of the pipeline runs, as its status has it."""
+    pipeline = pipelines.get((key.namespace, key.name))
+    return pipeline is not None and bool(pipeline.running_jobs)
 
 
 def trim_pipeline(raw: Object, parsed: Pipeline | None = None) -> CachedPipeline:
