@@ -4,8 +4,8 @@
 
 bench/control_plane.py creates all pipelines at once, so its hand-overs wait in a queue of its own making. A platform
 team has another question: pipelines come one after the other, so many stages a second; is the operator idle when a
-stage ends? Here a pipeline of four stages is created every 4 / RATE seconds, for the given time. The nodes, the
-programs and the machine are those of bench/control_plane.py, and it needs the same.
+stage ends? Here a pipeline of four stages is created every 4 / RATE seconds, for the given time. The
+control plane and the simulated nodes are the same as in bench/control_plane.py, and so is what it needs.
 
 A hand-over is the time from a pod seen as Succeeded to the next stage's Job. Prints for each rate the share of the
 hand-overs below a second, and the seconds from the last pipeline's creation to the end of all: if these grow with the

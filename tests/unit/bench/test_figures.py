@@ -160,6 +160,6 @@ def test_percentiles_of_a_hundred_values():
     assert percentiles([float(value) for value in range(100, 0, -1)]) == [50, 95, 99]
 
 
-def test_share_of_prompt_hand_overs_counts_only_the_smaller_values():
+def test_share_of_hand_overs_counts_only_the_smaller_values():
     assert share_below([10, 999, 1000, 5000], 1000) == 0.5
     assert share_below([], 1000) == 1.0
