@@ -1,7 +1,10 @@
 """Builders of Jobs and pods as an API server returns them."""
 
+import json
+from datetime import UTC, datetime
 from typing import Any
 
+from finetune_operator.api.status import AttemptStatus
 from finetune_operator.core.observation import ObservedJob
 from finetune_operator.kubernetes.translate.job import observe_job
 
@@ -9,10 +12,27 @@ Object = dict[str, Any]
 CREATED = "2030-01-01T00:00:00Z"
 STARTED = "2030-01-01T00:00:05Z"
 ENDED = "2030-01-01T00:10:00Z"
+NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
+"""When the tests look at the Job, after its end."""
+JOB = "demo-train-a1"
+ATTEMPT = AttemptStatus(number=1, job=JOB, identity="i", execution="e")
+"""The attempt of a_job()."""
+DELETED = {"deletionTimestamp": "2030-01-01T00:10:30Z"}
+"""Metadata of a pod that was deleted after its process had ended."""
+RESULT = {
+    "stage": "train",
+    "identity": "i",
+    "digest": "d",
+    "steps": 9,
+    "loss": 1.0,
+    "bestStep": 9,
+    "tokens": 7,
+}
+"""What the process of the attempt writes when it has trained."""
 NAMES = {"namespace": "team", "annotations": {"finetune.dev/pipeline-name": "demo"}}
 
 
-def a_job(*conditions: Object, name: str = "demo-train-a1", **meta: Any) -> Object:
+def a_job(*conditions: Object, name: str = JOB, **meta: Any) -> Object:
     """Return a Job with these conditions; see job_condition."""
     return {
         "metadata": {
@@ -45,13 +65,13 @@ def a_pod(
 ) -> Object:
     """Return a pod of a_job(); `state` is its container's, `more` is added to its metadata."""
     meta: Object = {
-        "name": "demo-train-a1-xyz",
+        "name": f"{JOB}-xyz",
         "uid": "pod-uid",
         "creationTimestamp": CREATED,
         **NAMES,
     }
-    meta["labels"] = {"batch.kubernetes.io/job-name": "demo-train-a1"}
-    meta["ownerReferences"] = [controller_reference("Job", "demo-train-a1")]
+    meta["labels"] = {"batch.kubernetes.io/job-name": JOB}
+    meta["ownerReferences"] = [controller_reference("Job", JOB)]
     status = {"phase": phase, "conditions": list(conditions), **more.pop("status", {})}
     if state is not None:
         status["containerStatuses"] = [{"name": "stage", "state": state}]
@@ -90,6 +110,11 @@ def terminated(code: int, message: str = "", reason: str = "Error") -> Object:
             "finishedAt": ENDED,
         }
     }
+
+
+def completed() -> Object:
+    """Return the state of a container whose process has written its result."""
+    return terminated(0, json.dumps({"result": RESULT}), "Completed")
 
 
 def disrupted(reason: str, message: str = "") -> Object:

@@ -1,9 +1,11 @@
 """What blocks an attempt: the reason, and a message that names the fix."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from support.operator.pods import (
+    JOB,
+    NOW,
     a_job,
     a_pod,
     observed_job,
@@ -15,8 +17,6 @@ from support.operator.pods import (
 from finetune_operator.api.conditions import Reason
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
-NAME = "demo-train-a1"
-NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
 BLOCKERS = {
     "quota": (
         None,
@@ -140,9 +140,9 @@ BLOCKERS = {
     ("pod", "warning", "reason", "text"), BLOCKERS.values(), ids=BLOCKERS
 )
 def test_blocker_has_the_reason_and_names_the_fix(pod, warning, reason, text):
-    warnings = {pod["metadata"]["name"] if pod else NAME: warning}
+    warnings = {pod["metadata"]["name"] if pod else JOB: warning}
     job = observed_job(
-        NAME, a_job(), [ObservedPod(pod)] if pod else [], NOW, warnings=warnings
+        JOB, a_job(), [ObservedPod(pod)] if pod else [], NOW, warnings=warnings
     )
     assert job.blocker
     assert job.blocker.reason is reason
@@ -152,17 +152,16 @@ def test_blocker_has_the_reason_and_names_the_fix(pod, warning, reason, text):
 def test_starting_pod_has_no_blocker():
     assert (
         observed_job(
-            NAME,
+            JOB,
             a_job(),
             [ObservedPod(a_pod(waiting("ContainerCreating"), phase="Pending"))],
             NOW,
         ).blocker
         is None
     )
-    assert observed_job(NAME, a_job(), [], NOW).blocker is None
+    assert observed_job(JOB, a_job(), [], NOW).blocker is None
     assert (
-        observed_job(NAME, a_job(), [ObservedPod(a_pod(running()))], NOW).blocker
-        is None
+        observed_job(JOB, a_job(), [ObservedPod(a_pod(running()))], NOW).blocker is None
     )
 
 
@@ -170,7 +169,7 @@ def test_terminating_pod_in_its_grace_period_has_no_blocker():
     soon = (NOW + timedelta(seconds=10)).isoformat()
     assert (
         observed_job(
-            NAME, a_job(), [ObservedPod(a_pod(running(), deletionTimestamp=soon))], NOW
+            JOB, a_job(), [ObservedPod(a_pod(running(), deletionTimestamp=soon))], NOW
         ).blocker
         is None
     )

@@ -1,7 +1,6 @@
 """Observe the Jobs of a pipeline: what the cache has, what is read from the API server, and what is believed."""
 
 import asyncio
-import json
 
 import pytest
 from support.operator.cluster_objects import (
@@ -11,7 +10,14 @@ from support.operator.cluster_objects import (
     running_status,
 )
 from support.operator.fake_api import FakeApi
-from support.operator.pods import ENDED, job_condition, running, terminated
+from support.operator.pods import (
+    ENDED,
+    JOB,
+    completed,
+    job_condition,
+    running,
+    terminated,
+)
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState
@@ -26,17 +32,6 @@ from finetune_operator.kubernetes.pipeline_object import parse_pipeline
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
 
-JOB = "demo-train-a1"
-RESULT = {
-    "stage": "train",
-    "identity": "i",
-    "digest": "d",
-    "steps": 9,
-    "loss": 1.0,
-    "bestStep": 9,
-    "tokens": 7,
-}
-DONE = terminated(0, json.dumps({"result": RESULT}), "Completed")
 JOB_PATH = f"/apis/batch/v1/namespaces/team/jobs/{JOB}"
 POD_PATH = f"/api/v1/namespaces/team/pods/{JOB}-xyz"
 
@@ -60,7 +55,7 @@ class Observed:
 
 
 def succeeded(**more):
-    pod = pod_of(state=DONE, version=5, **more)
+    pod = pod_of(state=completed(), version=5, **more)
     pod["status"]["phase"] = "Succeeded"
     return pod
 

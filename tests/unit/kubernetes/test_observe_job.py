@@ -5,8 +5,13 @@ from datetime import UTC, datetime
 
 import pytest
 from support.operator.pods import (
+    ATTEMPT,
+    DELETED,
+    JOB,
+    NOW,
     a_job,
     a_pod,
+    completed,
     disrupted,
     job_condition,
     observed_job,
@@ -14,26 +19,13 @@ from support.operator.pods import (
     terminated,
 )
 
-from finetune_operator.api.status import AttemptStatus, Outcome
+from finetune_operator.api.status import Outcome
 from finetune_operator.core.endings import classify_ending
 from finetune_operator.core.observation import JobState
 from finetune_operator.kubernetes.translate.job import observe_job
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_trainer.contract import Progress
 
-NAME = "demo-train-a1"
-NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
-ATTEMPT = AttemptStatus(number=1, job=NAME, identity="i", execution="e")
-RESULT = {
-    "stage": "train",
-    "identity": "i",
-    "digest": "d",
-    "steps": 9,
-    "loss": 1.0,
-    "bestStep": 9,
-    "tokens": 7,
-}
-DONE = json.dumps({"result": RESULT})
 SAVED = json.dumps({"interruption": {"step": 40, "savedStep": 40}})
 FAILED = job_condition(
     "Failed", "BackoffLimitExceeded", "Job has reached the specified backoff limit"
@@ -44,12 +36,10 @@ BY_RULE = job_condition(
     "Pod team/x has condition DisruptionTarget matching FailJob rule at index 0",
 )
 
-GONE = {"deletionTimestamp": "2030-01-01T00:10:30Z"}
-
 ENDINGS = {
     "complete with result": (
         job_condition("Complete"),
-        terminated(0, DONE, "Completed"),
+        completed(),
         {},
         Outcome.SUCCEEDED,
         "",
@@ -161,7 +151,7 @@ ENDINGS = {
     "pod deleted": (
         FAILED,
         terminated(143),
-        GONE,
+        DELETED,
         Outcome.INTERRUPTED,
         "the pod was deleted on spot-1",
         143,
@@ -169,7 +159,7 @@ ENDINGS = {
     "pod deleted after a failure": (
         FAILED,
         terminated(65),
-        GONE,
+        DELETED,
         Outcome.FAILED,
         "",
         65,
@@ -189,7 +179,7 @@ ENDINGS = {
 def test_ending_is_classified(case):
     condition, state, more, outcome, text, code = case
     pod = ObservedPod(a_pod(state, phase="Failed", **more)) if state else None
-    job = observed_job(NAME, a_job(condition), [pod] if pod else [], NOW)
+    job = observed_job(JOB, a_job(condition), [pod] if pod else [], NOW)
     ending = classify_ending(ATTEMPT, job)
     assert (ending.outcome, job.exit_code) == (outcome, code)
     assert text in ending.message
@@ -203,7 +193,7 @@ def test_out_of_memory_pod_names_its_own_limit():
         {"name": "stage", "resources": {"limits": {"memory": "256Mi"}}}
     ]
     ending = classify_ending(
-        ATTEMPT, observed_job(NAME, a_job(FAILED), [ObservedPod(pod)], NOW)
+        ATTEMPT, observed_job(JOB, a_job(FAILED), [ObservedPod(pod)], NOW)
     )
     assert (
         ending.message
@@ -219,45 +209,43 @@ def test_disruption_names_the_cause_and_the_node():
             phase="Failed",
         )
     )
-    assert observed_job(NAME, a_job(FAILED), [pod], NOW).disruption == (
+    assert observed_job(JOB, a_job(FAILED), [pod], NOW).disruption == (
         "EvictionByEvictionAPI on spot-1: Eviction API: evicting"
     )
 
 
 def test_deleted_job_runs_until_its_pod_is_gone():
     assert (
-        observed_job(NAME, None, [ObservedPod(a_pod(running()))], NOW).state
+        observed_job(JOB, None, [ObservedPod(a_pod(running()))], NOW).state
         is JobState.RUNNING
     )
     ended = ObservedPod(a_pod(terminated(75, SAVED), phase="Failed"), gone=True)
-    assert observed_job(NAME, None, [ended], NOW).exit_code == 75
+    assert observed_job(JOB, None, [ended], NOW).exit_code == 75
 
 
 def test_pods_result_completes_a_job_without_conditions():
-    succeeded = a_pod(terminated(0, DONE, "Completed"), phase="Succeeded")
+    succeeded = a_pod(completed(), phase="Succeeded")
     assert (
-        observed_job(NAME, a_job(), [ObservedPod(succeeded)], NOW).state
+        observed_job(JOB, a_job(), [ObservedPod(succeeded)], NOW).state
         is JobState.COMPLETE
     )
     without_result = a_pod(terminated(0, "", "Completed"), phase="Succeeded")
     assert (
-        observed_job(NAME, a_job(), [ObservedPod(without_result)], NOW).state
+        observed_job(JOB, a_job(), [ObservedPod(without_result)], NOW).state
         is JobState.RUNNING
     )
 
 
 def test_job_deleted_after_success_has_succeeded():
-    pod = ObservedPod(
-        a_pod(terminated(0, DONE, "Completed"), phase="Succeeded"), gone=True
-    )
-    job = observed_job(NAME, None, [pod], NOW)
+    pod = ObservedPod(a_pod(completed(), phase="Succeeded"), gone=True)
+    job = observed_job(JOB, None, [pod], NOW)
     assert classify_ending(ATTEMPT, job).outcome is Outcome.SUCCEEDED
 
 
 def test_deleted_job_without_evidence_is_none():
-    assert observe_job(NAME, None, [], NOW) is None
+    assert observe_job(JOB, None, [], NOW) is None
     assert (
-        observe_job(NAME, None, [ObservedPod(a_pod(running()), gone=True)], NOW) is None
+        observe_job(JOB, None, [ObservedPod(a_pod(running()), gone=True)], NOW) is None
     )
 
 
@@ -275,7 +263,7 @@ def test_final_progress_wins_over_the_polled_progress():
         stage="train", updated_at=datetime(2030, 1, 1, tzinfo=UTC), step=30
     )
     job = observed_job(
-        NAME,
+        JOB,
         a_job(job_condition("Failed")),
         [ObservedPod(a_pod(terminated(75, message), phase="Failed"))],
         NOW,
@@ -284,7 +272,7 @@ def test_final_progress_wins_over_the_polled_progress():
     assert job.progress
     assert (job.progress.step, job.progress.start_step) == (41, 7)
     without = observed_job(
-        NAME,
+        JOB,
         a_job(job_condition("Failed")),
         [ObservedPod(a_pod(terminated(75, SAVED), phase="Failed"))],
         NOW,

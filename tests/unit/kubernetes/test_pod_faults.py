@@ -1,10 +1,12 @@
 """Ends of a pod with a reason of their own: limits of storage, and a node that ran out of a resource."""
 
 import json
-from datetime import UTC, datetime
 
 import pytest
 from support.operator.pods import (
+    ATTEMPT,
+    JOB,
+    NOW,
     a_job,
     a_pod,
     disrupted,
@@ -14,14 +16,11 @@ from support.operator.pods import (
 )
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.api.status import AttemptStatus, Outcome
+from finetune_operator.api.status import Outcome
 from finetune_operator.core.endings import NON_RETRYABLE, classify_ending
 from finetune_operator.kubernetes.cache.trim import trim_pod
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
-NAME = "demo-train-a1"
-NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
-ATTEMPT = AttemptStatus(number=1, job=NAME, identity="i", execution="e")
 FAILED = job_condition("Failed", "BackoffLimitExceeded")
 TOTAL = "Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. "
 OF_STAGE = 'Container stage exceeded its local ephemeral storage limit "20Mi". '
@@ -45,7 +44,7 @@ def ending_of(message, state, *conditions, limits=None):
     container = {"name": "stage", "resources": {"limits": limits or {}}}
     raw["spec"]["containers"] = [container]
     pod = ObservedPod(trim_pod(raw))
-    return classify_ending(ATTEMPT, observed_job(NAME, a_job(FAILED), [pod], NOW))
+    return classify_ending(ATTEMPT, observed_job(JOB, a_job(FAILED), [pod], NOW))
 
 
 LIMITS = {
@@ -129,7 +128,7 @@ NO_DRIVER = terminated(
 )
 def test_node_that_gives_no_device_has_a_reason(status, state):
     pod = ObservedPod(trim_pod(a_pod(state, phase="Failed", status=status)))
-    job = observed_job(NAME, a_job(FAILED), [pod], NOW)
+    job = observed_job(JOB, a_job(FAILED), [pod], NOW)
     ending = classify_ending(ATTEMPT, job)
     assert (ending.outcome, ending.reason) == (
         Outcome.INTERRUPTED,
@@ -142,5 +141,5 @@ def test_node_that_gives_no_device_has_a_reason(status, state):
 def test_typo_in_a_command_is_no_fault_of_a_device():
     state = terminated(128, 'exec: "shh": executable file not found', "StartError")
     pod = ObservedPod(trim_pod(a_pod(state, phase="Failed")))
-    ending = classify_ending(ATTEMPT, observed_job(NAME, a_job(FAILED), [pod], NOW))
+    ending = classify_ending(ATTEMPT, observed_job(JOB, a_job(FAILED), [pod], NOW))
     assert ending.reason is Reason.STAGE_FAILED

@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 from support.operator.pods import (
+    ATTEMPT,
+    DELETED,
     ENDED,
+    JOB,
+    NOW,
     a_job,
     a_pod,
+    completed,
     disrupted,
     job_condition,
     observed_job,
@@ -19,24 +24,12 @@ from support.operator.pods import (
 )
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.api.status import AttemptStatus, Outcome
+from finetune_operator.api.status import Outcome
 from finetune_operator.core.endings import classify_ending
 from finetune_operator.core.observation import JobState
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
-NAME = "demo-train-a1"
-NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
-ATTEMPT = AttemptStatus(number=1, job=NAME, identity="i", execution="e")
-RESULT = {
-    "stage": "train",
-    "identity": "i",
-    "digest": "d",
-    "steps": 9,
-    "loss": 1.0,
-    "bestStep": 9,
-    "tokens": 7,
-}
-DONE = terminated(0, json.dumps({"result": RESULT}), "Completed")
+DONE = completed()
 QUIET = terminated(0, "", "Completed")
 SAVED = terminated(75, json.dumps({"interruption": {"step": 40, "savedStep": 40}}))
 STOPPED = terminated(75, json.dumps({"interruption": {}}))
@@ -49,7 +42,6 @@ FAILED = job_condition(
 BY_RULE = job_condition(
     "Failed", "PodFailurePolicy", "Pod team/x has condition DisruptionTarget"
 )
-DELETED = {"deletionTimestamp": "2030-01-01T00:10:30Z"}
 FULL = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
 
@@ -60,14 +52,14 @@ def indexed_job(*conditions, pods=2):
 def pod(index, state=None, *conditions, phase="Failed", node="", gone=False, **meta):
     """Return the pod of an index; it runs on a node of the same number unless `node` is none."""
     labels = {
-        "batch.kubernetes.io/job-name": NAME,
+        "batch.kubernetes.io/job-name": JOB,
         "batch.kubernetes.io/job-completion-index": str(index),
     }
     actual = a_pod(
         state,
         *conditions,
         phase=phase,
-        name=f"{NAME}-{index}-x",
+        name=f"{JOB}-{index}-x",
         uid=f"u{index}",
         labels=labels,
         **meta,
@@ -77,7 +69,7 @@ def pod(index, state=None, *conditions, phase="Failed", node="", gone=False, **m
 
 
 def ended(*pods, condition=FAILED, count=2):
-    job = observed_job(NAME, indexed_job(condition, pods=count), pods, NOW)
+    job = observed_job(JOB, indexed_job(condition, pods=count), pods, NOW)
     ending = classify_ending(ATTEMPT, job)
     return ending.outcome, ending.message, job
 
@@ -195,20 +187,18 @@ def test_result_counts_when_no_other_process_is_left():
     both = [first, pod(1, QUIET, phase="Succeeded")]
     assert (
         observed_job(
-            NAME, indexed_job(), [first, pod(1, running(), phase="Running")], NOW
+            JOB, indexed_job(), [first, pod(1, running(), phase="Running")], NOW
         ).state
         is JobState.RUNNING
     )
-    assert (
-        observed_job(NAME, indexed_job(), [first], NOW).state is not JobState.COMPLETE
-    )
-    job = observed_job(NAME, indexed_job(), both, NOW)
+    assert observed_job(JOB, indexed_job(), [first], NOW).state is not JobState.COMPLETE
+    job = observed_job(JOB, indexed_job(), both, NOW)
     assert classify_ending(ATTEMPT, job).outcome is Outcome.SUCCEEDED
 
 
 def test_success_of_the_others_alone_is_no_result():
     pods = [pod(0, running(), phase="Running"), pod(1, QUIET, phase="Succeeded")]
-    assert observed_job(NAME, indexed_job(), pods, NOW).state is JobState.RUNNING
+    assert observed_job(JOB, indexed_job(), pods, NOW).state is JobState.RUNNING
 
 
 def test_complete_job_without_its_first_pod_runs_again():
@@ -226,22 +216,20 @@ def test_attempt_starts_with_its_last_pod():
     late = {"running": {"startedAt": "2030-01-01T00:03:00Z"}}
     first = pod(0, running(), phase="Running")
     waits = observed_job(
-        NAME,
+        JOB,
         indexed_job(),
         [first, pod(1, waiting("ContainerCreating"), phase="Pending")],
         NOW,
     )
     assert (waits.state, waits.started_at) == (JobState.WAITING, None)
-    runs = observed_job(
-        NAME, indexed_job(), [first, pod(1, late, phase="Running")], NOW
-    )
+    runs = observed_job(JOB, indexed_job(), [first, pod(1, late, phase="Running")], NOW)
     assert (runs.state, runs.started_at) == (
         JobState.RUNNING,
         datetime(2030, 1, 1, 0, 3, tzinfo=UTC),
     )
     assert (
         observed_job(
-            NAME, indexed_job(pods=3), [first, pod(1, late, phase="Running")], NOW
+            JOB, indexed_job(pods=3), [first, pod(1, late, phase="Running")], NOW
         ).started_at
         is None
     )
@@ -259,12 +247,12 @@ def test_deleted_job_runs_until_all_of_its_pods_are_gone():
     stopped = pod(0, SAVED, gone=True)
     assert (
         observed_job(
-            NAME, None, [stopped, pod(1, running(), phase="Running")], NOW
+            JOB, None, [stopped, pod(1, running(), phase="Running")], NOW
         ).state
         is JobState.RUNNING
     )
     assert (
-        observed_job(NAME, None, [stopped, pod(1, STOPPED)], NOW).state
+        observed_job(JOB, None, [stopped, pod(1, STOPPED)], NOW).state
         is JobState.FAILED
     )
 
@@ -275,7 +263,7 @@ def scheduling(message, since="2030-01-01T00:02:00Z"):
 
 def blocked(*pods, count=3, warnings=None):
     return observed_job(
-        NAME, indexed_job(pods=count), pods, NOW, warnings=warnings or {}
+        JOB, indexed_job(pods=count), pods, NOW, warnings=warnings or {}
     )
 
 
@@ -308,7 +296,7 @@ def test_blocker_that_needs_people_comes_first():
 
 def test_pods_that_do_not_exist_are_counted():
     job = blocked(
-        pod(0, running(), phase="Running"), warnings={NAME: "exceeded quota: gpus"}
+        pod(0, running(), phase="Running"), warnings={JOB: "exceeded quota: gpus"}
     )
     assert job.blocker.reason is Reason.WAITING_FOR_QUOTA
     assert job.blocker.message.startswith("2 of 3 pods do not exist: exceeded quota")

@@ -1,14 +1,17 @@
 """Containers that admission policies inject into the pods of stages: they outlive, fail, restart or start late."""
 
-import json
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import pairwise
 
 import pytest
 from support.operator.pods import (
+    ATTEMPT,
     ENDED,
+    JOB,
+    NOW,
     a_job,
     a_pod,
+    completed,
     job_condition,
     observed_job,
     running,
@@ -17,27 +20,15 @@ from support.operator.pods import (
 )
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.api.status import AttemptStatus, Outcome
+from finetune_operator.api.status import Outcome
 from finetune_operator.core.endings import classify_ending
 from finetune_operator.core.observation import JobState
 from finetune_operator.kubernetes.cache.pod import urgent_facts
 from finetune_operator.kubernetes.cache.trim import trim_pod
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
-NAME = "demo-train-a1"
-NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
-ATTEMPT = AttemptStatus(number=1, job=NAME, identity="i", execution="e")
 STOPPING = ATTEMPT.model_copy(update={"stopping": Reason.SIDECAR_RUNNING})
-RESULT = {
-    "stage": "train",
-    "identity": "i",
-    "digest": "d",
-    "steps": 9,
-    "loss": 1.0,
-    "bestStep": 9,
-    "tokens": 7,
-}
-DONE = terminated(0, json.dumps({"result": RESULT}), "Completed")
+DONE = completed()
 FAILED = job_condition("Failed", "BackoffLimitExceeded")
 DELETED = {
     "deletionTimestamp": "2030-01-01T00:11:00Z",
@@ -59,7 +50,7 @@ def pod(state, phase, *, plain=None, init=None, **more) -> ObservedPod:
 
 
 def observed(*pods, job=None):
-    return observed_job(NAME, job or a_job(), list(pods), NOW)
+    return observed_job(JOB, job or a_job(), list(pods), NOW)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +108,7 @@ def test_stopped_sidecar_leaves_the_ending_of_the_process(
     """The operator has deleted the Job 30 s after the process, and with it the sidecar."""
     ended = pod(end, "Failed", plain=terminated(137), metadata=DELETED)
     gone = ObservedPod(ended.raw, gone=True)
-    job = observed_job(NAME, a_job(FAILED) if has_job else None, [gone], NOW)
+    job = observed_job(JOB, a_job(FAILED) if has_job else None, [gone], NOW)
     ending = classify_ending(STOPPING, job)
     assert (ending.outcome, ending.reason) == (outcome, reason)
 
@@ -172,7 +163,7 @@ def test_native_sidecar_that_starts_late_is_named(minute, reason):
     """After five minutes it needs a person, so that the wait has a limit."""
     init = {"state": running(), "started": False}
     late = pod(waiting("PodInitializing"), "Pending", init=init)
-    job = observed_job(NAME, a_job(), [late], NOW.replace(minute=minute))
+    job = observed_job(JOB, a_job(), [late], NOW.replace(minute=minute))
     assert job.blocker
     assert job.blocker.reason is reason
     assert job.blocker.message.startswith("waits for the init container proxy")
@@ -248,5 +239,5 @@ def test_result_of_the_first_wins_over_the_others_deletion():
     first = of_several(0, DONE, "Failed", plain=terminated(137), metadata=deleted)
     second = of_several(1, terminated(137), "Failed", metadata=deleted)
     gone = [ObservedPod(other.raw, gone=True) for other in (first, second)]
-    job = observed_job(NAME, None, gone, NOW)
+    job = observed_job(JOB, None, gone, NOW)
     assert classify_ending(STOPPING, job).outcome is Outcome.SUCCEEDED

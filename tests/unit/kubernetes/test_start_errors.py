@@ -1,16 +1,17 @@
 """The exact words of kubelets, runtimes and controllers about a pod that does not start."""
 
-from datetime import UTC, datetime
-
 import pytest
-from support.operator.pods import a_pod, waiting
+from support.operator.pods import (
+    NOW,
+    a_pod,
+    waiting,
+)
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.kubernetes.cache.trim import trim_pod
 from finetune_operator.kubernetes.translate.diagnose import diagnose
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
-NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
 SANDBOX = "Failed to create pod sandbox: rpc error: code = Unknown desc = "
 EVENTS = {
     "runtime of containerd": (

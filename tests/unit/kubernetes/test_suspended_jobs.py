@@ -1,21 +1,27 @@
 """A Job that a queue suspends: as its objects show it, through the cache's reduction of them."""
 
-import json
 from datetime import UTC, datetime
 
 import pytest
-from support.operator.pods import a_job, a_pod, observed_job, running, terminated
+from support.operator.pods import (
+    DELETED,
+    JOB,
+    NOW,
+    a_job,
+    a_pod,
+    completed,
+    observed_job,
+    running,
+    terminated,
+)
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import JobState
 from finetune_operator.kubernetes.cache.trim import trim_job, trim_pod
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
-NAME = "demo-train-a1"
-NOW = datetime(2030, 1, 1, 0, 20, tzinfo=UTC)
 STOPPED_AT = datetime(2030, 1, 1, 0, 10, tzinfo=UTC)
 RESUMED_AT = datetime(2030, 1, 1, 0, 15, tzinfo=UTC)
-DELETED = {"deletionTimestamp": "2030-01-01T00:10:30Z"}
 SAVED = '{"interruption": {"step": 40, "savedStep": 40}}'
 
 
@@ -30,7 +36,7 @@ def suspended(status="True", *, suspend=True):
 
 def observed(job, *pods):
     trimmed = [ObservedPod(trim_pod(pod.raw), gone=pod.gone) for pod in pods]
-    return observed_job(NAME, trim_job(job), trimmed, NOW)
+    return observed_job(JOB, trim_job(job), trimmed, NOW)
 
 
 def ended_pod(*, gone=True):
@@ -44,7 +50,7 @@ def test_suspended_job_without_live_pod_waits_for_quota(gone):
     job = observed(suspended(), ended_pod(gone=gone))
     assert job.state is JobState.WAITING
     assert job.blocker.reason is Reason.WAITING_FOR_QUOTA
-    assert NAME in job.blocker.message
+    assert JOB in job.blocker.message
     assert job.suspended_since == STOPPED_AT
     assert job.message.interruption.saved_step == 40
 
@@ -67,19 +73,7 @@ def test_suspended_job_runs_until_its_pod_has_ended():
 
 
 def test_suspended_job_with_a_result_is_complete():
-    result = {
-        "stage": "train",
-        "identity": "i",
-        "digest": "d",
-        "steps": 9,
-        "loss": 1.0,
-        "bestStep": 9,
-        "tokens": 7,
-    }
-    message = json.dumps({"result": result})
-    pod = ObservedPod(
-        a_pod(terminated(0, message, "Completed"), phase="Succeeded"), gone=True
-    )
+    pod = ObservedPod(a_pod(completed(), phase="Succeeded"), gone=True)
     assert observed(suspended(), pod).state is JobState.COMPLETE
 
 
