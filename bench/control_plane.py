@@ -33,11 +33,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from figures import add_json_option, write_figures  # noqa: E402
+from figures import add_json_option, print_table, table, write_figures  # noqa: E402
 from operator_bench.audit import WRITES  # noqa: E402
 from operator_bench.runs import (  # noqa: E402
-    NULL_COMPLETE,
-    NULL_POD,
     OPERATOR,
     VARIANTS,
     Run,
@@ -78,8 +76,7 @@ def quantiles(runs: list[Run], field: Callable[[Run], list[int]]) -> str:
     )
 
 
-COLUMNS: dict[str, Callable[[list[Run]], str]] = {
-    "variant": lambda runs: runs[0].variant,
+ROWS: dict[str, Callable[[list[Run]], str]] = {
     "stages/s": lambda runs: spread([run.stages_per_second for run in runs]),
     "makespan s": lambda runs: spread([run.makespan for run in runs]),
     "until last pod s": lambda runs: spread([run.pods_makespan for run in runs]),
@@ -110,36 +107,34 @@ def marked(runs: list[Run]) -> str:
     return " !" if any(run.foreign_share > FOREIGN_SHARE for run in runs) else ""
 
 
-def table(count: int, runs: list[Run]) -> str:
-    """Return the figures of all variants for one number of pipelines, as a table of Markdown."""
+def table_of(count: int, runs: list[Run]) -> list[list[str]]:
+    """Return the figures of all variants for one number of pipelines as rows of cells; the first has the variants."""
     by_variant = {
         variant: [run for run in runs if run.variant == variant] for variant in VARIANTS
     }
     groups = [group for group in by_variant.values() if group]
-    rows = [
-        [title, *(cell(group) for group in groups)] for title, cell in COLUMNS.items()
-    ]
-    rows.insert(1, ["---"] * len(rows[0]))
-    lines = [
-        f"\n{count} pipelines, {len(groups[0])} runs",
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
-    return "\n".join([*lines, *ratios(groups)])
+    heading = f"{count} pipelines, {len(groups[0])} runs"
+    rows = [[heading, *(group[0].variant for group in groups)]]
+    for title, cell in ROWS.items():
+        rows.append([title, *(cell(group) for group in groups)])
+    rows.append(["stages/s, operator / variant", *ratios(groups)])
+    return rows
 
 
 def ratios(groups: list[list[Run]]) -> list[str]:
-    """Return the throughput of the operator divided by the throughput of each null operator in the same turn."""
-    operator_groups = [group for group in groups if group[0].variant == OPERATOR]
-    own = operator_groups[0] if operator_groups else []
-    lines = []
-    for group in groups:
-        if own and group[0].variant in {NULL_COMPLETE, NULL_POD}:
-            pairs = zip(own, group, strict=True)
-            ratio = spread(
-                [a.stages_per_second / b.stages_per_second for a, b in pairs], 2
-            )
-            lines.append(f"stages/s, operator / {group[0].variant}: {ratio}")
-    return lines
+    """Return the throughput of the operator divided by the throughput of each variant in the same turn."""
+    own = [group for group in groups if group[0].variant == OPERATOR]
+    if not own:
+        return [""] * len(groups)
+    return [ratio(own[0], group) for group in groups]
+
+
+def ratio(own: list[Run], others: list[Run]) -> str:
+    """Return the ratio of two throughputs over the turns; empty for the operator itself."""
+    if own is others:
+        return ""
+    pairs = zip(own, others, strict=True)
+    return spread([a.stages_per_second / b.stages_per_second for a, b in pairs], 2)
 
 
 def details(run: Run) -> str:
@@ -208,6 +203,7 @@ def main() -> None:
     options = options_of()
     facts = machine_facts()
     runs = []
+    tables = []
     print(", ".join(f"{name}: {value}" for name, value in facts.items()))
     with tempfile.TemporaryDirectory() as folder:
         bodies = Path(folder) / "bodies.json"
@@ -217,11 +213,15 @@ def main() -> None:
         capture_bodies(scenario, bodies)
         for count in options.pipelines:
             measured = measure(options, count, scenario, bodies)
-            print(table(count, measured), flush=True)
+            columns, *rows = table_of(count, measured)
+            print()
+            print_table(columns, rows)
+            tables.append(table(columns, rows))
             runs += measured
     for variant in options.variants:
         print(details([run for run in runs if run.variant == variant][-1]))
-    write_figures(options.json, {"runs": [run.as_json() for run in runs]})
+    figures = {"tables": tables, "runs": [run.as_json() for run in runs]}
+    write_figures(options.json, figures)
     resynced = [run.resync_writes for run in runs if run.resync_writes is not None]
     if resynced:
         print(f"writes of a restarted operator with all pipelines finished: {resynced}")

@@ -35,7 +35,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "operator"), str(ROOT / "trainer")]
 
-from figures import add_json_option, table, write_figures  # noqa: E402
+from figures import add_json_option, print_table, table, write_figures  # noqa: E402
 from spot_bench.auto import auto_without_deadline  # noqa: E402
 from spot_bench.jobs import DEAR_SPOT, Job, draw_job  # noqa: E402
 from spot_bench.optimum import optimum  # noqa: E402
@@ -82,10 +82,9 @@ def main() -> int:
     )
     results = [measure(family, job, trace) for family, job, trace in drawn]
     columns, *rows = table_of(results)
-    for cells in (columns, ["---"] * len(columns), *rows):
-        print("|", " | ".join(cells), "|")
+    print_table(columns, rows)
     print_bounds(results)
-    write_figures(chosen.json, {"table": table(columns, rows)})
+    write_figures(chosen.json, {"tables": [table(columns, rows)]})
     if chosen.picture:
         chosen.picture.write_text(draw(summaries(results)))
     return print_mistakes(results)

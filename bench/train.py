@@ -53,7 +53,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
 sys.path.insert(0, str(ROOT / "bench"))
 
-from figures import add_json_option, write_figures  # noqa: E402
+from figures import add_json_option, print_table, table, write_figures  # noqa: E402
 from finetune_trainer.contract import Environment  # noqa: E402
 from train_bench import trainer_process  # noqa: E402
 from train_bench.benchmark import BATCH, CONTEXT, VOCABULARY, Benchmark  # noqa: E402
@@ -169,17 +169,26 @@ def throughput(benchmark: Benchmark) -> Figures:
             measured = measure(benchmark, TRAINERS[name])
             speeds[name].append(tokens / (measured.result[-1] - measured.result[0]))
             peaks[name].append(measured.peak_mib)
-    for name in names:
-        print(
-            f"{name:15} {spread(speeds[name], ',.0f')} tokens/s, peak memory {spread(peaks[name], ',.0f')} MiB"
-        )
-    for name in names[1:]:
-        ratios = [
-            ours / theirs
-            for ours, theirs in zip(speeds["ours"], speeds[name], strict=True)
-        ]
-        print(f"ours / {name:15} {spread(ratios, '.2f')}")
-    return {"tokensPerSecond": speeds, "peakMiB": peaks}
+    rows = [
+        ["tokens/s", *(spread(speeds[name], ",.0f") for name in names)],
+        ["peak memory, MiB", *(spread(peaks[name], ",.0f") for name in names)],
+        ["tokens/s, ours / theirs", "", *(ratio(speeds, name) for name in names[1:])],
+    ]
+    figures = {"tokensPerSecond": speeds, "peakMiB": peaks}
+    return figures | printed("speed", names, rows)
+
+
+def ratio(speeds: dict[str, list[float]], name: str) -> str:
+    """Return our speed divided by the speed of another trainer in the same turn, over all turns."""
+    pairs = zip(speeds["ours"], speeds[name], strict=True)
+    return spread([ours / theirs for ours, theirs in pairs], ".2f")
+
+
+def printed(title: str, names: tuple[str, ...], rows: list[list[str]]) -> Figures:
+    """Print the figures of the trainers, and return them as the tables of a file."""
+    columns = [title, *names]
+    print_table(columns, rows)
+    return {"tables": [table(columns, rows)]}
 
 
 def pauses(benchmark: Benchmark) -> Figures:
@@ -203,16 +212,16 @@ def pauses(benchmark: Benchmark) -> Figures:
             pause_seconds[name] += [pause.seconds for pause in checkpoints]
             for has_pause, durations in steps_by_pause(ends, checkpoints).items():
                 steps[name][has_pause] += durations
-    for name, seconds in pause_seconds.items():
-        print(
-            f"a checkpoint pauses training: {name:15} {milliseconds(seconds)}, {len(seconds)} checkpoints"
-        )
-    for name, durations_of in steps.items():
-        print(f"a checkpoint makes a step longer: {name:15} {longer(durations_of)}")
-    for name, peak in peaks.items():
-        print(f"peak memory with checkpoints: {name:15} {spread(peak, ',.0f')} MiB")
+    rows = [
+        ["pause of training", *(milliseconds(pause_seconds[name]) for name in names)],
+        ["checkpoints", *(str(len(pause_seconds[name])) for name in names)],
+        ["a step is longer by", *(longer(steps[name]) for name in names)],
+        ["peak memory, MiB", *(spread(peaks[name], ",.0f") for name in names)],
+    ]
+    tables = printed("checkpoints", names, rows)
     print_checkpoint_size(benchmark)
-    return {"pauseSeconds": pause_seconds, "peakMiBWithCheckpoints": peaks}
+    figures = {"pauseSeconds": pause_seconds, "peakMiBWithCheckpoints": peaks}
+    return figures | tables
 
 
 def print_checkpoint_size(benchmark: Benchmark) -> None:
@@ -372,15 +381,18 @@ def main() -> None:
     logging.disable(logging.WARNING)
     print_plan(options)
     figures: Figures = {}
+    tables = []
     with tempfile.TemporaryDirectory() as folder:
         benchmark = make_benchmark(Path(folder), options)
         if options.repeats and options.processes == 1:
             figures |= throughput(benchmark)
+            tables += figures.pop("tables")
         if options.pauses:
             measure_pauses = pauses if options.processes == 1 else waiting
             figures |= measure_pauses(benchmark)
+            tables += figures.pop("tables", [])
         figures |= stopping(benchmark, 3)
-    write_figures(options.json, figures)
+    write_figures(options.json, {"tables": tables, **figures})
 
 
 if __name__ == "__main__":

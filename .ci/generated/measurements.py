@@ -35,7 +35,11 @@ def section(result: dict[str, Any]) -> str:
 
 
 def block_text(block: Block) -> str:
-    """Return a table, a list, a picture or a paragraph as Markdown."""
+    """Return a table, a list, a picture, a paragraph or all tables of a run as Markdown."""
+    if "run" in block:
+        # As `--json` of a benchmark has written it: no figure is copied by hand.
+        run = json.loads((RESULTS / block["run"]).read_text())
+        return "\n\n".join(block_text(table) for table in run["tables"])
     if "columns" in block:
         lines = [block["columns"], ["---"] * len(block["columns"]), *block["rows"]]
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

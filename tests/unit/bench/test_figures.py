@@ -4,14 +4,17 @@ import argparse
 import json
 import runpy
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import control_plane
 from figures import add_json_option, table, write_figures
 from operator_bench.audit import count_requests, created_objects
 from operator_bench.observer import Observer
-from operator_bench.runs import percentiles, share_below, transitions
+from operator_bench.runs import Run, percentiles, share_below, transitions
 
 ROOT = Path(__file__).parents[3]
 MEASUREMENTS = runpy.run_path(str(ROOT / ".ci/generated/measurements.py"))
@@ -154,6 +157,41 @@ def test_a_generated_page_can_show_a_table_of_the_figures():
     assert MEASUREMENTS["block_text"](block) == (
         "| policy | cost |\n| --- | --- |\n| Auto | 1.00 |"
     )
+
+
+def test_generated_page_shows_a_run_as_its_benchmark_wrote_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(MEASUREMENTS["block_text"].__globals__, "RESULTS", tmp_path)
+    tables = [table(["policy", name], [["Auto", "1.00"]]) for name in ("cost", "time")]
+    write_figures(tmp_path / "run.json", {"tables": tables})
+    assert MEASUREMENTS["block_text"]({"run": "run.json"}) == (
+        "| policy | cost |\n| --- | --- |\n| Auto | 1.00 |\n\n"
+        "| policy | time |\n| --- | --- |\n| Auto | 1.00 |"
+    )
+
+
+def run_of(variant, stages_per_second):
+    names = [field.name for field in fields(Run)]
+    known: dict[str, Any] = dict.fromkeys(names, 1.0)
+    many = {"first_job": [1, 2, 3], "from_pod": [1, 2, 3], "from_complete": [1, 2, 3]}
+    counts = {"cpu": {"etcd": 1.0}, "own": {"get pods": 2.0, "patch jobs": 3.0}}
+    changes = {"variant": variant, "stages_per_second": stages_per_second}
+    return Run(**known | many | counts | changes)
+
+
+def test_table_of_control_plane_has_a_column_for_each_variant():
+    speeds = {"operator": (10.0, 12.0), "null-pod": (20.0, 20.0)}
+    runs = [run_of(name, speed) for name in speeds for speed in speeds[name]]
+    columns, *rows = control_plane.table_of(20, runs)
+    cells = {row[0]: row[1:] for row in rows}
+    assert columns == ["20 pipelines, 2 runs", "operator", "null-pod"]
+    assert cells["stages/s"] == ["11.0 (10.0-12.0)", "20.0"]
+    assert cells["own writes"] == ["3.0", "3.0"]
+    assert cells["stages/s, operator / variant"] == ["", "0.55 (0.50-0.60)"]
+
+
+def test_table_of_variants_without_the_operator_has_no_ratios():
+    *_, ratios = control_plane.table_of(20, [run_of("null-pod", 20.0)])
+    assert ratios == ["stages/s, operator / variant", ""]
 
 
 def test_percentiles_of_a_hundred_values():

@@ -282,13 +282,14 @@ def test_bench_prints_the_same_twice_and_draws(tmp_path, capsys, monkeypatch):
 def test_bench_runs_jobs_on_trace_of_user(tmp_path, capsys, monkeypatch):
     (tmp_path / "zone.csv").write_text("start,end,available\n0,7,1\n7,9,0\n")
     options = ["--traces", "2", "--trace", str(tmp_path / "zone.csv")]
-    options += ["--json", str(tmp_path / "figures.json")]
-    monkeypatch.setattr(sys, "argv", ["spot.py", *options])
+    file = ["--json", str(tmp_path / "figures.json")]
+    monkeypatch.setattr(sys, "argv", ["spot.py", *options, *file])
     assert spot.main() == 0
     printed = capsys.readouterr().out
     assert "| zone (2) |" in printed
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["command"] == ["spot.py", *options]
-    assert figures["table"]["columns"] == ["median, p95, missed", *POLICIES]
-    for row in figures["table"]["rows"]:
+    [table] = figures["tables"]
+    assert table["columns"] == ["median, p95, missed", *POLICIES]
+    for row in table["rows"]:
         assert f"| {' | '.join(row)} |" in printed
