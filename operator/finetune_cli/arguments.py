@@ -130,7 +130,7 @@ def _with_run(folder: Path) -> Path:
     """Return the absolute path of a folder; raises UsageError if no run has begun in it."""
     if not (folder / "pipeline.json").is_file():
         raise UsageError(
-            f"{folder} holds no run; choose its folder with --workdir, or start one: finetune run FILE"
+            f"{folder} holds no run; choose its folder with --workdir, or start a run: finetune run FILE"
         )
     return folder.absolute()
 
@@ -206,7 +206,7 @@ def require_cluster(arguments: argparse.Namespace, local_equivalent: str) -> Non
 
 
 def parse_timeout(text: str | None) -> float | None:
-    """Return the seconds of a --timeout such as 90s, 30m or 1h30m, or None without one; raises UsageError."""
+    """Return the seconds of a --timeout such as 90s, 30m or 1h30m, or None without a text; raises UsageError."""
     if text is None:
         return None
     match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)

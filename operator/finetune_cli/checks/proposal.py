@@ -28,6 +28,7 @@ VALIDATION_FRACTION = 0.05
 HELD_OUT_RECORDS = 10
 """Records that should be held out of small data."""
 LARGEST_FRACTION = 0.5
+# Not all architectures use the first name: GPT-2 has n_positions, MPT has max_seq_len.
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -75,7 +76,8 @@ def propose(model: Path | None, sample: Sample | None) -> Proposal:
         lengths = _lengths(model, sample)
     context_length = DEFAULT_CONTEXT
     if lengths:
-        context_length = _rounded(_percentile(lengths))
+        longest = sorted(lengths)[math.ceil(PERCENTILE * len(lengths)) - 1]
+        context_length = _rounded(longest)
     if positions:
         context_length = min(context_length, positions)
     if not lengths:
@@ -103,6 +105,7 @@ def _positions(model: Path) -> int | None:
         return None
     if not isinstance(config, dict):
         return None
+    # A model that also reads images has the settings of its language model there.
     text = config.get("text_config")
     if not isinstance(text, dict):
         text = config
@@ -136,10 +139,6 @@ def _turns(record: dict[str, Any]) -> int:
         if isinstance(value, list):
             return len(value)
     return 1
-
-
-def _percentile(lengths: list[int]) -> int:
-    return sorted(lengths)[math.ceil(PERCENTILE * len(lengths)) - 1]
 
 
 def _rounded(length: int) -> int:

@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -115,6 +114,7 @@ class Sample:
 def read_sample(path: Path) -> Sample | None:
     """Return the first records of a JSON Lines, JSON or CSV file; None if it is none of them, or damaged."""
     try:
+        # JSON is parsed as a whole; of the other formats only the first records are read.
         if path.stat().st_size > MAX_BYTES and path.suffix == ".json":
             return None
         records = list(islice(_records(path), MAX_RECORDS))
@@ -125,11 +125,13 @@ def read_sample(path: Path) -> Sample | None:
 
 
 def _records(path: Path) -> Iterator[Any]:
+    # A byte order mark, as Excel writes it, would become a part of the first column's name. The csv module needs
+    # line ends as they are, because a quoted cell may have some.
     suffix = path.suffix
     if suffix == ".gz":
         suffix = path.with_suffix("").suffix
-        with gzip.open(path, "rt", encoding="utf-8-sig") as text:
-            yield from _parsed(io.TextIOWrapper(text.buffer, "utf-8-sig"), suffix)
+        with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as text:
+            yield from _parsed(text, suffix)
         return
     with path.open(encoding="utf-8-sig", newline="") as text:
         yield from _parsed(text, suffix)

@@ -50,6 +50,7 @@ STORES = {
             "AWS_DEFAULT_REGION",
             "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
         ),
+        # The region is no credential, and a request to another server is signed for a region, too.
         own="AWS_(?!REGION$|DEFAULT_REGION$).*",
         anonymous={"AWS_SKIP_SIGNATURE": "true"},
     ),

@@ -128,6 +128,7 @@ def load_in_trainer(files: dict[TaskField, Path]) -> dict[str, dict[str, Any]]:
         }
         for task, file in files.items()
     ]
+    # datasets writes each file that it converts into its cache, and a check leaves nothing behind.
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, **OFFLINE, "HF_DATASETS_CACHE": cache}
         process = run_module(MODULE, json.dumps(items), environment, LONGEST_SECONDS)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+# With -P: a file of the current folder, such as json.py, must not take the place of a module.
 # Not isolated (-I): the process must find the same packages as this process.
 COMMAND = (sys.executable, "-P", "-m")
 # A program ends by itself before that, unless the machine is overloaded.

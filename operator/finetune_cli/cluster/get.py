@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _run(arguments: argparse.Namespace) -> int:
     if arguments.name and arguments.all_namespaces:
         raise UsageError(
-            "-A lists all pipelines; to show one, give its namespace with -n instead"
+            "-A lists all pipelines; to show one pipeline, give its namespace with -n instead"
         )
     if arguments.watch and (arguments.json or not arguments.name):
         raise UsageError("-w watches one pipeline: give its name, and leave out --json")
@@ -71,6 +71,7 @@ async def _run(arguments: argparse.Namespace) -> int:
 
 
 def _without_managed_fields(pipeline: Object) -> Object:
+    # As kubectl shows objects: the managed fields are longer than all others together.
     meta = {
         name: value
         for name, value in pipeline["metadata"].items()
@@ -124,6 +125,7 @@ async def _watch(session: ClusterSession, console: Console) -> int:
     printed = ""
     screen: AbstractContextManager[Live | None] = nullcontext()
     if console.is_terminal:
+        # By default, rich cuts off the end of what is higher than the terminal.
         screen = Live(console=console, auto_refresh=False, vertical_overflow="visible")
     with screen as live:
         while True:

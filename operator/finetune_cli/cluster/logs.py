@@ -99,6 +99,7 @@ async def _print_samples(
     lines: list[str] = []
     for attempt in stage.attempts:
         pod = await pod_of(session, attempt)
+        # The log is lost with its pod, and the other attempts may still have theirs.
         if pod is None or not pod.started_at:
             print(_no_log_message(attempt, pod, stage), file=sys.stderr)
         else:
@@ -167,6 +168,7 @@ class _Reader:
             new = [
                 attempt for attempt in selected if attempt.number not in self.printed
             ]
+            # The oldest first: several attempts may have begun since the last look.
             if new and await self._print_completely(new[0], stage):
                 self.printed.add(new[0].number)
             elif not new and self._has_ended(pipeline):

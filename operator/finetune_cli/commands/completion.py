@@ -13,6 +13,7 @@ Print the script that completes commands, options, stages and the names of runs 
 ~/.bashrc: eval "$(finetune completion bash)". For zsh, add to ~/.zshrc after compinit: eval "$(finetune completion
 zsh)".
 """
+# Files are completed behind the command only: the first word is a command, and a word with - an option.
 BASH = """\
 _finetune() {
     local word="${COMP_WORDS[COMP_CWORD]}" line

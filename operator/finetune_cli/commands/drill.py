@@ -34,7 +34,7 @@ def register(commands: Commands) -> None:
         "stage",
         nargs="?",
         choices=stages,
-        help="stage to evict (default: the one that runs)",
+        help="stage to evict (default: the stage that runs)",
     )
     help_kill = "SIGKILL at once; on a cluster, delete the pod without grace, which leaves it about 2 s"
     # Not stored as `kill`, a flag of local runs: `arguments.targets_cluster` would refuse it with -n.

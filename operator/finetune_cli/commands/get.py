@@ -68,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "-w works on clusters only: `finetune run` shows the progress of a run on this machine"
         )
+    # Several runs are an error for other commands, which work on one run; here they are a list.
     if not arguments.name and not arguments.workdir:
         runs = find_runs()
         if len(runs) > 1:

@@ -45,6 +45,7 @@ DEFAULT_TARGET = "published"
 DEFAULT_PROMPT = "Hello"
 MAX_PROMPT = 200
 """Longest prompt of a record that the manifest repeats."""
+# The longest that Kubernetes' 63 characters for the name of a Job leave uncut: NAME-UID8-evaluate-a999.
 MAX_NAME = 40
 """Longest name of a pipeline that is made from the name of its data."""
 QUESTIONS = {
@@ -110,6 +111,7 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the manifest; return INVALID if the file exists or cannot be written."""
     file: Path = arguments.file
+    # Before the questions: the answers would be lost.
     if file.exists() and not arguments.force:
         print(f"{file}: already exists; --force overwrites it", file=sys.stderr)
         return INVALID
@@ -273,6 +275,7 @@ def _next_command(arguments: argparse.Namespace) -> str:
 def _source(arguments: argparse.Namespace, kind: Kind, default: str) -> str:
     """Return the URI of a source as the manifest needs it: given, asked for, or a placeholder."""
     given = getattr(arguments, kind)
+    # In a script there is no user to answer, and in a pipe the question would become a part of the output.
     if given is None and sys.stdin.isatty() and sys.stdout.isatty():
         given = _ask(kind, default)
     if given is not None:

@@ -32,6 +32,7 @@ the stage ends. With --metrics, print the loss of training instead, over all att
 all other metrics. On a cluster: what the status has, which is at most 64 points.
 """
 STAGE_NAMES = tuple(stage.name for stage in STAGES)
+# A file on this machine may be read more often than an API server is asked (cluster/session.py).
 POLL_SECONDS = 0.2
 
 
@@ -161,6 +162,7 @@ def _attempts(workdir: Path, stage: str) -> tuple[AttemptStatus, ...]:
 def _print(folder: Path, attempt: AttemptStatus, *, follow: bool) -> None:
     print_attempt(attempt)
     try:
+        # A program may write any bytes, and a log that grows may end within a character.
         with (folder / LOG).open(errors="replace") as log:
             while True:
                 # Check before reading: lines that the process writes before it exits are then read too.

@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(manifest: Manifest, arguments: argparse.Namespace) -> PreviewReport:
+    # The links to claims lie outside the work folder: a preview writes nothing there.
     with tempfile.TemporaryDirectory() as links:
         workdir = workdir_for(manifest, arguments.workdir)
         local_run = LocalRun.read_only(manifest, workdir, Path(links))

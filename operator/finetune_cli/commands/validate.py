@@ -88,6 +88,7 @@ def _check_sources(
         warning = learning_rate_line(manifest.spec)
         if warning:
             lines.append(warning)
+        # The links to claims lie outside the work folder: a check writes nothing there.
         with tempfile.TemporaryDirectory() as links:
             local_run = LocalRun.read_only(
                 manifest, workdir_for(manifest, workdir), Path(links)

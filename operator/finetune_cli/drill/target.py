@@ -49,7 +49,7 @@ class DrillTarget:
         steps = f"It gets {grace}, then SIGKILL."
         saved = self.attempt.saved_step
         if saved is not None:
-            steps += f" Steps after step {saved}, the last one known to be saved, may be lost."
+            steps += f" Steps after step {saved}, the last step known to be saved, may be lost."
         return f"This kills {process}: {work}. {steps} {budget}"
 
     def later_attempt(self, status: PipelineStatus) -> AttemptStatus | None:

@@ -1,4 +1,4 @@
-"""Warns of a learning rate that is far from the usual ones of the objective."""
+"""Warns of a learning rate that is far from the usual rates of the objective."""
 
 from typing import Literal, NamedTuple
 
@@ -28,7 +28,7 @@ def start_rate(objective: Objective) -> float:
 
 
 def learning_rate_line(spec: PipelineSpec) -> str | None:
-    """Return the warning for a learning rate far from the usual ones; None if it is near them.
+    """Return the warning for a learning rate far from the usual rates; None if it is near them.
 
     A program of the user may mean something else by it.
     """
@@ -43,6 +43,6 @@ def learning_rate_line(spec: PipelineSpec) -> str | None:
         return None
     side = "above" if rate > rates.highest else "below"
     return (
-        f"train: learning rate {rate:g} is far {side} the usual ones of {train.objective} for {trained}; unless the "
+        f"train: learning rate {rate:g} is far {side} the usual rates of {train.objective} for {trained}; unless the "
         f"model is tiny, set train.optimizer.learningRate to about {rates.start:g}"
     )

@@ -79,6 +79,7 @@ async def _evict_and_watch(
     # Again, because the user may have taken minutes to confirm.
     if _find_target(workdir, arguments).attempt.job != drill.target.attempt.job:
         raise Refused("another attempt runs by now; nothing was evicted")
+    # As late as possible: the lost steps are counted from this step.
     before = observe_job(folder)
     if before and before.progress:
         drill.step = before.progress.step

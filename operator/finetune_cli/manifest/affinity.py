@@ -15,6 +15,7 @@ from finetune_trainer.contract import ContractModel
 NAMESPACE = Annotated[
     str, StringConstraints(min_length=1, max_length=63, pattern=DNS_LABEL)
 ]
+# The limits of Kubernetes for the weight of a preferred term.
 Weight = Annotated[int, Field(ge=1, le=100)]
 NO_CEL = ""
 """These models are no part of the schema, so their rules are for the command line only."""
@@ -38,6 +39,7 @@ def _wrong_values(data: Mapping[str, Any]) -> Iterator[Detail]:
 
 
 def _is_one_integer(values: list[str]) -> bool:
+    # Kubernetes compares the values of Gt and Lt as integers, although the API has them as strings.
     return len(values) == 1 and values[0].removeprefix("-").isdecimal()
 
 
@@ -63,6 +65,7 @@ class NodeRequirement(WithRules):
 class FieldRequirement(WithRules):
     """A condition on the name of a node."""
 
+    # Kubernetes selects by no other field, and refuses lists of several names.
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="values",
@@ -111,6 +114,7 @@ class NodeAffinity(ContractModel):
 class LabelRequirement(WithRules):
     """A condition on a label of a pod or a namespace."""
 
+    # Without Gt and Lt: Kubernetes has them for labels of nodes only.
     rules: ClassVar[tuple[Rule, ...]] = (VALUES,)
 
     key: LabelKey
@@ -132,6 +136,7 @@ def _wrong_keys(data: Mapping[str, Any]) -> Iterator[Detail]:
     taken: set[str] = set()
     for field in KEY_LISTS:
         keys = data.get(field, ())
+        # Kubernetes merges these keys into labelSelector, so they need it.
         if keys and "labelSelector" not in data:
             yield (field,), f"needs labelSelector: add labelSelector, or remove {field}"
         for key in keys:

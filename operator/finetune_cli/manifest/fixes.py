@@ -30,6 +30,7 @@ FRACTIONS: dict[re.Pattern[str], Callable[[str], str]] = {
     re.compile(r"\d+(\.\d+)?\s*%"): lambda text: (
         f"write {float(text.rstrip('% ')) / PERCENTS:g}"
     ),
+    # A comma before three digits may separate thousands, unless a 0 stands before it.
     re.compile(r"\d+,\d{1,2}|0,\d+"): lambda text: f"write {text.replace(',', '.')}",
 }
 """Forms of a fraction -> the fix."""
@@ -82,6 +83,7 @@ def _number_in(text: str, error: ErrorDetails) -> str:
         return f"write {sum(int(count) * SECONDS[unit] for count, unit in parts)}"
     patterns = INTEGERS
     if error["type"] == "float_type":
+        # Fractions first: 0,125 also has the form of an integer with groups of digits.
         patterns = {**FRACTIONS, **INTEGERS}
     for pattern, fix in patterns.items():
         if pattern.fullmatch(text):
@@ -94,6 +96,7 @@ def _is_number(text: str) -> bool:
         float(text)
     except ValueError:
         return False
+    # Python also reads nan and infinity, which no number of a manifest may be.
     return text[-1:].isdigit() or text.endswith(".")
 
 
@@ -110,6 +113,7 @@ def _bool(error: ErrorDetails, _: Any) -> str:
 
 def _mapping(error: ErrorDetails, annotation: Any) -> str:
     got = error["input"]
+    # As in deploy: false. Without its key, deploy is left out.
     if got is False or str(got).lower() in NO_VALUE:
         return "remove the key"
     if isinstance(got, list) and len(got) == 1 and isinstance(got[0], dict):

@@ -6,6 +6,8 @@ QUANTIZED = "spec.train.method: QLoRA holds the base model in NF4 and computes i
 LEARNED = "completions count for the loss, and prompts do not"
 CONTAINERS = "a pod has one container, whose image, command and args are in pod"
 CREDENTIAL = "a secret is a variable of the environment: spec.podDefaults.envFrom: [{secretRef: {name: …}}]"
+# In lower case and without _ and -, as other_names.py looks them up: tools write load_in_8bit and loadIn8Bit.
+# What is before a dot is the key above, as the manifest spells it.
 NO_FIELD: dict[str, str] = {
     "loadin8bit": "spec.train.method: QLoRA holds the base model in 4 bits",
     "trustremotecode": "code of a model's repository is never run",

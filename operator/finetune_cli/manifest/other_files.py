@@ -31,6 +31,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# Of two kinds with as many keys of a file, the first wins: the training script stands behind axolotl's config.
 OTHER_FILES = (
     OtherFile(
         "is a task of lm-eval",
@@ -116,12 +117,13 @@ def other_file(file: Path, document: YamlNode) -> Diagnostic | None:
     message = f"this is no pipeline: it has neither apiVersion, kind nor spec; {INIT}"
     recognized = _most_similar(data)
     spec_keys = aliases(PipelineSpec).keys() & data.keys()
+    # A pipeline's spec without its head has keys such as model and datasets, which other files have, too.
     if recognized and len(recognized.keys & data.keys()) > len(spec_keys):
         fix = recognized.fix.replace("FILE", file.name).replace("TASK", _task(data))
         message = f"this is no pipeline: it {recognized.words}; {fix}"
     elif spec_keys:
         head = f"apiVersion: {API_VERSION}, kind: {KIND}, metadata: {{name: …}}"
-        message = f"this is no pipeline: it is the spec of one; write {head} and spec: above it, and indent it"
+        message = f"this is no pipeline: it is the spec of a pipeline; write {head} and spec: above it, and indent it"
     return Diagnostic(file, document.line, "", message)
 
 

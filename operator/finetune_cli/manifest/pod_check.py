@@ -33,6 +33,7 @@ REFUSED_ANNOTATIONS = (
 )
 """Beginnings of annotations of old versions; the pods here have the fields in their place."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+# Kubernetes reads the cost of a deletion without a plus sign and without leading zeros.
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,9}")
 
 

@@ -24,6 +24,7 @@ def kubernetes_forms(text: str) -> tuple[str, ...]:
     if binary:
         return (f"{number}{binary_prefix}",)
     decimal_prefix = prefix.upper()
+    # Kubernetes knows kilo in lower case only.
     if decimal_prefix == "K":
         decimal_prefix = "k"
     return (f"{number}{decimal_prefix}", f"{number}{binary_prefix}")

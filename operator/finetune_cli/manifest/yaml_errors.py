@@ -121,6 +121,7 @@ def _unclosed_before(text: str, error: yaml.MarkedYAMLError) -> str:
 def _line_of_mark(text: str, mark: Mark | None) -> int:
     if mark is None:
         return 1
+    # Not mark.line: PyYAML also counts U+0085, U+2028 and U+2029 as ends of lines.
     return _line(text, mark.index)
 
 

@@ -2,6 +2,7 @@
 
 import re
 
+# Kubernetes reads an integer in JSON as an int64; a larger integer becomes a float without its last digits.
 INTEGER_BITS = 64
 
 

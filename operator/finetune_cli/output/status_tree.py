@@ -24,6 +24,7 @@ from finetune_operator.api.status import (
 from finetune_operator.core.durations import format_duration
 from finetune_trainer.contract import EvaluateResult, PrepareResult
 
+# The signs differ as well as the colours: a file and a monochrome terminal have no colours.
 MARKS: dict[StageState, tuple[str, str]] = {
     StageState.PENDING: ("○", "dim"),
     StageState.QUEUED: ("◌", "yellow"),

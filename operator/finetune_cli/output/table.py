@@ -28,7 +28,7 @@ def row(
     end: datetime | None = finished or now
     if not working and finished is None:
         phase = "Stopped"
-        end = _last_end(status)
+        end = max(_ends(status), default=None)
     return (
         str(meta["name"]),
         str(phase),
@@ -54,10 +54,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         yield "  ".join(cells).rstrip()
-
-
-def _last_end(status: Mapping[str, Any]) -> datetime | None:
-    return max(_ends(status), default=None)
 
 
 def _ends(status: Mapping[str, Any]) -> Iterator[datetime]:

@@ -94,7 +94,7 @@ def test_kill_deletes_without_grace_and_counts_lost_steps(cli, training):
     assert result.code == 0, result.err
     assert "money" not in result.out
     assert (
-        "Steps after step 40, the last one known to be saved, may be lost."
+        "Steps after step 40, the last step known to be saved, may be lost."
         in result.err
     )
     assert result.out.startswith(

@@ -175,7 +175,8 @@ def test_source_that_does_not_exist_is_refused(
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_config.json").write_text("{}")
     assert main(["init", *arguments]) == 2
-    assert f"{arguments[0]} {arguments[1]}: " in (error := capsys.readouterr().err)
+    error = capsys.readouterr().err
+    assert f"{arguments[0]} {arguments[1]}: " in error
     assert message in error
     assert not (tmp_path / "pipeline.yaml").exists()
 

@@ -44,12 +44,12 @@ def test_init_writes_a_learning_rate_for_the_data(
 @pytest.mark.parametrize(
     ("train", "words"),
     [
-        ({"objective": "DPO"}, "0.0002 is far above the usual ones of DPO for an adapter"),
-        ({"objective": "DPO", **rate(1e-9)}, "1e-09 is far below the usual ones of DPO for an adapter"),
-        ({"objective": "DPO", "method": "Full", **rate(1e-4)}, "above the usual ones of DPO for all weights"),
-        ({"method": "Full", **rate(1e-3)}, "above the usual ones of SFT for all weights"),
-        (rate(0.1), "0.1 is far above the usual ones of SFT for an adapter"),
-        (rate(1e-6), "1e-06 is far below the usual ones of SFT for an adapter"),
+        ({"objective": "DPO"}, "0.0002 is far above the usual rates of DPO for an adapter"),
+        ({"objective": "DPO", **rate(1e-9)}, "1e-09 is far below the usual rates of DPO for an adapter"),
+        ({"objective": "DPO", "method": "Full", **rate(1e-4)}, "above the usual rates of DPO for all weights"),
+        ({"method": "Full", **rate(1e-3)}, "above the usual rates of SFT for all weights"),
+        (rate(0.1), "0.1 is far above the usual rates of SFT for an adapter"),
+        (rate(1e-6), "1e-06 is far below the usual rates of SFT for an adapter"),
     ],
 )  # fmt: skip
 def test_learning_rate_far_from_the_usual_ones_is_noted(tmp_path, train, words):
