@@ -78,4 +78,4 @@ docs: ## generate the pages of docs/reference that come from the code, and the c
 clean: ## delete .venv, .demo and .finetune
 	rm -rf .venv .demo .finetune
 
-.PHONY: help demo unit test test-clusters test-all check cluster cluster-deps images release crds docs clean
+.PHONY: help demo unit test test-clusters test-all check cluster cluster-deps images release wheel crds docs clean
