@@ -5,14 +5,13 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 from support.stores.hub_api import PART_BYTES, signature
-from support.stores.hub_environment import TOKEN, hub_in, process_environment, use_hub
+from support.stores.hub_environment import TOKEN, process_environment, use_hub
 from support.stores.hub_state import Hub, git_oid
 
 from testcluster.kube_namespace import until
@@ -23,12 +22,6 @@ FILES = {"config.json": b"{}", "large.safetensors": LARGE, "one.bin": b"1"} | {
     f"{n}.txt": b"%d" % n for n in range(9)
 }
 ROOT = Path(__file__).resolve().parents[4]
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with hub_in(tmp_path / "hub", monkeypatch, "people") as hub:
-        yield hub
 
 
 @pytest.fixture

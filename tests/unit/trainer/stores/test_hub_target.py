@@ -4,14 +4,12 @@ import hashlib
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.stores.hub_environment import (
-    hub_in,
     process_environment,
 )
 from support.stores.hub_models import (
@@ -34,12 +32,6 @@ from finetune_trainer.stores.hub import target
 from finetune_trainer.stores.port import Publication
 
 ROOT = Path(__file__).resolve().parents[4]
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with hub_in(tmp_path / "hub", monkeypatch, "people") as hub:
-        yield hub
 
 
 @pytest.fixture

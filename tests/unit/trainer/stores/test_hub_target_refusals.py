@@ -1,11 +1,9 @@
 """Pushes that are refused: by the target, by the hub, and by a hub that is down."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.stores.hub_environment import (
-    hub_in,
     set_token,
     use_hub,
 )
@@ -20,12 +18,6 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
 )
 from finetune_trainer.stores.hub.target import HubTarget
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with hub_in(tmp_path / "hub", monkeypatch, "people") as hub:
-        yield hub
 
 
 @pytest.fixture
