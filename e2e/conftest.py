@@ -69,7 +69,8 @@ def pytest_terminal_summary(
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Provider]:
     """A cluster with two on-demand and three spot nodes and our images, or the running cluster FINETUNE_CLUSTER."""
-    if name := os.environ.get("FINETUNE_CLUSTER"):
+    name = os.environ.get("FINETUNE_CLUSTER")
+    if name:
         yield providers.find(name, fixtures.PROVIDER)
         return
     with fixtures.cluster("main", "ondemand:2,spot:3", images=IMAGES) as created:

@@ -127,5 +127,6 @@ def upload(namespace: KubeNamespace, folder: Path, target: str) -> None:
     subprocess.run(
         [str(namespace.kube.kubectl), *execute, *unpack], stdin=pack.stdout, check=True
     )
-    if code := pack.wait():
+    code = pack.wait()
+    if code:
         raise subprocess.CalledProcessError(code, pack.args)

@@ -55,7 +55,8 @@ def _is_asked_for(config: pytest.Config) -> bool:
 
 def check_collected(short: AbstractSet[str], collected: AbstractSet[str]) -> None:
     """Raise pytest.UsageError if a test of `short` was not collected: a renamed test would silently not run."""
-    if gone := sorted(short - collected):
+    gone = sorted(short - collected)
+    if gone:
         raise pytest.UsageError(
             f"KIND=short: {FOLDER} has no {', '.join(gone)}: change SHORT in its conftest.py"
         )

@@ -92,29 +92,57 @@ def _options(chosen: argparse.Namespace) -> Options:
 
 
 def _parser() -> argparse.ArgumentParser:
-    variables = os.environ
     parser = argparse.ArgumentParser(
         prog="python -m finetune_operator", description=__doc__
     )
-    parser.add_argument(
-        "--trainer-image",
-        default=variables.get("TRAINER_IMAGE", Settings.trainer_image),
-        help="image of stages with accelerators that name none (default: $TRAINER_IMAGE)",
-    )
-    parser.add_argument(
-        "--trainer-cpu-image",
-        default=variables.get("TRAINER_CPU_IMAGE", Settings.trainer_cpu_image),
-        help="image of stages without accelerators that name none (default: $TRAINER_CPU_IMAGE)",
-    )
+    _add_images(parser)
     parser.add_argument(
         "--namespace",
         action="append",
         default=[],
         help="watch only this namespace; repeatable (default: all)",
     )
+    _add_leases(parser)
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8080,
+        help="port of /livez, /readyz and /metrics; 0 disables (default: %(default)s)",
+    )
+    _add_placement(parser)
+    _add_pods(parser)
+    parser.add_argument(
+        "--troubleshooting-url",
+        default=Settings.troubleshooting_url,
+        help="address of your copy of docs/guides/troubleshooting.md, for messages (default: %(default)s)",
+    )
+    _add_notices(parser)
+    _add_limits(parser)
+    return parser
+
+
+def _add_images(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trainer-image",
+        default=os.environ.get("TRAINER_IMAGE", Settings.trainer_image),
+        help="image of stages with accelerators that name none (default: $TRAINER_IMAGE)",
+    )
+    parser.add_argument(
+        "--trainer-cpu-image",
+        default=os.environ.get("TRAINER_CPU_IMAGE", Settings.trainer_cpu_image),
+        help="image of stages without accelerators that name none (default: $TRAINER_CPU_IMAGE)",
+    )
+    parser.add_argument(
+        "--vllm-image",
+        default=VLLM_IMAGE,
+        help="image of servers whose engine is VLLM (default: %(default)s)",
+    )
+
+
+def _add_leases(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lease-namespace",
-        default=variables.get("POD_NAMESPACE", "default"),
+        default=os.environ.get("POD_NAMESPACE", "default"),
         help="namespace of the Lease for leader election (default: $POD_NAMESPACE)",
     )
     parser.add_argument(
@@ -130,21 +158,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--identity",
-        default=variables.get("POD_NAME", socket.gethostname()),
+        default=os.environ.get("POD_NAME", socket.gethostname()),
         help="name of this replica in the Lease (default: $POD_NAME, else the host name)",
     )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=8080,
-        help="port of /livez, /readyz and /metrics; 0 disables (default: %(default)s)",
-    )
-    _add_placement(parser)
-    parser.add_argument(
-        "--vllm-image",
-        default=VLLM_IMAGE,
-        help="image of servers whose engine is VLLM (default: %(default)s)",
-    )
+
+
+def _add_pods(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace-seconds",
         type=int,
@@ -157,14 +176,6 @@ def _parser() -> argparse.ArgumentParser:
         default="true",
         help="whether pods run as user and group 65532; else as the cluster decides (default: %(default)s)",
     )
-    parser.add_argument(
-        "--troubleshooting-url",
-        default=Settings.troubleshooting_url,
-        help="address of your copy of docs/guides/troubleshooting.md, for messages (default: %(default)s)",
-    )
-    _add_notices(parser)
-    _add_limits(parser)
-    return parser
 
 
 def _add_notices(parser: argparse.ArgumentParser) -> None:

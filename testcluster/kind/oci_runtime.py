@@ -44,11 +44,11 @@ def limited(process: dict[str, Any]) -> dict[str, Any]:
     granted = granted_capabilities()
     capabilities = {
         key: [name for name in names if name in granted]
-        for key, names in _sets(process).items()
+        for key, names in (process.get("capabilities") or {}).items()
     }
     changed: dict[str, Any] = {
         "capabilities": capabilities,
-        "rlimits": list(map(_reachable, _rlimits(process))),
+        "rlimits": list(map(_reachable, process.get("rlimits") or [])),
     }
     if "oomScoreAdj" in process:
         changed["oomScoreAdj"] = max(
@@ -78,14 +78,6 @@ def is_needed() -> bool:
     return not granted_capabilities() >= {
         f"CAP_{name}" for name in known_capabilities()
     }
-
-
-def _sets(process: dict[str, Any]) -> dict[str, list[str]]:
-    return process.get("capabilities") or {}
-
-
-def _rlimits(process: dict[str, Any]) -> list[dict[str, Any]]:
-    return process.get("rlimits") or []
 
 
 def _reachable(limit: dict[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,7 @@ def _no_adapter(
     )
 
 
+# Without file: no file of the user's machine is in a pod.
 STORES = "hf|s3|gs|az|oci|pvc"
 CLUSTER_RULES = (
     _readable_by_pods(
@@ -169,6 +170,7 @@ CLUSTER_RULES = (
 )
 """Rules for the API server. A local run also reads paths of this machine."""
 HAS_ALIAS = "(has(self.tracking) && has(self.tracking.mlflow) && has(self.tracking.mlflow.alias))"
+# MLflow has these names for versions itself, in any case of the letters.
 RESERVED_ALIAS = "^([lL][aA][tT][eE][sS][tT]|[vV][0-9]+)$"
 
 

@@ -146,7 +146,8 @@ def test_debug_is_the_level_of_the_operator_only(configured):
     start("debug", "text")
     log.debug("ours")
     logging.getLogger("kubernetes.client.rest").debug("response body: a Secret")
-    assert "ours" in (text := written())
+    text = written()
+    assert "ours" in text
     assert "Secret" not in text
 
 
