@@ -101,6 +101,31 @@ def write_prepare_result(environment: Environment, *, conversations: bool) -> No
     write_result(folder, result)
 
 
+def load_tiny_lm(
+    folder: Path,
+    adapter: Path | None = None,
+    *,
+    batch_size: int = 1,
+    apply_chat_template: bool = False,
+) -> Any:
+    """Load a tiny model on the CPU as an lm-eval model whose answers end at EOS."""
+    import torch  # noqa: PLC0415  tests without a model must not wait for torch
+
+    from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
+    from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
+
+    model = EvaluatedModel(BaseModel("m", folder, ""), adapter, torch.float32)
+    tokenizer = model.load_tokenizer(apply_chat_template=apply_chat_template)
+    return load_lm(
+        model,
+        tokenizer,
+        (2,),
+        torch.device("cpu"),
+        batch_size=batch_size,
+        apply_chat_template=apply_chat_template,
+    )
+
+
 def make_chat_model(
     folder: Path, tiny_model: Path, template: str | None = CHATML
 ) -> Path:

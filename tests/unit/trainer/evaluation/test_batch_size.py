@@ -8,6 +8,7 @@ import pytest
 from support.trainer.evaluation import (
     evaluate_config,
     evaluate_environment,
+    load_tiny_lm,
     read_samples,
     run_evaluate,
     with_recipe,
@@ -172,19 +173,7 @@ def test_lm_eval_tries_batches_of_the_longest_request(
     import torch  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415  imports lm_eval
 
-    from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
-    from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
-
-    model = EvaluatedModel(BaseModel("m", tiny_model, ""), None, torch.float32)
-    tokenizer = model.load_tokenizer(apply_chat_template=False)
-    lm = load_lm(
-        model,
-        tokenizer,
-        (2,),
-        torch.device("cpu"),
-        batch_size=1,
-        apply_chat_template=False,
-    )
+    lm = load_tiny_lm(tiny_model)
     shapes: list[tuple[int, ...]] = []
     call = HFLM._model_call
 

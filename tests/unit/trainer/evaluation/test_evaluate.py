@@ -10,6 +10,7 @@ from support.trainer.evaluation import (
     VERBS,
     evaluate_config,
     evaluate_environment,
+    load_tiny_lm,
     read_samples,
     run_evaluate,
     with_recipe,
@@ -195,20 +196,9 @@ def test_texts_in_several_windows_form_the_same_batches(
     import torch  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415  imports lm_eval
 
-    from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
     from finetune_trainer.evaluation.response_cache import CachingLM, ResponseCache  # noqa: PLC0415
-    from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
 
-    model = EvaluatedModel(BaseModel("m", tiny_model, ""), None, torch.float32)
-    tokenizer = model.load_tokenizer(apply_chat_template=False)
-    lm = load_lm(
-        model,
-        tokenizer,
-        (2,),
-        torch.device("cpu"),
-        batch_size=4,
-        apply_chat_template=False,
-    )
+    lm = load_tiny_lm(tiny_model, batch_size=4)
     lm._max_length = 16
     batches: list[list[list[int]]] = []
     call = HFLM._model_call

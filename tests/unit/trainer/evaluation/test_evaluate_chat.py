@@ -8,6 +8,7 @@ from support.trainer.evaluation import (
     CHATML,
     evaluate_config,
     evaluate_environment,
+    load_tiny_lm,
     make_chat_model,
     read_samples,
     run_evaluate,
@@ -281,15 +282,12 @@ def test_answer_without_template_ends_with_the_turn_too(
 def test_prompt_has_the_special_tokens_of_training(
     tmp_path: Path, *, writes_bos: bool, template: str | None, starts_with_bos: bool
 ) -> None:
-    import torch  # noqa: PLC0415
     from support.trainer.prepared import make_tokenizer  # noqa: PLC0415
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415
 
     from finetune_trainer.data.records.chat_template import ChatTemplate  # noqa: PLC0415
     from finetune_trainer.data.records.conversations import Conversation  # noqa: PLC0415
     from finetune_trainer.data.records.rendering import render  # noqa: PLC0415
-    from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
-    from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
 
     make_tokenizer(tmp_path, chat_template=template, writes_bos=writes_bos)
     shape = {
@@ -301,16 +299,8 @@ def test_prompt_has_the_special_tokens_of_training(
     LlamaForCausalLM(
         LlamaConfig(vocab_size=320, eos_token_id=2, **shape)
     ).save_pretrained(tmp_path)
-    model = EvaluatedModel(BaseModel("m", tmp_path, ""), None, torch.float32)
-    tokenizer = model.load_tokenizer(apply_chat_template=True)
-    lm = load_lm(
-        model,
-        tokenizer,
-        (2,),
-        torch.device("cpu"),
-        batch_size=1,
-        apply_chat_template=True,
-    )
+    lm = load_tiny_lm(tmp_path, apply_chat_template=True)
+    tokenizer = lm.tokenizer
     prompt = lm.apply_chat_template([{"role": "user", "content": "A reader opens"}])
     tokens = lm.tok_encode(prompt)
     messages = [

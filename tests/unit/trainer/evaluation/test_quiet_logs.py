@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.operator.adapters import make_adapter
+from support.trainer.evaluation import load_tiny_lm
 
 from finetune_trainer.runtime.foreign_warnings import without_messages
 
@@ -13,24 +14,10 @@ from finetune_trainer.runtime.foreign_warnings import without_messages
 def test_model_with_an_adapter_loads_without_warnings(
     tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import torch  # noqa: PLC0415  tests without a model must not wait for torch
-
-    from finetune_trainer.evaluation.language_model import EvaluatedModel, load_lm  # noqa: PLC0415
-    from finetune_trainer.models.base_model import BaseModel  # noqa: PLC0415
-
     make_adapter(tmp_path, tiny_model, seed=0)
-    model = EvaluatedModel(BaseModel("m", tiny_model, ""), tmp_path, torch.float32)
-    tokenizer = model.load_tokenizer(apply_chat_template=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
-        load_lm(
-            model,
-            tokenizer,
-            (2,),
-            torch.device("cpu"),
-            batch_size=1,
-            apply_chat_template=False,
-        )
+        load_tiny_lm(tiny_model, tmp_path)
     assert not [
         record for record in caplog.records if record.name.startswith("lm_eval")
     ]
