@@ -135,14 +135,12 @@ def unread_arguments(
 
 def with_defaults(template: str, arguments: Mapping[str, Any]) -> str:
     """Return the template with the arguments as defaults of its variables, one a line before its own first line."""
-    lines = [
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}\n"
-        for name, value in sorted(arguments.items())
-    ]
+    lines = []
+    for name, value in sorted(arguments.items()):
+        # Jinja reads the escapes of JSON, but no pairs of surrogates: other characters stay as they are.
+        literal = json.dumps(value, ensure_ascii=False)
+        lines.append(
+            f"{{%- if {name} is not defined %}}{{%- set {name} = {literal} %}}{{%- endif %}}\n"
+        )
     # The line break, and no minus sign: Jinja drops exactly this break, and leaves the template's first spaces alone.
     return "".join(lines) + template
-
-
-def _literal(value: Any) -> str:
-    # Jinja reads the escapes of JSON, but no pairs of surrogates: other characters stay as they are.
-    return json.dumps(value, ensure_ascii=False)

@@ -161,14 +161,13 @@ class Training:
     @property
     def losses(self) -> list[float]:
         """The losses of all steps in its metrics."""
-        lines = (
-            (stage_folder(self.workspace) / "metrics.jsonl").read_text().splitlines()
-        )
-        return [row["loss"] for line in lines if "loss" in (row := json.loads(line))]
+        file = stage_folder(self.workspace) / "metrics.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        return [row["loss"] for row in rows if "loss" in row]
 
     @property
     def message(self) -> TerminationMessage:
-        """Its termination message, where all processes are in one place."""
+        """Its termination message, if all processes are in one place."""
         return self._message(TERMINATION)
 
     def message_of(self, rank: int) -> TerminationMessage:

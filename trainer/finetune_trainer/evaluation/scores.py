@@ -34,7 +34,7 @@ def extract_scores(output: Output, tasks: Members) -> dict[str, dict[str, Score]
                 measured[name] = metrics
         if not measured:
             raise ConfigInvalid(
-                f"evaluate.tasks[{task}]: lm-eval reports no score; choose a task that has one, "
+                f"evaluate.tasks[{task}]: lm-eval reports no score; choose a task with a score, "
                 "or add aggregate_metric_list to the file of a group"
             )
         scores |= measured

@@ -146,7 +146,10 @@ def _problem(error: Exception, task: Any | None) -> str:
         )
     unknown_key = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     if unknown_key and "TaskConfig" in str(error):
-        return f"lm-eval has no key {unknown_key[1]}{nearest_name(unknown_key[1], _keys())}"
+        known = [field.name for field in fields(TaskConfig)]
+        return (
+            f"lm-eval has no key {unknown_key[1]}{nearest_name(unknown_key[1], known)}"
+        )
     problem = wrong_shape(_config_of(error))
     if not problem and task is not None:
         problem = _problem_of_task(error, task)
@@ -163,10 +166,6 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     if tag[1] == "!include":
         fix = "write `include: FILE` for the keys of another file"
     return f"lm-eval does not know the tag {tag[1]}; {fix}"
-
-
-def _keys() -> list[str]:
-    return [field.name for field in fields(TaskConfig)]
 
 
 def _problem_of_task(error: Exception, task: Any) -> str:

@@ -66,7 +66,7 @@ class BaseModel:
         if expected not in {None, self.digest}:
             raise ConfigInvalid(
                 f"model {self.uri} has the digest {self.digest}, but {product} was made with {expected}: "
-                "restore that model, or set model.revision to a new text to start from the beginning with this one"
+                "restore that model, or set model.revision to a new text to start from the beginning with this model"
             )
 
 

@@ -141,15 +141,11 @@ def _load_errors(folder: Path, uri: str) -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
+        # The short reason: the rest is advice about options of transformers, which no pipeline has.
         raise ConfigInvalid(
-            f"model {uri or folder} cannot be loaded from {folder}: {_without_advice(error)}: "
+            f"model {uri or folder} cannot be loaded from {folder}: {short_reason(error)}: "
             "use config.json and weights of the same model"
         ) from error
-
-
-def _without_advice(error: Exception) -> str:
-    """Return the reason of an error without advice about options of transformers, which a user of ours cannot set."""
-    return short_reason(error)
 
 
 def check_context_length(base: BaseModel, context_length: int) -> None:

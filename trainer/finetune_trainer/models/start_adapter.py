@@ -30,7 +30,7 @@ class StartAdapter:
         if expected not in {None, self.digest}:
             raise ConfigInvalid(
                 f"train.startFrom {self.uri} has the digest {self.digest}, but {reader} has found {expected}: "
-                "restore that adapter, or set startFrom.revision to a new text to start from this one"
+                "restore that adapter, or set startFrom.revision to a new text to start from this adapter"
             )
 
 

@@ -133,11 +133,13 @@ def _eval_results(
         arguments = None
         if score.stderr is not None and math.isfinite(score.stderr):
             arguments = {"stderr": score.stderr}
+        # A task of the user's own has a name that means something in this pipeline only.
+        source = PurePosixPath(files.get(task) or task).name
         results.append(
             EvalResult(
                 task_type="text-generation",
-                # A task of the user's own has a name that means something in this pipeline only.
-                dataset_type=_data_set_type(files.get(task) or task),
+                # The hub demands the form of a data set's id.
+                dataset_type=NO_ID.sub("-", source),
                 dataset_name=task,
                 metric_type=metric,
                 metric_value=score.value,
@@ -145,11 +147,6 @@ def _eval_results(
             )
         )
     return results
-
-
-def _data_set_type(name: str) -> str:
-    """Return a name in the form of a data set's id, which the hub demands: the path of a file is none."""
-    return NO_ID.sub("-", PurePosixPath(name).name)
 
 
 def _measured(scores: EvaluateResult) -> list[tuple[str, str, Score]]:

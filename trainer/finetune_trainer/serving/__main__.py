@@ -21,8 +21,8 @@ from finetune_trainer.runtime.errors import (  # noqa: E402
 from finetune_trainer.serving.server import POLL_SECONDS, serving  # noqa: E402
 
 
-def main(arguments: list[str]) -> int:
-    """Serve and return the exit code: 0 after a signal, 69 if the server exited by itself."""
+def options_of(arguments: list[str]) -> argparse.Namespace:
+    """Return the options of a command line; end the process with an error if they are wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m finetune_trainer.serving", description=__doc__
     )
@@ -51,6 +51,12 @@ def main(arguments: list[str]) -> int:
         parser.error(
             f"{options.model} is not a model in Hugging Face format: it has no config.json"
         )
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    """Serve and return the exit code: 0 after a signal, 69 if the server exited by itself."""
+    options = options_of(arguments)
     engine = ENGINES[options.engine]
     address = {"host": options.host, "port": options.port}
     try:

@@ -97,24 +97,14 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     meter = Meter(context.progress, reader, packer.counts)
     pack(packer, records, folder, reader, meter, embeddings=embeddings)
     summary = Summary(config, reader.name, writer, packer.counts)
-    try:
-        summary.raise_if_unusable()
-        if not writer.rows("validation"):
-            check_validation(
-                config.training,
-                summary.no_validation_rows(),
-                held_out=config.held_out,
-            )
-    except DataInvalid:
-        folder.delete()
-        raise
-    origin = templates.write(folder.rows, conversations=packer.counts.conversations)
+    check_rows(summary, config, writer, folder)
+    counts = packer.counts
+    origin = templates.write(folder.rows, conversations=counts.conversations)
     digest = publish(folder, writer, context)
     print(f"prepare: {summary.text(meter.tokens_per_second)}", flush=True)
     log_unused(summary, tokenizer)
-    warn_about_turns(packer.counts, tokenizer)
+    warn_about_turns(counts, tokenizer)
     warn_about_default(origin, base.uri)
-    counts = packer.counts
     context.progress.update(step=counts.records, total=counts.records, note="")
     return PrepareResult(
         identity=config.identity,
@@ -140,6 +130,23 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         start_digest=start.digest if start else None,
         start_pin=start.pin if start else None,
     )
+
+
+def check_rows(
+    summary: Summary, config: PrepareConfig, writer: PackedWriter, folder: PartFolder
+) -> None:
+    """Raise DataInvalid for rows that cannot be trained on, and delete their parts."""
+    try:
+        summary.raise_if_unusable()
+        if not writer.rows("validation"):
+            check_validation(
+                config.training,
+                summary.no_validation_rows(),
+                held_out=config.held_out,
+            )
+    except DataInvalid:
+        folder.delete()
+        raise
 
 
 def log_unused(summary: Summary, tokenizer: Any) -> None:

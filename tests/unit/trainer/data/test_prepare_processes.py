@@ -51,6 +51,19 @@ def in_processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     )
 
 
+def two_environments(folder: Path, records: int) -> tuple[Environment, Environment]:
+    """Return two environments with the same data: for a stage that runs once, and for a stage that is killed."""
+    once = environment_in(folder / "once")
+    killed = environment_in(folder / "killed")
+    rows: list[dict[str, object]] = [
+        {"text": f"{number} opens the file"} for number in range(records)
+    ]
+    for environment in (once, killed):
+        assert environment.manifest_dir
+        write_jsonl(environment.manifest_dir / "data.jsonl", rows)
+    return once, killed
+
+
 @pytest.fixture
 def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The batches that other processes received."""
@@ -250,14 +263,7 @@ def test_killed_process_is_retried_from_its_last_part(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = prepare_config(tokenizer_folder)
-    once = environment_in(tmp_path / "once")
-    killed = environment_in(tmp_path / "killed")
-    for environment in (once, killed):
-        assert environment.manifest_dir
-        write_jsonl(
-            environment.manifest_dir / "data.jsonl",
-            [{"text": f"{n} opens the file"} for n in range(2000)],
-        )
+    once, killed = two_environments(tmp_path, 2000)
     in_processes(1)
     expected = prepare(config, once)
 
@@ -349,14 +355,7 @@ def test_no_process_outlives_a_killed_stage(
     number: signal.Signals,
 ) -> None:
     config = prepare_config(tokenizer_folder)
-    once = environment_in(tmp_path / "once")
-    killed = environment_in(tmp_path / "killed")
-    for environment in (once, killed):
-        assert environment.manifest_dir
-        write_jsonl(
-            environment.manifest_dir / "data.jsonl",
-            [{"text": f"{n} opens the file"} for n in range(6000)],
-        )
+    once, killed = two_environments(tmp_path, 6000)
     constants = {
         f"finetune_trainer.data.{name}": value for name, value in SMALL.items()
     }

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from support.trainer.training import (
     document,
     documents,
@@ -160,10 +159,3 @@ def test_start_of_training_reads_two_percent_of_the_rows(tmp_path):
     assert batch.size == 32 * context
     assert 32 * record_size(context) <= read < 0.02 * size
     assert before - before_writing < 0.02 * size
-
-
-class EmbeddingOnly(torch.nn.Module):
-    """A model of which only the size of the vocabulary matters."""
-
-    def get_input_embeddings(self) -> torch.nn.Embedding:
-        return torch.nn.Embedding(320, 1)

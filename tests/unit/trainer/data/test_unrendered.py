@@ -11,7 +11,7 @@ from support.trainer.stages import environment_in, run_to_failure
 
 from finetune_trainer.contract import Environment, ExitCode
 from finetune_trainer.data.records.records import InvalidRecord
-from finetune_trainer.data.records.unrendered import Place, is_label, missing_texts
+from finetune_trainer.data.records.unrendered import RenderedText, is_label
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -254,13 +254,11 @@ def test_label_is_a_word_without_spaces() -> None:
         assert not is_label(words)
 
 
-def test_missing_texts_are_named_by_their_places() -> None:
-    places = [
-        Place("a", " two\nwords "),
-        Place("b", 'in "JSON"'),
-        Place("c", "elsewhere"),
-    ]
-    assert missing_texts(places, r'two words, "in \"JSON\""') == ["c"]
+def test_rendered_text_holds_other_spaces_and_escaped_texts() -> None:
+    rendered = RenderedText(r'two words, "in \"JSON\""')
+    assert rendered.holds(" two\nwords ")
+    assert rendered.holds('in "JSON"')
+    assert not rendered.holds("elsewhere")
 
 
 @pytest.fixture

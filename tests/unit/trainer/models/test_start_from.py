@@ -236,7 +236,8 @@ def test_another_base_model_is_logged(tiny_model, adapter, capsys):
     edit(adapter, base_model_name_or_path="org/other")
     started(tiny_model, adapter)
     assert (
-        "names the base model org/other, this one is file://" in capsys.readouterr().out
+        "names the base model org/other, this pipeline has file://"
+        in capsys.readouterr().out
     )
 
 

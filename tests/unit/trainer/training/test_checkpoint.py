@@ -278,7 +278,8 @@ def test_metrics_of_a_step_are_durable_before_its_checkpoint(
     def recorded_fsync(descriptor: int) -> None:
         fsync(descriptor)
         file = Path(f"/proc/self/fd/{descriptor}").resolve()
-        if file.name == METRICS and (rows := read_rows(file)):
+        rows = read_rows(file) if file.name == METRICS else []
+        if rows:
             complete = [
                 folder.name for folder in (file.parent / "checkpoints").glob("step-*")
             ]

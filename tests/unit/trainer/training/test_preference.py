@@ -368,9 +368,8 @@ def test_reference_of_another_model_or_of_other_rows_is_not_used(
     run_train(train_config(tiny_model, max_steps=3, **DPO), workspace)
     computed.clear()
     write_rows(workspace, pairs(24, seed=9), pairs(5, seed=9), pairs=True)
-    (checkpoints := stage_folder(workspace) / "checkpoints").rename(
-        checkpoints.with_name("old")
-    )
+    checkpoints = stage_folder(workspace) / "checkpoints"
+    checkpoints.rename(checkpoints.with_name("old"))
     run_train(train_config(tiny_model, max_steps=3, **DPO), workspace)
     assert len(computed) == 4
 

@@ -68,7 +68,8 @@ def test_only_a_lost_connection_is_an_interruption(monkeypatch, capsys, error, i
     with pytest.raises(PeerLost if is_lost else type(error)):
         RankGroup(0, 2, StopSignal(), lambda: False, Event()).sum(1.0)
     assert (
-        f"process 0 of 2 has lost another one: {error}" in "".join(capsys.readouterr())
+        f"process 0 of 2 has lost another process: {error}"
+        in "".join(capsys.readouterr())
     ) is is_lost
 
 

@@ -123,7 +123,7 @@ class KilledTraining:
     def kill(self, moment: str, after: float, number: int) -> int:
         """Start the stage, wait for a moment and `after` seconds more, send the signal; return the exit code.
 
-        Without a signal where the stage ended before the moment.
+        Without a signal if the stage ended before the moment.
         """
         process = self.start()
         match moment:

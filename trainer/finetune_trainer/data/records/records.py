@@ -41,8 +41,6 @@ CONVERSATIONS: frozenset[Shape] = frozenset(
     {"messages", "chosen and rejected messages"}
 )
 """Shapes that a chat template renders."""
-NESTED = ("messages", "tools", "prompt", "chosen", "rejected")
-"""Fields that may hold lists of objects."""
 
 KINDS: dict[type, str] = {
     type(None): "null",

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -41,12 +41,6 @@ def texts_of(value: object, name: str, *, labels: bool = False) -> Iterator[Plac
                 yield from texts_of(inner, f"{name}[{index}]", labels=labels)
         case _:
             pass
-
-
-def missing_texts(places: Iterable[Place], rendered: str) -> list[str]:
-    """Return the names of the places whose text is not in a rendered text."""
-    text = RenderedText(rendered)
-    return [place.name for place in places if not text.holds(place.text)]
 
 
 class RenderedText:

@@ -114,4 +114,4 @@ def _cause_of_end(process: Process) -> str:
             f"a process that tokenizes was killed by {Signals(-code).name}: the container may be out of memory: "
             "raise prepare.pod.resources.limits.memory, or lower limits.cpu, so that there are fewer processes"
         )
-    return f"a process that tokenizes ended with exit code {code}: the lines before this one may say why"
+    return f"a process that tokenizes ended with exit code {code}: the lines before this line may say why"

@@ -154,7 +154,7 @@ def end_in_hang(processes: "RankProcesses", context: Context) -> None:
             progress=now,
         )
     log_line(
-        f"train: another process has ended, and this one still waits for it: {failure or 'it was stopped'}"
+        f"train: another process has ended, and this process still waits for it: {failure or 'it was stopped'}"
     )
     end_process(context.environment, context.stop, message, code)
 
@@ -255,7 +255,7 @@ class RankProcesses:
         if code is None or code in {ExitCode.DONE, ExitCode.INTERRUPTED}:
             return None
         if code < 0:
-            cause = "the lines before this one may say why"
+            cause = "the lines before this line may say why"
             # The kernel sends SIGKILL if memory is short.
             if -code == SIGKILL:
                 cause = (
@@ -280,7 +280,7 @@ class RankProcesses:
                 self._termination_log(number).read_bytes()
             )
         except (OSError, ValidationError):
-            text = "it has left no message; the lines before this one may say why"
+            text = "it has left no message; the lines before this line may say why"
             return Failure(message=text)
         return message.failure or Failure(message="it has left no failure")
 

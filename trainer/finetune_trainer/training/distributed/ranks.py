@@ -183,7 +183,7 @@ class RankGroup(Ranks):
             # The first line only: the others are PyTorch's stack in C++.
             reason = str(error).partition("\n")[0]
             log_line(
-                f"train: process {self.rank} of {self.size} has lost another one: {reason}"
+                f"train: process {self.rank} of {self.size} has lost another process: {reason}"
             )
             raise PeerLost from error
 

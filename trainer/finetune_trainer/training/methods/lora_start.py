@@ -127,7 +127,7 @@ def _warn_of_another_model(start: StartAdapter, uri: str) -> None:
     this = hub_id(uri) or uri
     if named and (hub_id(str(named)) or str(named)) != this:
         log_line(
-            f"train: the adapter of train.startFrom names the base model {named}, this one is {uri}"
+            f"train: the adapter of train.startFrom names the base model {named}, this pipeline has {uri}"
         )
 
 
