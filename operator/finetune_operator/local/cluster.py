@@ -178,10 +178,15 @@ class LocalCluster:
             return
         for event in events:
             self.on_event(event)
-        lines = (
-            json.dumps({"pipeline": str(pipeline.key), **_fields(event)}) + "\n"
-            for event in events
-        )
+        lines = []
+        for event in events:
+            line = {
+                "pipeline": str(pipeline.key),
+                "type": event.type,
+                "reason": event.reason,
+                "message": event.message,
+            }
+            lines.append(json.dumps(line) + "\n")
         try:
             with (self.folders.workdir / "events.jsonl").open("a") as file:
                 file.writelines(lines)
@@ -286,7 +291,3 @@ class LocalCluster:
         except BrokenPipeError:
             # The runner has ended.
             return
-
-
-def _fields(event: Event) -> dict[str, str]:
-    return {"type": event.type, "reason": event.reason, "message": event.message}

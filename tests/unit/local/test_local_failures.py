@@ -215,7 +215,7 @@ def test_unwritable_work_folder_is_reported_once_and_retried(
     while not list(workspace.run_folder.glob("jobs/*/started.json")):
         time.sleep(0.02)
     file = workspace.run_folder / "pipeline.json"
-    file.rename(away := file.with_name("away.json"))
+    away = file.rename(file.with_name("away.json"))
     file.mkdir()
     time.sleep(1.5)
     file.rmdir()
