@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from finetune_cli.checks.store_access import environment_of
 from finetune_cli.checks.trainer_process import run_module
-from finetune_trainer.contract import Environment, PrepareConfig
+from finetune_trainer.contract import Environment
 from finetune_trainer.contract.preview import (
     PreviewProblem,
     PreviewReport,
@@ -24,17 +24,15 @@ REASON_CHARACTERS = 200
 
 
 def ask_trainer(
-    config: PrepareConfig,
     variables: Mapping[str, str],
     environment: Environment,
-    examples: int = 0,
+    request: PreviewRequest,
 ) -> PreviewReport | None:
-    """Return what prepare would make of the data, with so many examples; `variables` are the stage's own.
+    """Return what prepare would make of the data; `variables` are the stage's own.
 
     None without an answer, for example if the trainer's packages are not installed on this machine.
     """
     allowed, _ = environment_of(variables)
-    request = PreviewRequest(config=config, examples=examples)
     process = run_module(
         MODULE,
         request.model_dump_json(by_alias=True),

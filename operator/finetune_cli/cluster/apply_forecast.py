@@ -11,7 +11,10 @@ from finetune_cli.cluster.pods import read_cache
 from finetune_cli.cluster.session import ClusterSession, Object, connect
 from finetune_cli.forecast.counts import count_lines
 from finetune_cli.forecast.forecast import KeptWork, PipelineForecast, forecast
+from finetune_cli.forecast.learning_rate import learning_rate_line
+from finetune_cli.forecast.memory import memory_lines
 from finetune_cli.forecast.placement import placement_lines, read_placement
+from finetune_cli.forecast.training_time import time_line
 from finetune_cli.output.forecast_lines import print_forecast, print_forecast_json
 from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.assessment import StageAssessment
@@ -44,13 +47,20 @@ async def _run(arguments: argparse.Namespace) -> int:
     if arguments.placement:
         defaults = read_placement(arguments.placement)
     places = list(placement_lines(planned, after.spec, defaults, now))
-    counts = count_lines(after.spec, _prepared(planned), None)
+    prepared = _prepared(planned)
+    counts = count_lines(after.spec, prepared, None)
+    estimates = _estimates(before, after, prepared)
+    notes = [*planned.notes]
+    warning = learning_rate_line(after.spec)
+    if warning:
+        notes.append(warning)
     change = _change(before, after)
     if arguments.json:
         print_forecast_json(
             planned.stages,
-            notes=planned.notes,
+            notes=notes,
             counts=counts,
+            estimates=estimates,
             placement=places,
             change=change,
         )
@@ -58,9 +68,18 @@ async def _run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{session.key}: {change}", style="dim", markup=False)
     print_forecast(planned.stages, console)
-    for line in (*planned.notes, *places, *counts):
+    for line in (*notes, *places, *counts, *estimates):
         console.print(line, style="dim", markup=False)
     return 0
+
+
+def _estimates(
+    before: Pipeline | None, after: Pipeline, prepared: PrepareResult | None
+) -> list[str]:
+    """Return what is known of memory and time; the model's files cannot be read from here."""
+    lines = list(memory_lines(after.spec, None, None))
+    time = time_line(after.spec, before, prepared.train_rows if prepared else None)
+    return [*lines, time] if time else lines
 
 
 def _prepared(planned: PipelineForecast) -> PrepareResult | None:

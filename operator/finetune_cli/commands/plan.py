@@ -19,7 +19,12 @@ from finetune_cli.arguments import (
     workdir_for,
 )
 from finetune_cli.commands import Commands
-from finetune_cli.forecast.counts import count_lines, is_small
+from finetune_cli.forecast.counts import (
+    DataCounts,
+    count_lines,
+    is_model_here,
+    is_small,
+)
 from finetune_cli.forecast.forecast import (
     FindKeptWork,
     KeptWork,
@@ -27,7 +32,9 @@ from finetune_cli.forecast.forecast import (
     forecast,
 )
 from finetune_cli.forecast.learning_rate import learning_rate_line
+from finetune_cli.forecast.memory import memory_lines
 from finetune_cli.forecast.placement import placement_lines, read_placement
+from finetune_cli.forecast.training_time import time_line
 from finetune_cli.local.run import LocalRun
 from finetune_cli.manifest.fields import without_effect
 from finetune_cli.manifest.manifest import read
@@ -36,13 +43,14 @@ from finetune_operator.core.assessment import StageAssessment
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.local.job_folder import read_model
 from finetune_trainer.contract import PrepareResult
+from finetune_trainer.contract.preview import PreviewReport
 
 DESCRIPTION = """\
 Print for every stage whether it would run, resume, be reused or be skipped, and why; then records, rows, tokens and
-steps, and the sources that were not looked at. Small data on this machine is read for it. Nothing is written. FILE,
-or the NAME of a run on this machine: what `finetune run` would do. FILE with -n or --context: what applying the
-manifest to that cluster would do; the API server checks it in a dry run. NAME of a pipeline on a cluster: what
-remains to be done.
+steps, the memory and the time of the training as far as they are known, and the sources that were not looked at. Small
+data on this machine is read for it. Nothing is written. FILE, or the NAME of a run on this machine: what `finetune run`
+would do. FILE with -n or --context: what applying the manifest to that cluster would do; the API server checks it in a
+dry run. NAME of a pipeline on a cluster: what remains to be done.
 """
 
 # Such files alone would make a forecast say "resume" although the attempt begins anew.
@@ -77,11 +85,22 @@ def run(arguments: argparse.Namespace) -> int:
         local_run = LocalRun.read_only(manifest, workdir, Path(links))
         local_run.link_claims(claims(arguments.claim))
         not_looked_at = local_run.check()
-        planned = asyncio.run(_forecast(local_run))
-        counts, notes = _counts(planned, local_run)
+        before = local_run.cluster.pipeline_file.read()
+        planned = asyncio.run(_forecast(local_run, before))
+        prepared = _prepared(planned, local_run)
+        report = _preview(local_run, prepared)
     defaults = None
     if arguments.placement:
         defaults = read_placement(arguments.placement)
+    data: DataCounts | None = prepared
+    if data is None and report is not None:
+        data = report.counts
+    counts = count_lines(manifest.spec, data, local_run.environment)
+    estimates = list(memory_lines(manifest.spec, report, defaults))
+    time = time_line(manifest.spec, before, data.train_rows if data else None)
+    if time:
+        estimates.append(time)
+    notes = _notes(report)
     now = datetime.now(UTC)  # noqa: TID251  an edge
     places = list(placement_lines(planned, manifest.spec, defaults, now))
     unused = without_effect(manifest.spec)
@@ -93,6 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
             planned.stages,
             notes=[*planned.notes, *notes],
             counts=counts,
+            estimates=estimates,
             notLookedAt=not_looked_at,
             placement=places,
             withoutEffectHere=unused,
@@ -100,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     console = Console(highlight=False, soft_wrap=True)
     print_forecast(planned.stages, console)
-    lines = [*planned.notes, *places, *counts, *notes, *not_looked_at]
+    lines = [*planned.notes, *places, *counts, *estimates, *notes, *not_looked_at]
     if unused:
         lines.append(f"without effect on this machine: {', '.join(unused)}")
     for line in lines:
@@ -108,24 +128,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _counts(
-    planned: PipelineForecast, local_run: LocalRun
-) -> tuple[list[str], list[str]]:
-    """Return the lines with counts, and what a preview of the data has to say.
+def _preview(
+    local_run: LocalRun, prepared: PrepareResult | None
+) -> PreviewReport | None:
+    """Return a preview of the model, and of data that prepare has not read; None if the model is not here.
 
-    Data that prepare has not read is previewed, if it is small and on this machine.
+    The data is read if it is small and on this machine.
     """
     spec = local_run.manifest.spec
-    environment = local_run.environment
-    prepared = _prepared(planned, local_run)
-    if prepared or not is_small(spec, environment):
-        return count_lines(spec, prepared, environment), []
-    report = local_run.preview()
+    if not is_model_here(spec, local_run.environment):
+        return None
+    reads = prepared is None and is_small(spec, local_run.environment)
+    return local_run.preview(records=reads, memory=True)
+
+
+def _notes(report: PreviewReport | None) -> list[str]:
+    """Return what a preview has to say."""
     if report is None:
-        return count_lines(spec, None, environment), []
+        return []
     problems = [f"{problem.field}: {problem.message}" for problem in report.problems]
-    notes = [*problems, *report.notes]
-    return count_lines(spec, report.counts, environment), notes
+    return [*problems, *report.notes]
 
 
 def _prepared(planned: PipelineForecast, local_run: LocalRun) -> PrepareResult | None:
@@ -137,10 +159,9 @@ def _prepared(planned: PipelineForecast, local_run: LocalRun) -> PrepareResult |
     return read_model(folder / "result.json", PrepareResult)
 
 
-async def _forecast(local_run: LocalRun) -> PipelineForecast:
+async def _forecast(local_run: LocalRun, before: Pipeline | None) -> PipelineForecast:
     manifest = local_run.manifest
     file = local_run.cluster.pipeline_file
-    before = file.read()
     # The first run has no UID yet; the forecast shows none.
     after = file.edited(manifest.spec, manifest.annotations) or Pipeline(
         local_run.key, "0" * 8, 1, manifest.spec

@@ -67,7 +67,7 @@ def _report(manifest: Manifest, arguments: argparse.Namespace) -> PreviewReport:
         workdir = workdir_for(manifest, arguments.workdir)
         local_run = LocalRun.read_only(manifest, workdir, Path(links))
         local_run.link_claims(claims(arguments.claim))
-        report = local_run.preview(arguments.examples)
+        report = local_run.preview(examples=arguments.examples)
     if report is None:
         raise UsageError(
             "the data cannot be previewed: prepare runs a program of your own, or the trainer is not installed here; "

@@ -44,6 +44,8 @@ class DataCounts(Protocol):
     @property
     def unrendered(self) -> int: ...  # noqa: D102
     @property
+    def unread_words(self) -> int: ...  # noqa: D102
+    @property
     def train_rows(self) -> int: ...  # noqa: D102
     @property
     def validation_rows(self) -> int: ...  # noqa: D102
@@ -82,6 +84,14 @@ def count_lines(
 def unknown_text(fraction: float) -> str:
     """Return how many of the tokens stand for text that the tokenizer does not have, in percent."""
     return f"{100 * fraction:.3g} % of the tokens unknown to the tokenizer"
+
+
+def is_model_here(spec: PipelineSpec, environment: Environment) -> bool:
+    """Return whether the base model is a folder of this machine."""
+    try:
+        return environment.locate(spec.model.uri).is_dir()
+    except InvalidLocation:
+        return False
 
 
 def is_small(spec: PipelineSpec, environment: Environment) -> bool:
@@ -137,6 +147,7 @@ def _left_out(result: DataCounts) -> str:
         "dropped": result.dropped,
         "split": result.split,
         "not rendered in full": result.unrendered,
+        "with a word in a column that is not read": result.unread_words,
     }
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from finetune_cli.checks.preview import ask_trainer
 from finetune_cli.checks.sources import check_manifest
@@ -38,7 +39,7 @@ from finetune_operator.local.runner import LOCK
 from finetune_operator.reconcile import reconcile
 from finetune_trainer.contract import Environment, PrepareConfig
 from finetune_trainer.contract.environment import GIT_SHA, InvalidLocation
-from finetune_trainer.contract.preview import PreviewReport
+from finetune_trainer.contract.preview import PreviewReport, PreviewRequest
 
 REFRESH_SECONDS = 0.5
 """Longest time between two reconciles, and so between two updates of the display."""
@@ -199,14 +200,18 @@ class LocalRun:
                 written[f"push.targets {uri}"] = environment.locate(uri)
         return written
 
-    def preview(self, examples: int = 0) -> PreviewReport | None:
-        """Return what prepare would make of the data; None if it runs another program, or without the trainer."""
+    def preview(self, **options: Any) -> PreviewReport | None:
+        """Return what prepare would make of the data; None if it runs another program, or without the trainer.
+
+        `options` are fields of the request.
+        """
         config = self._stages()["prepare"].config
         stage = self.manifest.spec.stages()["prepare"]
         if not isinstance(config, PrepareConfig) or has_own_program(stage):
             return None
         variables = stage.pod.literal_env()
-        return ask_trainer(config, variables, self.environment, examples)
+        request = PreviewRequest(config=config, **options)
+        return ask_trainer(variables, self.environment, request)
 
     def _stages(self) -> Mapping[str, StageAssessment]:
         pipeline = Pipeline(self.key, "", 1, self.manifest.spec)

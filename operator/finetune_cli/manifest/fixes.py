@@ -45,6 +45,10 @@ INTEGERS: dict[re.Pattern[str], Callable[[str], str]] = {
     ),
 }
 """Forms of a number -> the fix."""
+SLICE = re.compile(r"\[.*")
+"""The part of a split in the library `datasets`."""
+FIRST_PERCENTS = re.compile(r"[^\[+]*\[(\d{1,2})?%?:(\d{1,3})%\]")
+"""A part of a split in percent, such as train[:10%]."""
 WEB_PAGE = re.compile(
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/((?:datasets/)?[\w.-]+/[\w.-]+)"
 )
@@ -157,6 +161,8 @@ def _missing(error: ErrorDetails, annotation: Any) -> str:
 def _pattern(error: ErrorDetails, _: Any) -> str:
     pattern = error["ctx"]["pattern"]
     got = str(error["input"])
+    if error["loc"][-1] == "split":
+        return _split_fix(got, is_data_set="datasets" in error["loc"])
     if FORMS["hf"][0] in pattern or FORMS["hf-file"][0] in pattern:
         return _uri_fix(got, pattern)
     # The patterns of quantities, and no other pattern, end in the prefixes.
@@ -165,6 +171,25 @@ def _pattern(error: ErrorDetails, _: Any) -> str:
     if pattern in {DNS_LABEL, DNS_SUBDOMAIN}:
         name = re.sub(r"[^a-z0-9]+", "-", got.lower()).strip("-")
         return f"write {name}" if name else ""
+    return ""
+
+
+def _split_fix(got: str, *, is_data_set: bool) -> str:
+    """Return the fix for the syntax of the library `datasets`: a part of a split, or several splits."""
+    names = [SLICE.sub("", name).strip() for name in got.split("+")]
+    if len(names) > 1:
+        if not is_data_set:
+            return f"write {names[0]}: validation has a single split"
+        entries = ", ".join(f"split: {name}" for name in names)
+        return f"add a data set for each: {entries}"
+    share = FIRST_PERCENTS.fullmatch(got)
+    if share and is_data_set:
+        weight = (int(share[2]) - int(share[1] or 0)) / PERCENTS
+        if 0 < weight < 1:
+            return f"write split: {names[0]} and weight: {weight:g}, for a random sample of that size"
+    if "[" in got:
+        part = ", and weight for a random sample" if is_data_set else ""
+        return f"write {names[0]}{part}: a part of a split is not read"
     return ""
 
 

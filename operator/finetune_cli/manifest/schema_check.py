@@ -131,6 +131,9 @@ class SchemaChecker:
         """Return the hint for an unknown key, and the key of the model that it may be misspelled from."""
         known = aliases(kind)
         match = closest_match(key, known)
+        if location[-1:] == ("columns",) and data[key].source in known:
+            # A name that is a field's is no column's: the pair is the wrong way round.
+            return _hint_here(known, data[key], key, match)
         # A known key in another spelling is no name of another tool, even if the tool has the same.
         if not _is_same_word(key, match):
             reason = reason_for_no_field(key, location)

@@ -31,6 +31,16 @@ NO_SECRET = re.compile(r"|\d{1,4}|true|false|yes|no", re.IGNORECASE)
 """Values that switch something on or off, such as HF_HUB_DISABLE_IMPLICIT_TOKEN=1."""
 FRACTIONS = frozenset({"acc", "acc_norm", "exact_match"})
 """Metrics of lm-eval that are between 0 and 1."""
+HIGHER_IS_BETTER = FRACTIONS | {
+    *("f1", "bleu", "chrf", "mcc", "rouge1", "rougeL", "reward_accuracy"),
+}
+LOWER_IS_BETTER = frozenset(
+    {
+        *("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte"),
+        *("validation_loss", "loss", "brier_score", "ter", "wer", "cer"),
+    }
+)
+"""Metrics of lm-eval and of held_out of which a smaller number is better, and other tools' names of such."""
 PERCENT = 100
 DATA_FILE = re.compile(r"[*?\[]|\.(jsonl|json|csv|parquet|gz|zst|txt)$")
 WEB_PAGE = re.compile(
@@ -97,6 +107,7 @@ def warnings(spec: PipelineSpec) -> Iterator[Finding]:
                 location,
                 f"{value!r} is a text, which Jinja takes for true; remove the quotes",
             )
+    yield from _inverted_gates(spec)
     files = task_files(spec)
     for gate, finding in _closed_gates(spec):
         # No error: the functions of a user's own task may compute the metric in percent.
@@ -125,6 +136,24 @@ def _is_secret(name: str) -> bool:
     if words[-1] in PUBLIC_ENDINGS:
         return False
     return any(word == "KEY" or word.endswith(SECRET_ENDINGS) for word in words)
+
+
+def _inverted_gates(spec: PipelineSpec) -> Iterator[Finding]:
+    """Yield the gates that a worse model passes more easily."""
+    for gate in gate_metrics(spec):
+        metric = gate.metric.partition(",")[0]
+        asks_for_more = gate.operator.startswith("GreaterThan")
+        better = ""
+        if metric in LOWER_IS_BETTER and asks_for_more:
+            better = "lower"
+            operator = "LessThan"
+        elif metric in HIGHER_IS_BETTER and not asks_for_more:
+            better = "higher"
+            operator = "GreaterThan"
+        if better:
+            problem = f"of {metric} a {better} number is better, and the gate asks for {gate.words} {gate.value:g}"
+            location = (*gate.location[:-1], "operator")
+            yield location, f"{problem}; set operator to {operator}, unless you mean it"
 
 
 def _closed_gates(spec: PipelineSpec) -> Iterator[tuple[GateMetric, Finding]]:

@@ -62,6 +62,8 @@ def usable_records(report: PreviewReport) -> Iterator[str]:
         line += f", {counts.split:,} split"
     if counts.unrendered:
         line += f", {counts.unrendered:,} not rendered in full"
+    if counts.unread_words:
+        line += f", {counts.unread_words:,} with a word in a column that is not read"
     yield line
     yield from report.invalid_records
 

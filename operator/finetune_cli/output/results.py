@@ -35,6 +35,7 @@ def records_text(result: PrepareResult) -> str:
     counts = {CHANGED[name]: count for name, count in changed_records(result).items()}
     # What the manifest asks for, and what loses nothing.
     counts["split"] = result.split
+    counts["with a word in a column that is not read"] = result.unread_words
     counts["left out by weights"] = result.unused
     for name, count in counts.items():
         if count:

@@ -52,9 +52,12 @@ SOURCE_RULES = (
         field="config",
         message="config and split belong to a hub data set without a path: set uri to hf://ORG/NAME, or remove them",
         reason="FieldValueForbidden",
-        cel=f"!(has(self.config) || has(self.split)) || (has(self.uri) && self.uri.matches('^{REPOSITORY.pattern}$'))",
+        # Without uri, the rule of uri is broken.
+        cel=f"!(has(self.config) || has(self.split)) || !has(self.uri) || self.uri.matches('^{REPOSITORY.pattern}$')",
         is_valid=lambda data: (
-            not data.keys() & {"config", "split"} or _is_repository(data)
+            not data.keys() & {"config", "split"}
+            or "uri" not in data
+            or _is_repository(data)
         ),
     ),
     Rule(
@@ -76,6 +79,19 @@ class Dataset(WithRules, DatasetSource):
     rules: ClassVar[tuple[Rule, ...]] = SOURCE_RULES
 
 
+_OF_A_URI = ("revision", "columns", "config", "split")
+"""Fields that say something about the data set of a URI, as `format` does."""
+_NEEDS_URI_CEL = (
+    " || ".join(f"has(self.{name})" for name in _OF_A_URI)
+    + " || (has(self.format) && self.format != 'Auto')"
+)
+
+
+def _needs_uri(data: Mapping[str, Any]) -> bool:
+    """Return whether a field is set that says something about the data set of a URI."""
+    return bool(data.keys() & {*_OF_A_URI}) or data["format"] != "Auto"
+
+
 class ValidationSet(WithRules, Validation):
     """Records to measure the validation loss: a fraction of each data set, or a data set of their own."""
 
@@ -84,21 +100,18 @@ class ValidationSet(WithRules, Validation):
         Rule(
             field="fraction",
             message="set fraction or uri, and not both: a fraction of every data set, or a data set to validate with",
-            cel="has(self.fraction) != has(self.uri)",
-            is_valid=lambda data: ("fraction" in data) != ("uri" in data),
+            # A field that needs uri has an error of its own.
+            cel=f"has(self.fraction) != has(self.uri) || (!has(self.uri) && ({_NEEDS_URI_CEL}))",
+            is_valid=lambda data: (
+                ("fraction" in data) != ("uri" in data)
+                or ("uri" not in data and _needs_uri(data))
+            ),
         ),
         Rule(
             field="uri",
-            message="is needed by revision, format and columns: add uri, or remove them",
+            message="is needed by revision, config, split, format and columns: add uri, or remove them",
             reason="FieldValueForbidden",
-            cel="has(self.uri) || !(has(self.revision) || has(self.columns)"
-            " || (has(self.format) && self.format != 'Auto'))",
-            is_valid=lambda data: (
-                "uri" in data
-                or (
-                    not data.keys() & {"revision", "columns"}
-                    and data["format"] == "Auto"
-                )
-            ),
+            cel=f"has(self.uri) || !({_NEEDS_URI_CEL})",
+            is_valid=lambda data: "uri" in data or not _needs_uri(data),
         ),
     )

@@ -48,12 +48,12 @@ class Toleration(WithRules):
 
     key: OptionalLabelKey | None = None
     """Key of the taint. Absent, with operator Exists: all keys."""
-    operator: Literal["Equal", "Exists"] = "Equal"
-    """Equal compares the value. Exists matches any value."""
+    operator: Literal["", "Equal", "Exists"] = "Equal"
+    """Equal compares the value; an empty text is Equal. Exists matches any value."""
     value: LabelValue | None = None
     """Value of the taint, for operator Equal."""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect of the taint. Absent: all effects."""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint. Absent or empty: all effects."""
     # Kubernetes has 64 bits; CEL and JSON compare so many exactly.
     toleration_seconds: int | None = Field(default=None, ge=-(2**53), le=2**53)
     """Seconds for which the pod stays on a node with this taint, for effect NoExecute. Absent: for ever. Zero or less:

@@ -140,6 +140,8 @@ def test_plan_counts_pairs_with_objective_dpo(cli, scenario):
         in out
     )
     assert "train: 8 steps of 8 pairs, 3 epochs" in out
+    assert "learning rate 0.0002 is far above the usual ones of DPO" in out
+    assert "train: time not known" in out
 
 
 def test_plan_names_objective_and_start_where_they_are_written(cli, scenario):

@@ -16,6 +16,7 @@ from finetune_trainer.contract.recipes import (
     AdapterSource,
     Checkpoint,
     DeployRecipe,
+    Dtype,
     EvaluateRecipe,
     ModelSource,
     Objective,
@@ -71,7 +72,9 @@ class PrepareConfig(StageConfig):
     """Config of the stage that tokenizes and packs the data sets."""
 
     # They only let prepare refuse what cannot work, before a training waits for a GPU.
-    non_identity_fields: ClassVar[frozenset[str]] = frozenset({"training", "held_out"})
+    non_identity_fields: ClassVar[frozenset[str]] = frozenset(
+        {"training", "held_out", "published_dtype"}
+    )
 
     stage: Literal["prepare"] = "prepare"
     model: ModelSource
@@ -86,6 +89,8 @@ class PrepareConfig(StageConfig):
     """The recipe of the training, whose settings prepare checks; None if a program of the user trains."""
     held_out: bool = False
     """Whether evaluate measures the validation rows, so that there must be some."""
+    published_dtype: Dtype | None = None
+    """Data type in which push publishes merged weights, which must all be finite in it; None if it publishes none."""
 
 
 class TrainConfig(StageConfig):

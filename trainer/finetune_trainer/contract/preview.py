@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from finetune_trainer.contract.configs import PrepareConfig
+from finetune_trainer.contract.memory import MemoryEstimate
 from finetune_trainer.contract.models import ContractModel
 
 
@@ -12,6 +13,10 @@ class PreviewRequest(ContractModel):
     config: PrepareConfig
     examples: int = Field(default=0, ge=0)
     """Number of records to show."""
+    records: bool = True
+    """Whether the records are read."""
+    memory: bool = False
+    """Whether the memory of the training is estimated."""
 
 
 class Segment(ContractModel):
@@ -44,6 +49,7 @@ class PreviewCounts(ContractModel):
     dropped: int
     split: int
     unrendered: int
+    unread_words: int = 0
     unused: int
     train_rows: int
     validation_rows: int
@@ -78,3 +84,7 @@ class PreviewReport(ContractModel):
     not_looked_at: tuple[str, ...] = ()
     """Sources that were not read, each with the reason."""
     examples: tuple[PreviewedExample, ...] = ()
+    memory: MemoryEstimate | None = None
+    """The memory of the training; absent if it is not asked for, or not known."""
+    memory_unknown: str = ""
+    """Why the memory of the training is not known."""

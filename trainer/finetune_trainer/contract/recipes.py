@@ -18,6 +18,7 @@ Revision = Annotated[
     str, StringConstraints(min_length=1, max_length=256, pattern=r"^\S+$")
 ]
 Weights = Literal["Merged", "Adapter"]
+Dtype = Literal["BF16", "FP16", "FP32"]
 Objective = Literal["SFT", "DPO"]
 TooLong = Literal["Truncate", "Drop", "Split"]
 Unrendered = Literal["Refuse", "Warn"]
@@ -338,8 +339,13 @@ class PushRecipe(ContractModel):
     )
     """Targets to publish to. The stage is done when all targets have the model."""
 
-    dtype: Literal["BF16", "FP16", "FP32"] = "BF16"
+    dtype: Dtype = "BF16"
     """Data type of the merged weights. The merge is computed in FP32 and cast once."""
+
+    @property
+    def merged_dtype(self) -> Dtype | None:
+        """The data type of the merged weights; None if only an adapter is published."""
+        return self.dtype if self.has("Merged") else None
 
     def has(self, form: Weights) -> bool:
         """Return whether a target has this format."""

@@ -144,6 +144,8 @@ class PrepareResult(StageResult):
     """Records split into several documents because they were too long."""
     unrendered: BoundedInt = 0
     """Records with a text that is not in the rows, or from which nothing learns; prepare.unrendered allows them."""
+    unread_words: BoundedInt = 0
+    """Records with a single word in a column that nothing reads, which may be a label."""
     unused: BoundedInt = 0
     """Records left out by the weight of their data set."""
     train_rows: BoundedInt

@@ -47,6 +47,8 @@ class Counts(BaseModel):
     """Examples in which a token spans prompt and completion."""
     ends_unlearned: int = 0
     """Conversations whose last turns are out of the loss."""
+    glued: int = 0
+    """Records in which nothing separates the prompt from its completion."""
     unknown_tokens: int = 0
     """Tokens of the rows that stand for text that the tokenizer does not have."""
     dataset: int = 0

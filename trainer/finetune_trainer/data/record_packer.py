@@ -129,6 +129,7 @@ class RecordPacker:
             self._report(batch.records[index], text)
         counts.boundary_tokens += tokenized.boundary_tokens
         counts.ends_unlearned += tokenized.ends_unlearned
+        counts.glued += tokenized.glued
         for index, number in tokenized.unknown_tokens:
             counts.unknown_tokens += number * batch.records[index].uses
         # A batch without used records says nothing about the shape of its data set.
@@ -233,6 +234,11 @@ class Summary:
             yield (
                 f"{counts.ends_unlearned} conversations end with turns that weight 0 or train false takes out of the "
                 "loss: nothing learns from what is behind their last learned turn"
+            )
+        if counts.glued:
+            yield (
+                f"in {counts.glued} records a word of the completion follows the prompt without a space: "
+                "if you mean a blank or a line break between them, write it into one of them"
             )
         if counts.unknown_tokens:
             tokens = self._writer.tokens("train") + self._writer.tokens("validation")

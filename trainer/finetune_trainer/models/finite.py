@@ -2,6 +2,7 @@
 
 import torch
 
+from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 FIXES = {
@@ -24,6 +25,14 @@ def is_narrower(dtype: torch.dtype, than: torch.dtype) -> bool:
     if not (dtype.is_floating_point and than.is_floating_point):
         return False
     return bool(torch.finfo(dtype).max < torch.finfo(than).max)
+
+
+def check_casts(stored: StoredWeights, dtype: torch.dtype) -> None:
+    """Raise ConfigInvalid if a finite weight of a model is not finite in `dtype`; read the weights that may be."""
+    for name, meta in stored.meta.items():
+        if is_narrower(dtype, than=meta.dtype):
+            tensor = stored.read(name)
+            check_cast(tensor, tensor.to(dtype), name)
 
 
 def check_cast(tensor: torch.Tensor, rounded: torch.Tensor, name: str) -> None:

@@ -13,6 +13,7 @@ from finetune_trainer.models.model_types import (
     architecture_problem,
     model_type_problem,
 )
+from finetune_trainer.models.positions import scaling_without_type
 from finetune_trainer.models.stored_weights import POINTER, StoredWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
 
@@ -84,6 +85,12 @@ def check_config(uri: str, config: Mapping[str, Any]) -> None:
     if method:
         raise ConfigInvalid(
             f"{uri}: is already quantized ({method}): {NOT_QUANTIZED}{_likely_base(uri)}"
+        )
+    scaling = scaling_without_type(config)
+    if scaling:
+        raise ConfigInvalid(
+            f'{uri}: {scaling} of config.json has no type, so that it would have no effect: add "rope_type", '
+            "such as linear, dynamic or yarn, by which the model was trained"
         )
     problem = model_type_problem(config) or architecture_problem(config)
     if problem:

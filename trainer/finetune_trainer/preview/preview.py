@@ -30,6 +30,7 @@ from finetune_trainer.stages.prepare import (
     warn_about_default,
     warn_about_turns,
 )
+from finetune_trainer.training.memory_estimate import estimate_memory
 from finetune_trainer.training.requirements import Embeddings, check_validation
 
 SAMPLE = 1000
@@ -40,6 +41,9 @@ def preview(request: PreviewRequest, environment: Environment) -> PreviewReport:
     """Return what prepare would make of the data, and the reasons why it would fail."""
     config = request.config
     sources = Sources()
+    if not request.records:
+        sources.open_model(config, environment)
+        return _with_memory(PreviewReport(), request, sources)
     sources.open_all(config, environment)
     counts = Counts()
     report = PreviewReport(is_sample=sources.is_sample)
@@ -52,7 +56,7 @@ def preview(request: PreviewRequest, environment: Environment) -> PreviewReport:
         sources.add("model.uri", config.model.uri, error)
     except StageError as error:
         sources.add_data_error(error)
-    return report.model_copy(
+    report = report.model_copy(
         update={
             "problems": tuple(sources.problems),
             "not_looked_at": tuple(sources.not_looked_at),
@@ -60,6 +64,22 @@ def preview(request: PreviewRequest, environment: Environment) -> PreviewReport:
             "invalid_records": tuple(reason.text() for reason in counts.reasons),
         }
     )
+    return _with_memory(report, request, sources)
+
+
+def _with_memory(
+    report: PreviewReport, request: PreviewRequest, sources: Sources
+) -> PreviewReport:
+    """Return the report with the memory of the training, or the reason why it is not known."""
+    recipe = request.config.training
+    if not request.memory or recipe is None or sources.base is None:
+        return report
+    length = request.config.recipe.context_length
+    try:
+        memory = estimate_memory(sources.base, recipe, length)
+    except ConfigInvalid as error:
+        return report.model_copy(update={"memory_unknown": str(error)})
+    return report.model_copy(update={"memory": memory})
 
 
 def _reader(sources: Sources, config: PrepareConfig) -> RecordReader | None:
@@ -116,7 +136,9 @@ def _read(
     except StageError as error:
         sources.add_data_error(error)
     return PreviewReport(
-        counts=_counts(counts, writer), is_sample=sources.is_sample, examples=examples
+        counts=_counts(counts, writer, reader.unread_words),
+        is_sample=sources.is_sample,
+        examples=examples,
     )
 
 
@@ -139,7 +161,7 @@ def _pack(
             embeddings.check(packer.writer)
 
 
-def _counts(counts: Counts, writer: PackedWriter) -> PreviewCounts:
+def _counts(counts: Counts, writer: PackedWriter, unread_words: int) -> PreviewCounts:
     return PreviewCounts(
         records=counts.records,
         invalid=counts.invalid,
@@ -147,6 +169,7 @@ def _counts(counts: Counts, writer: PackedWriter) -> PreviewCounts:
         dropped=counts.dropped,
         split=counts.split,
         unrendered=counts.unrendered,
+        unread_words=unread_words,
         unused=counts.unused,
         train_rows=writer.rows("train"),
         validation_rows=writer.rows("validation"),

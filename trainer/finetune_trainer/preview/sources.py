@@ -40,6 +40,8 @@ class Sources:
     tokenizer: Any = None
     """The tokenizer of transformers with the chat templates of training; None if it cannot be loaded."""
     templates: ChatTemplates | None = None
+    base: BaseModel | None = None
+    """The base model, without a digest; None if it cannot be trained."""
     embeddings: Embeddings | None = None
     """The embeddings of the model; None without a tokenizer."""
     is_sample: bool = False
@@ -50,7 +52,7 @@ class Sources:
 
     def open_all(self, config: PrepareConfig, environment: Environment) -> None:
         """Open the model's tokenizer and each data set; a source that cannot be read is a problem or a note."""
-        self._open_model(config, environment)
+        self.open_model(config, environment)
         held_out = config.validation.fraction or 0.0
         for index, source in enumerate(config.datasets):
             self._open(f"datasets[{index}]", source, held_out, environment)
@@ -58,7 +60,8 @@ class Sources:
         if validation_set:
             self._open("validation", validation_set, 1.0, environment)
 
-    def _open_model(self, config: PrepareConfig, environment: Environment) -> None:
+    def open_model(self, config: PrepareConfig, environment: Environment) -> None:
+        """Open the model's config and tokenizer; what is wrong with them is a problem or a note."""
         if not self._is_mounted(config.model.uri, environment):
             return
         try:
@@ -71,6 +74,7 @@ class Sources:
             # Without a digest, which takes reading all weights: a preview binds nothing to the model.
             base = BaseModel(config.model.uri, model.folder, "")
             self._look_at_model(config, base)
+            self.base = base
             tokenizer = load_tokenizer(base.uri, base.folder)
             embeddings = Embeddings(base, tokenizer)
         except StageError as error:

@@ -115,6 +115,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
         dropped=counts.dropped,
         split=counts.split,
         unrendered=counts.unrendered,
+        unread_words=reader.unread_words,
         unused=counts.unused,
         train_rows=writer.rows("train"),
         validation_rows=writer.rows("validation"),

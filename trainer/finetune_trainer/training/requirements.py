@@ -4,13 +4,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from finetune_trainer.contract import HELD_OUT, Lora, PrepareConfig, TrainRecipe
 from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.models.base_model import BaseModel
+from finetune_trainer.models.finite import check_casts
 from finetune_trainer.models.full_weights import trained_names
 from finetune_trainer.models.isolation import check_packing
 from finetune_trainer.models.loading import check_context_length, load_config
 from finetune_trainer.models.positions import embeddings_of
+from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.models.structure import (
     check_stored_weights,
     layers_of,
@@ -43,6 +47,8 @@ def setting_errors(
     The structure is used up. `has_weights`: the files of the weights are in the model's folder.
     """
     checks: list[tuple[str, Check]] = [("prepare.contextLength", _check_length)]
+    if has_weights:
+        checks.append(("push.dtype", _check_published_dtype))
     if config.training is not None:
         checks += TRAINING_CHECKS
         if has_weights:
@@ -58,6 +64,16 @@ def setting_errors(
 
 def _check_length(base: BaseModel, config: PrepareConfig, structure: Any) -> None:  # noqa: ARG001  as of all checks
     check_context_length(base, config.recipe.context_length)
+
+
+def _check_published_dtype(
+    base: BaseModel,
+    config: PrepareConfig,
+    structure: Any,  # noqa: ARG001  as above
+) -> None:
+    # BF16 and FP32 differ in their last values only, and reading all weights takes time.
+    if config.published_dtype == "FP16":
+        check_casts(StoredWeights(base.folder), torch.float16)
 
 
 def _check_lora(base: BaseModel, config: PrepareConfig, structure: Any) -> None:

@@ -18,9 +18,11 @@ from finetune_trainer.contract import (
     EvaluateRecipe,
     PrepareConfig,
     PrepareRecipe,
+    PushRecipe,
     TrainRecipe,
     Validation,
 )
+from finetune_trainer.contract.recipes import Dtype
 
 
 class Prepare(StageSpec, PrepareRecipe):
@@ -51,6 +53,7 @@ class Prepare(StageSpec, PrepareRecipe):
             recipe=recipe_from(self, PrepareRecipe),
             training=training,
             held_out=_measures_held_out(context.specs.get("evaluate")),
+            published_dtype=_published_dtype(context.specs.get("push")),
         )
 
     @override
@@ -59,6 +62,13 @@ class Prepare(StageSpec, PrepareRecipe):
         if uri is None:
             return ()
         return (uri,)
+
+
+def _published_dtype(push: StageSpec | None) -> Dtype | None:
+    """Return the data type in which push of the trainer publishes merged weights; None if it publishes none."""
+    if not isinstance(push, PushRecipe) or push.pod.command:
+        return None
+    return push.merged_dtype
 
 
 def _measures_held_out(evaluate: StageSpec | None) -> bool:

@@ -1,5 +1,6 @@
 """Find a record's fields in the columns of a data set, and the texts in columns that nothing reads."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from finetune_trainer.data.reading.unread import (
     cut_refusal,
     refusal,
     unread_columns,
+    unread_words,
 )
 from finetune_trainer.data.records.forms import (
     FORMS,
@@ -66,6 +68,8 @@ class FieldColumns:
     ) -> None:
         self.notes: list[str] = []
         """New sentences for the log; the reader takes them out."""
+        self.records_with_words = 0
+        """Records with a single word in a column that nothing reads, which may be a label."""
         self._objective = objective
         self._allows_unread = unrendered == "Warn"
         self._ignored = frozenset(columns.ignored if columns else ())
@@ -79,6 +83,7 @@ class FieldColumns:
         self._unread: dict[str, None] = {}
         self._lost: dict[str, None] = {}
         self._cut: dict[str, None] = {}
+        self._words: Counter[str] = Counter()
 
     def select(self, record: Fields) -> Fields:
         """Return a record's fields by their own names.
@@ -113,6 +118,10 @@ class FieldColumns:
         if plan.decisions:
             check_is_learned(record, plan.decisions)
         lost = unread_columns(record, plan.unread, fields)
+        words = unread_words(record, plan.unread, fields)
+        if words and not lost:
+            self._words.update(words)
+            self.records_with_words += 1
         return self._partly_read(plan.form, record, fields, lost) if lost else fields
 
     def _checked(
@@ -239,7 +248,16 @@ class FieldColumns:
                 f"as prepare.unrendered allows: {names}"
             )
         if labels:
-            self.note(f"columns that are not read: {', '.join(map(str, labels))}")
+            names = ", ".join(map(self._described, labels))
+            self.note(f"columns that are not read: {names}")
+
+    def _described(self, column: str) -> str:
+        """Return the name of an unread column, and in how many records it holds a single word."""
+        count = self._words[column]
+        if not count:
+            return str(column)
+        records = "record" if count == 1 else "records"
+        return f"{column} (a word in {count} {records})"
 
     def add_labels(self, names: Iterable[str]) -> None:
         """Add columns of a table that are not read for the log."""

@@ -172,6 +172,8 @@ class RecordReader:
         Raise DataInvalid like `read_records`, and if a data set has no records.
         """
         self._opened = []
+        for columns in self._columns:
+            columns.records_with_words = 0
         formats = iter(self._formats)
         for index, dataset in enumerate(self._datasets):
             number = 0
@@ -196,6 +198,11 @@ class RecordReader:
         for note in columns.notes:
             self._log(f"prepare: {dataset.name}: {note}")
         columns.notes.clear()
+
+    @property
+    def unread_words(self) -> int:
+        """The number of records so far with a single word in a column that nothing reads."""
+        return sum(columns.records_with_words for columns in self._columns)
 
     @property
     def bytes_read(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from finetune_trainer.contract import Objective
 from finetune_trainer.data.reading.templates import ColumnTemplate, is_template
-from finetune_trainer.data.records.forms import form_of
+from finetune_trainer.data.records.forms import FORMS, form_of
 from finetune_trainer.data.records.records import (
     SUPPORTED_SHAPES,
     Fields,
@@ -15,20 +15,19 @@ from finetune_trainer.data.records.records import (
 )
 from finetune_trainer.data.records.suggestions import similar_name, variable
 
-_KINDS: dict[Objective, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
-    "SFT": (
-        (("messages",), ("tools", "system")),
-        (("instruction", "output"), ("input", "system")),
-        (("prompt", "completion"), ()),
-        (("text",), ()),
-    ),
-    "DPO": ((("chosen", "rejected"), ("prompt", "tools")),),
-}
-"""Kinds of records whose fields may have columns: the fields that a record must have, and other fields."""
 _SHARED = "system"
 """A field of two kinds, which chooses neither of them beside another field."""
 # Not None: a column with a null is something else than a missing column.
 _MISSING = object()
+
+
+def _kinds(objective: Objective) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return the required and the other fields of each form whose columns a manifest may name."""
+    return [
+        (form.required, form.named)
+        for form in FORMS[objective]
+        if form.named is not None
+    ]
 
 
 class NamedColumns:
@@ -39,7 +38,7 @@ class NamedColumns:
     """
 
     def __init__(self, named: dict[str, str], objective: Objective) -> None:
-        kinds = _KINDS[objective]
+        kinds = _kinds(objective)
         known = {name for required, optional in kinds for name in required + optional}
         unread = sorted(named.keys() - known)
         if unread:

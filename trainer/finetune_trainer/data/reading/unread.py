@@ -85,6 +85,19 @@ def unread_columns(
     ]
 
 
+def unread_words(record: Fields, columns: Iterable[str], fields: Fields) -> list[str]:
+    """Return the columns, among these, that hold a single word which no text of the fields has."""
+    words = [
+        column
+        for column in columns
+        if type(record.get(column)) is str and record[column].isalpha()
+    ]
+    if not words:
+        return words
+    read = "\n".join(texts_in(fields))
+    return [column for column in words if record[column] not in read]
+
+
 def _is_held(value: object, read: RenderedText, *, labels: bool) -> bool:
     """Return whether every text of a value is in the texts that are read; labels only if they count."""
     texts = [text for text in texts_in(value) if labels or not is_label(text)]

@@ -1,12 +1,13 @@
 """Read messages of several forms as messages with role and content, which chat templates render.
 
 ShareGPT writes `from` and `value`, and has other names of roles. OpenAI's earlier form writes `function_call`. Content
-may be a list of parts. Messages of the usual form are returned as they are.
+may be a list of parts. gpt-oss speaks on channels. Messages of the usual form are returned as they are.
 """
 
 import json
 from typing import Any
 
+from finetune_trainer.data.records.channels import has_channels, without_channels
 from finetune_trainer.data.records.json_text import RepeatedKey, parse_json
 from finetune_trainer.data.records.records import (
     Fields,
@@ -51,6 +52,8 @@ def read_messages(value: object, path: str) -> Any:
         value = parsed_json(value, path)
     if not isinstance(value, list) or are_usual(value):
         return value
+    if has_channels(value):
+        value = without_channels(value, path)
     return [
         _message(message, f"{path}[{index}]") if isinstance(message, dict) else message
         for index, message in enumerate(value)
@@ -77,7 +80,7 @@ def are_usual(messages: list[Any]) -> bool:
         # A list has no hash, so that `in` would raise TypeError.
         if type(role) is not str or role not in USUAL_ROLES:
             return False
-        if "function_call" in message:
+        if "function_call" in message or "channel" in message:
             return False
     return True
 

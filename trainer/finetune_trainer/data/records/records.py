@@ -1,6 +1,6 @@
 """Records: their shapes, their fields, and the checks of a field."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from finetune_trainer.contract import Objective
 
@@ -13,32 +13,38 @@ Shape = Literal[
 ]
 Fields = dict[str, Any]
 
-SHAPES: dict[Shape, tuple[str, ...]] = {
-    "messages": ("messages",),
-    "prompt and completion": ("prompt", "completion"),
-    "text": ("text",),
-    "chosen and rejected texts": ("chosen", "rejected"),
-    "chosen and rejected messages": ("chosen", "rejected"),
+
+class ShapeFields(NamedTuple):
+    """What a shape is made of."""
+
+    objective: Objective
+    required: tuple[str, ...]
+    """The fields that a record of the shape must have."""
+    optional: tuple[str, ...] = ()
+    """Fields that it may also have."""
+    is_rendered: bool = False
+    """Whether a chat template renders it."""
+
+
+SHAPES: dict[Shape, ShapeFields] = {
+    "messages": ShapeFields("SFT", ("messages",), ("tools",), is_rendered=True),
+    "prompt and completion": ShapeFields("SFT", ("prompt", "completion")),
+    "text": ShapeFields("SFT", ("text",)),
+    "chosen and rejected texts": ShapeFields(
+        "DPO", ("chosen", "rejected"), ("prompt",)
+    ),
+    "chosen and rejected messages": ShapeFields(
+        "DPO", ("chosen", "rejected"), ("prompt", "tools"), is_rendered=True
+    ),
 }
-"""The fields that a record of a shape must have."""
-OPTIONAL_FIELDS: dict[Shape, tuple[str, ...]] = {
-    "messages": ("tools",),
-    "chosen and rejected texts": ("prompt",),
-    "chosen and rejected messages": ("prompt", "tools"),
-}
-"""Fields that a record of a shape may also have."""
-SHAPES_OF: dict[Objective, tuple[Shape, ...]] = {
-    "SFT": ("messages", "prompt and completion", "text"),
-    "DPO": ("chosen and rejected texts", "chosen and rejected messages"),
-}
-"""The shapes of records for an objective."""
+"""The shapes of records, a shape a line."""
 SUPPORTED_SHAPES: dict[Objective, str] = {
     "SFT": "messages, prompt and completion, or text",
     "DPO": "chosen and rejected, with or without prompt",
 }
 """The shapes of an objective, in words."""
 CONVERSATIONS: frozenset[Shape] = frozenset(
-    {"messages", "chosen and rejected messages"}
+    shape for shape, fields in SHAPES.items() if fields.is_rendered
 )
 """Shapes that a chat template renders."""
 
@@ -58,19 +64,28 @@ class InvalidRecord(Exception):
     """A record cannot be used. The message holds the reason; the caller adds the file and the line."""
 
 
+def shapes_of(objective: Objective) -> list[Shape]:
+    """Return the shapes of records for an objective."""
+    return [shape for shape, fields in SHAPES.items() if fields.objective == objective]
+
+
 def fields_of(shape: Shape) -> frozenset[str]:
     """Return the names of all fields that are read from a record of this shape."""
-    return frozenset(SHAPES[shape] + OPTIONAL_FIELDS.get(shape, ()))
+    return frozenset(SHAPES[shape].required + SHAPES[shape].optional)
 
 
 def fields_for(objective: Objective) -> frozenset[str]:
     """Return the names of all fields that are read for an objective."""
-    return frozenset[str]().union(*map(fields_of, SHAPES_OF[objective]))
+    return frozenset[str]().union(*map(fields_of, shapes_of(objective)))
 
 
 def complete_shapes(names: set[str], objective: Objective) -> list[Shape]:
     """Return the shapes whose fields are all present."""
-    return [shape for shape in SHAPES_OF[objective] if names.issuperset(SHAPES[shape])]
+    return [
+        shape
+        for shape in shapes_of(objective)
+        if names.issuperset(SHAPES[shape].required)
+    ]
 
 
 def kind_of(value: object) -> str:

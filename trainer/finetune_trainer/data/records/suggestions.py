@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from finetune_trainer.contract import Objective
 from finetune_trainer.data.records.records import (
     SHAPES,
-    SHAPES_OF,
     SUPPORTED_SHAPES,
+    shapes_of,
     shortened,
 )
 
@@ -79,13 +79,13 @@ def _fix(objective: Objective, names: list[str]) -> str:
 def _misspelt(objective: Objective, names: list[str]) -> str:
     """Return the entries of `columns` for names that are nearly the names of a shape, or an empty text."""
     by_lower = {name.lower(): name for name in names}
-    for shape in SHAPES_OF[objective]:
+    for shape in shapes_of(objective):
         entries = []
-        for field in SHAPES[shape]:
+        for field in SHAPES[shape].required:
             matches = get_close_matches(field, by_lower, n=1, cutoff=0.8)
             if matches:
                 entries.append(f"{field}: {by_lower[matches[0]]}")
-        if len(entries) == len(SHAPES[shape]):
+        if len(entries) == len(SHAPES[shape].required):
             return ", ".join(entries)
     return ""
 

@@ -7,6 +7,7 @@ conversation to the end of the turn. Otherwise it has an example of its own, whi
 """
 
 import os
+import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from finetune_trainer.data.records.conversations import Conversation
 from finetune_trainer.data.records.records import InvalidRecord, shortened
 from finetune_trainer.data.records.template_forms import MARK
 
+LEAST_COMMON = 24
+"""Characters before a turn that are the same with and without the dropped text: more than the end of a message."""
 UNASKED_CHARACTERS = len("<think>\n")
 """Characters of a server's prompt that a message shows at least."""
 
@@ -134,10 +137,46 @@ def _turn(
     if index == 0 or not prompt:
         start = _content_start(chat, conversation.before(index + 1), text)
         return Turn(index, rendered, start, end)
+    behind = _behind_prompt(chat, source.before(index), rendered, prompt)
+    if behind:
+        return Turn(index, behind, len(prompt), len(behind.text.rstrip()))
     # Texts, not paths: the function compares characters.
     common = len(os.path.commonprefix([prompt, text]))  # noqa: RUF071
     unasked = prompt[min(common, len(prompt) - UNASKED_CHARACTERS) :]
     return Turn(index, rendered, common, end, unasked)
+
+
+def _behind_prompt(
+    chat: ChatTemplate, before: TemplateInput, rendered: RenderedChat, prompt: str
+) -> RenderedChat | None:
+    """Return a turn behind the prompt of a server, which has more of the earlier messages than the whole text.
+
+    gpt-oss has the reasoning before a call in the prompt behind the call's result, and drops it once an answer
+    follows. Return None if the turn is not found in the rendered text.
+    """
+    earlier = chat.rendered(before).text
+    request = prompt.removeprefix(earlier)
+    if not request.strip() or request == prompt:
+        return None
+    text = rendered.text
+    best = 0
+    start = -1
+    for match in re.finditer(re.escape(request), text):
+        # The messages directly before the turn are the same in both texts.
+        common = _common_end(text[: match.start()], earlier)
+        if common > best:
+            best = common
+            start = match.end()
+    if best < LEAST_COMMON:
+        return None
+    moved = len(prompt) - start
+    marks = [(a + moved, b + moved) for a, b in rendered.marks if a >= start]
+    return RenderedChat(prompt + text[start:], marks)
+
+
+def _common_end(text: str, other: str) -> int:
+    """Return how many characters at their ends two texts have in common."""
+    return len(os.path.commonprefix([text[::-1], other[::-1]]))  # noqa: RUF071  as in _turn
 
 
 def _with_eos(chat: ChatTemplate, text: str, index: int) -> str:

@@ -43,6 +43,7 @@ from finetune_trainer.data.tokenizing.unknown_text import (
 
 Positions = NDArray[np.int64]
 _ZERO: Positions = np.zeros(1, dtype=np.int64)
+ENDS_OF_WORDS = frozenset(".?!:;,")
 _NO_TOKENS = Document(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint8))
 
 
@@ -65,6 +66,8 @@ class FormattedRecord(NamedTuple):
     """A sentence for each text of the record that the examples lack."""
     ends_unlearned: bool = False
     """Whether the last turns of a conversation are out of the loss."""
+    glued: bool = False
+    """Whether nothing separates the prompt from its completion."""
 
 
 class EncodedExample(NamedTuple):
@@ -99,7 +102,10 @@ class RecordFormatter:
                 completion = text_of(fields, "completion")
                 check_not_blank(completion, "completion")
                 check_has_eos(self._chat)
-                record = FormattedRecord((completed_text(prompt, completion),))
+                record = FormattedRecord(
+                    (completed_text(prompt, completion),),
+                    glued=is_glued(prompt, completion),
+                )
             case "text":
                 text = text_of(fields, "text")
                 check_not_blank(text, "text")
@@ -123,6 +129,17 @@ class RecordFormatter:
                 f"has {shape}, but earlier records have {self.shape}: use one shape per data set"
             )
         return shape
+
+
+def is_glued(prompt: str, completion: str) -> bool:
+    """Return whether a word of the completion follows the last word or sentence of the prompt without a space.
+
+    Scripts outside of ASCII may have no spaces, and a prompt may end with a mark such as [/INST].
+    """
+    last = prompt[-1:]
+    first = completion[:1]
+    ends_words = last.isalnum() or last in ENDS_OF_WORDS
+    return bool(last and ends_words and first.isalnum() and (last + first).isascii())
 
 
 def completed_text(prompt: str, completion: str) -> TextExample:
@@ -164,11 +181,11 @@ def rendered_texts(
 def _missing_fields(fields: Fields, names: set[str], shape: Shape | None) -> str:
     # The hint about DPO comes first: a record of pairs lacks every field of SFT, and naming a field would mislead.
     if names.issuperset(("chosen", "rejected")):
-        missing = SHAPES[shape][0] if shape else "completion"
+        missing = SHAPES[shape].required[0] if shape else "completion"
         return f"has chosen and rejected, but no {missing}: set train.objective to DPO"
     if shape is None and "prompt" in names | fields.keys():
         shape = "prompt and completion"
-    required = SHAPES[shape] if shape else ()
+    required = SHAPES[shape].required if shape else ()
     for name in required:
         if name not in names:
             return missing_field(name, fields)

@@ -111,6 +111,7 @@ def batch_message(batch: TokenizedBatch) -> bytes:
         batch.by_turn,
         batch.boundary_tokens,
         batch.ends_unlearned,
+        batch.glued,
         batch.unrendered_texts,
         batch.unknown_tokens,
         tokens,
@@ -130,6 +131,7 @@ def read_batch(message: bytes) -> TokenizedBatch:
         by_turn,
         boundary_tokens,
         ends_unlearned,
+        glued,
         unrendered_texts,
         unknown_tokens,
         tokens,
@@ -146,6 +148,7 @@ def read_batch(message: bytes) -> TokenizedBatch:
         by_turn,
         boundary_tokens,
         ends_unlearned,
+        glued,
         unrendered_texts,
         unknown_tokens,
     )

@@ -29,6 +29,7 @@ from finetune_trainer.data.tokenizing.encoder import (
     TextExample,
     check_has_eos,
     completed_text,
+    is_glued,
     missing_field,
     needed_shapes,
     rendered_texts,
@@ -55,7 +56,10 @@ class PreferenceFormatter:
         shape = self._shape_of(fields)
         if shape == "chosen and rejected texts":
             check_has_eos(self._chat)
-            record = FormattedRecord(_text_examples(fields))
+            prompt, *completions = _texts(fields)
+            examples = _text_examples(fields, prompt, completions)
+            glued = any(is_glued(prompt, completion) for completion in completions)
+            record = FormattedRecord(examples, glued=glued)
         else:
             record = self._conversations(fields)
         # Only now: an invalid record does not determine the shape of the data set.
@@ -124,13 +128,14 @@ def _missing(name: str, fields: Fields) -> str:
     return needed_shapes("DPO", fields)
 
 
-def _text_examples(fields: Fields) -> tuple[TextExample, TextExample]:
-    prompt, chosen, rejected = _texts(fields)
+def _text_examples(
+    fields: Fields, prompt: str, completions: list[str]
+) -> tuple[TextExample, ...]:
     if fields.get("tools"):
         raise InvalidRecord(
             "tools beside completions that are no lists of messages: nothing renders them"
         )
-    return completed_text(prompt, chosen), completed_text(prompt, rejected)
+    return tuple(completed_text(prompt, completion) for completion in completions)
 
 
 def _texts(fields: Fields) -> tuple[str, str, str]:

@@ -50,6 +50,8 @@ class TokenizedBatch:
     """Examples in which a token spans text with loss and text without loss."""
     ends_unlearned: int = 0
     """Conversations whose last turns are out of the loss."""
+    glued: int = 0
+    """Records in which nothing separates the prompt from its completion."""
     unrendered_texts: list[tuple[int, str]] = field(default_factory=list)
     """The position of a record in the batch, and a sentence about a text that is not in its documents."""
     unknown_tokens: list[tuple[int, int]] = field(default_factory=list)
@@ -190,6 +192,7 @@ class RecordTokenizer:
     ) -> None:
         batch.by_turn += not self._pairs and len(record.examples) > 1
         batch.ends_unlearned += record.ends_unlearned
+        batch.glued += record.glued
         sentences = record.unrendered + unknown
         if sentences:
             batch.unrendered += 1

@@ -51,8 +51,14 @@ class TrainedModel:
     """A model in training: its loss, and the weights that training changes."""
 
     def __init__(
-        self, trainable: Trainable, device: torch.device, recipe: TrainRecipe
+        self,
+        trainable: Trainable,
+        device: torch.device,
+        recipe: TrainRecipe,
+        *,
+        plain_head: bool | None = None,
     ) -> None:
+        """Prepare the model; `plain_head` is the answer of `has_plain_head`, which None asks for."""
         self.model = trainable.module
         self.weights = trainable.weights
         self.device = device
@@ -71,7 +77,9 @@ class TrainedModel:
         self.largest_loss = math.inf
         """Number of targets whose logits are computed at once."""
         # In chunks the head runs by itself, so what the model does to logits after it would be left out.
-        if has_plain_head(self):
+        if plain_head is None:
+            plain_head = has_plain_head(self)
+        if plain_head:
             self.largest_loss = chunk_size(self.vocabulary)
         speed_up_dropout(self.model)
         speed_up_lora(self.model)

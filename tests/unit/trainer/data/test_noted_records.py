@@ -1,0 +1,85 @@
+"""Records that are used, and of which the log and the counts say what may be a mistake."""
+
+import pytest
+from support.trainer.models import write_jsonl
+from support.trainer.prepared import make_tokenizer, prepare, prepare_config
+
+from finetune_trainer.data.tokenizing.encoder import is_glued
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "model"
+    make_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def prepared(model, environment, manifest_dir):
+    """A function that prepares records, and returns the result."""
+
+    def prepared(records, **changes):
+        write_jsonl(manifest_dir / "data.jsonl", records)
+        return prepare(prepare_config(model, **changes), environment)
+
+    return prepared
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "glued"),
+    [
+        ("What opens the file?", "A reader", True),
+        ("Answer:", "A reader", True),
+        ("the reader", "opens", True),
+        ("Answer: ", "A reader", False),
+        ("Answer:", " A reader", False),
+        ("Answer:\n", "A reader", False),
+        ("[INST] the file [/INST]", "A reader", False),
+        ("<|assistant|>", "A reader", False),
+        ("x = (", "1)", False),
+        ("谁打开文件", "读者", False),
+        ("", "A reader", False),
+    ],
+)
+def test_completion_behind_a_word_without_a_space_is_glued(prompt, completion, glued):
+    assert is_glued(prompt, completion) is glued
+
+
+def test_glued_records_are_counted_in_the_log(prepared, capsys):
+    glued = {"prompt": "the file?", "completion": "a socket"}
+    spaced = {"prompt": "the file?", "completion": " a socket"}
+    assert prepared([glued, glued, spaced]).invalid == 0
+    log = capsys.readouterr().out
+    assert (
+        "in 2 records a word of the completion follows the prompt without a space"
+        in log
+    )
+
+
+def test_glued_pairs_are_counted_in_the_log(prepared, capsys):
+    pair = {"prompt": "the file?", "chosen": "a socket", "rejected": "a lock"}
+    prepared([pair], objective="DPO")
+    assert "in 1 records a word of the completion" in capsys.readouterr().out
+
+
+def test_single_words_in_unread_columns_are_counted(prepared, capsys):
+    record = {"prompt": "the file?", "completion": " a socket"}
+    result = prepared(
+        [
+            {**record, "id": "a-1", "answer": "Paris"},
+            {**record, "id": "a-2", "answer": "Bern"},
+            {**record, "id": "a-3", "answer": "socket"},
+            {**record, "id": "a-4", "answer": "17"},
+        ]
+    )
+    # Not the word that the record's fields have, and no number.
+    assert (result.unread_words, result.invalid) == (2, 0)
+    assert (
+        "columns that are not read: id, answer (a word in 2 records)"
+        in capsys.readouterr().out
+    )
+
+
+def test_ignored_column_is_not_counted(prepared):
+    record = {"prompt": "the file?", "completion": " a socket", "answer": "Paris"}
+    assert prepared([record], columns={"ignored": ["answer"]}).unread_words == 0

@@ -1,0 +1,1 @@
+"""The forms of records, each converted to the fields of a shape."""
