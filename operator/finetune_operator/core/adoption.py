@@ -25,7 +25,8 @@ def is_from_other_version(pipeline: Pipeline) -> bool:
     status = pipeline.status
     if status.observed_version == UNREAD:
         return False
-    same_spec = status.observed_generation == pipeline.generation
+    # Generations only grow, but an object restored from a backup begins at 1 again, with the status from before.
+    same_spec = status.observed_generation >= pipeline.generation
     return same_spec and status.observed_version != release()
 
 

@@ -20,10 +20,36 @@ def dockerfile(request):
 
 
 def test_dockerfile_needs_no_buildkit_and_takes_any_base(dockerfile):
-    assert re.search(r"^ARG BASE_IMAGE=python:3\.11-slim", dockerfile, re.MULTILINE)
     assert re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) == ["${BASE_IMAGE}"]
     assert "--mount" not in dockerfile
     assert "syntax=" not in dockerfile
+
+
+def test_base_image_is_named_by_version_and_digest():
+    bases = {
+        base
+        for path in DOCKERFILES
+        for base in re.findall(r"^ARG BASE_IMAGE=(.*)$", path.read_text(), re.MULTILINE)
+    }
+    [base] = bases
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", base)
+
+
+def test_dockerfiles_are_all_checked_here():
+    assert sorted(DOCKERFILES) == sorted(ROOT.glob("Dockerfile*"))
+
+
+def test_no_file_is_fetched_but_packages_with_hashes(dockerfile):
+    """A program of another image, or of an address, would come without a digest."""
+    assert not re.search(r"^(ADD|COPY --from)", dockerfile, re.MULTILINE)
+    assert not re.search(r"\b(curl|wget|git clone)\b", dockerfile)
+
+
+def test_builder_has_the_version_and_hashes_of_uv(dockerfile):
+    tools = (ROOT / "image-tools.txt").read_text()
+    assert re.search(r"^uv==\d+\.\d+\.\d+ \\\n    --hash=sha256:", tools, re.MULTILINE)
+    assert "'/^uv==/,/[^\\\\]$/p' /tmp/src/image-tools.txt" in dockerfile
+    assert "--require-hashes --requirement /tmp/src/uv.txt" in dockerfile
 
 
 def test_python_runs_as_nonroot_and_first_process(dockerfile):

@@ -33,6 +33,8 @@ class SimulatedKubelet:
     namespace: KubeNamespace
     held: set[str] = field(default_factory=set)
     """Stages whose pods run on."""
+    results: dict[str, Object] = field(default_factory=dict)
+    """Stage -> changes of its usual result."""
 
     def sync(self) -> None:
         """Write the next status of each pod."""
@@ -49,7 +51,7 @@ class SimulatedKubelet:
         }:
             return
         if not starts:
-            self._write(name, _ended(pod, 0, _termination_message(pod, stage)))
+            self._write(name, _ended(pod, 0, self._termination_message(pod, stage)))
         elif not pod["status"].get("containerStatuses"):
             self._write(name, _started(is_server=stage == "deploy"))
 
@@ -75,9 +77,8 @@ class SimulatedKubelet:
     def succeed(self, stage: str, index: int = 0) -> None:
         """End a running pod of a stage with a result."""
         [pod] = until(lambda: self.running(stage, index), 60)
-        self._write(
-            pod["metadata"]["name"], _ended(pod, 0, _termination_message(pod, stage))
-        )
+        message = self._termination_message(pod, stage)
+        self._write(pod["metadata"]["name"], _ended(pod, 0, message))
 
     def evict(self, stage: str, index: int = 0) -> None:
         """End a running pod of a held stage as an eviction does."""
@@ -90,6 +91,13 @@ class SimulatedKubelet:
         ended = _ended(pod, 143, "", "Failed")
         conditions = [{**disruption, "lastTransitionTime": _now()}]
         self._write(pod["metadata"]["name"], {**ended, "conditions": conditions})
+
+    def _termination_message(self, pod: Object, stage: str) -> str:
+        identity = parse_config(_config(pod).replace("$$(", "$(")).identity
+        result = a_result(stage, identity, **self.results.get(stage, {}))
+        return TerminationMessage(result=result).model_dump_json(
+            by_alias=True, exclude_none=True
+        )
 
     def _write(self, pod: str, status: Object) -> None:
         patch = json.dumps({"status": status})
@@ -204,17 +212,13 @@ def _container(state: Object, *, ready: bool) -> Object:
     }
 
 
-def _termination_message(pod: Object, stage: str) -> str:
+def _config(pod: Object) -> str:
+    """Return the variable FINETUNE_CONFIG of the pod."""
     [container] = pod["spec"]["containers"]
-    config = next(
-        variable["value"]
-        for variable in container["env"]
-        if variable["name"] == "FINETUNE_CONFIG"
-    )
-    result = a_result(stage, parse_config(config.replace("$$(", "$(")).identity)
-    return TerminationMessage(result=result).model_dump_json(
-        by_alias=True, exclude_none=True
-    )
+    values = {
+        variable["name"]: variable.get("value", "") for variable in container["env"]
+    }
+    return str(values["FINETUNE_CONFIG"])
 
 
 def _now() -> str:

@@ -134,6 +134,29 @@ def test_stored_pipeline_is_left_alone(version: str, entry: dict[str, Any]) -> N
     assert list(differences("$", before, dump(status))) == phase
 
 
+@pytest.mark.usefixtures("newer")
+@pytest.mark.parametrize(
+    ("version", "entry"),
+    [(version, entry) for version, entry in STORED if entry["generation"] > 1],
+    ids=[
+        f"{version}-{entry['name']}"
+        for version, entry in STORED
+        if entry["generation"] > 1
+    ],
+)
+def test_pipeline_of_a_backup_is_left_alone(
+    version: str, entry: dict[str, Any]
+) -> None:
+    """A restored object begins at generation 1 again, with the status of a later generation."""
+    plan, status = decide(entry, pipeline_of({**entry, "generation": 1}))
+    starts = [action for action in plan.actions if type(action).__name__ != "StopJob"]
+    assert starts == []
+    before = PipelineStatus.model_validate(entry["status"])
+    for name, stage in status.stages.items():
+        assert stage.result == before.stages[name].result
+        assert stage.state == before.stages[name].state
+
+
 @pytest.mark.parametrize(
     ("version", "entry"),
     [(version, entry) for version, entry in STORED if entry["name"] == "serving"],

@@ -1,5 +1,6 @@
 """A stage as a user without an entry in /etc/passwd and with group 0, as OpenShift's restricted-v2 starts it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,23 @@ def test_compiler_has_a_cache_as_any_user(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert Path(result.stdout.strip()).is_relative_to(tmp_path)
+
+
+REGISTRY = """
+from finetune_trainer.stores.oci.credentials import read_credentials
+
+print(read_credentials("registry.example/team"))
+"""
+
+
+def test_user_without_a_home_has_no_credentials_there() -> None:
+    """A container without HOME starts as a user whom nothing gives a home."""
+    result = subprocess.run(
+        [*AS_USER, sys.executable, "-c", REGISTRY],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "None\n"

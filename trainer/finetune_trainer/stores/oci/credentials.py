@@ -165,7 +165,8 @@ def _config() -> Path:
     folder = os.environ.get(DOCKER_CONFIG)
     if folder:
         return Path(folder) / "config.json"
-    return Path.home() / ".docker" / "config.json"
+    # A user without an entry in /etc/passwd may have no home, for which Path.home() raises an error.
+    return Path(os.path.expanduser("~/.docker/config.json"))  # noqa: PTH111
 
 
 def _plain_name(name: str) -> str:
