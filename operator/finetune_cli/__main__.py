@@ -22,6 +22,7 @@ COMMANDS = {
             "plan",
             "run",
             "list",
+            "workspaces",
             "get",
             "logs",
             "retry",

@@ -53,6 +53,10 @@ class Workspace(WithRules):
     existing_claim: ObjectName | None = None
     """Name of an existing claim to use; the operator then creates no claim. Pipelines on the same claim run in turn."""
 
+    keep_unused: int = Field(default=1, ge=0, le=1000)
+    """Results of earlier edits that stay. When a stage starts, the trainer deletes results of the stages up to it that
+    the pipeline no longer uses, but not the newest finished ones of each stage, nor as many unfinished ones."""
+
     when_deleted: Literal["Retain", "Delete"] = "Retain"
     """What happens to the operator's claim when the pipeline is deleted. With Retain, a new pipeline of the same name
     reuses its results."""

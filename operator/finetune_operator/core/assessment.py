@@ -50,6 +50,11 @@ class PipelineAssessment:
     """Subject -> why the API server refused a request that may be planned again."""
 
     @property
+    def statuses(self) -> dict[str, StageStatus]:
+        """The status of every stage."""
+        return {name: stage.status for name, stage in self.stages.items()}
+
+    @property
     def done(self) -> bool:
         """Whether every stage has succeeded or is skipped."""
         return all(stage.status.state in DONE for stage in self.stages.values())

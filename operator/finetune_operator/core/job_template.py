@@ -14,7 +14,7 @@ from finetune_operator.core.metadata import job_labels
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.settings import Settings
 from finetune_operator.core.suspect_nodes import NO_NODES, AvoidedNodes
-from finetune_trainer.contract import StageConfig
+from finetune_trainer.contract import Pruning, StageConfig
 from finetune_trainer.contract.environment import CONFIG
 
 TRAINER = ("python", "-P", "-m", "finetune_trainer")
@@ -61,6 +61,8 @@ class JobTemplate:
     """Image of the trainer that verifies the model before a server starts, even if the server runs another image."""
     avoided_nodes: AvoidedNodes = NO_NODES
     """Nodes on which earlier attempts have ended again and again."""
+    pruning: Pruning | None = None
+    """Which results the process leaves in the workspace. None: all."""
 
 
 ZONE_LABELS = ("topology.kubernetes.io/region", "topology.kubernetes.io/zone")

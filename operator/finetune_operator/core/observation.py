@@ -163,6 +163,8 @@ class ObservedWorkspace:
     seniority: tuple[str, str] = ("", "")
     """The pipeline's own, to compare with the other users."""
     users: tuple[ClaimUser, ...] = ()
+    read_results: frozenset[str] = frozenset()
+    """STAGE/IDENTITY of each result in it that a pipeline of the namespace reads by its path."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from finetune_operator.core.server_traffic import (
 from finetune_operator.core.settings import Settings
 from finetune_operator.core.suspect_nodes import avoided_nodes
 from finetune_operator.core.timers import Timers
-from finetune_operator.core.workspace import create_blocker
+from finetune_operator.core.workspace import create_blocker, pruning_of
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 from finetune_trainer.contract.environment import CONFIG
 
@@ -140,7 +140,7 @@ class _Planner:
         if defaults is None:
             return {}
         stages = self.assessment.stages
-        statuses = {name: stage.status for name, stage in stages.items()}
+        statuses = self.assessment.statuses
         pods = self.settings.defaults.pod_defaults
         return {
             name: CapacityChoice(
@@ -243,7 +243,16 @@ class _Planner:
         attempt: AttemptStatus,
     ) -> JobTemplate:
         job = job_template(self.pipeline, spec, config, attempt, self.settings)
-        job = replace(job, avoided_nodes=avoided_nodes(status, attempt.number))
+        job = replace(
+            job,
+            avoided_nodes=avoided_nodes(status, attempt.number),
+            pruning=pruning_of(
+                self.pipeline,
+                spec.name,
+                self.assessment.statuses,
+                self.assessment.observation.workspace,
+            ),
+        )
         is_older = status.results_version not in {0, RESULTS_VERSION}
         if status.begun is None or not is_older or spec.runs_server:
             return job

@@ -7,6 +7,7 @@ from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import GateStatus, StageStatus
 from finetune_operator.core.observation import Blocker, ClaimUser, ObservedWorkspace
 from finetune_operator.core.pipeline import Pipeline
+from finetune_trainer.contract import Pruning
 
 # A server reads the published model, so it may run beside a stage that writes to the claim.
 WRITING_STAGES = frozenset(kind.name for kind in STAGES if not kind.runs_server)
@@ -57,6 +58,28 @@ def _repeats_all(pipeline: Pipeline, statuses: Mapping[str, StageStatus]) -> boo
     """Return whether the user retries a pipeline of which nothing has failed."""
     done = all(statuses[name].result for name in pipeline.spec.stages())
     return pipeline.retry is not None and done
+
+
+def pruning_of(
+    pipeline: Pipeline,
+    stage: str,
+    statuses: Mapping[str, StageStatus],
+    workspace: ObservedWorkspace,
+) -> Pruning:
+    """Return the results that the process of a stage leaves in the workspace when it starts.
+
+    Only the stages that are done and the stage itself are named: the identities of later stages may still change to
+    earlier ones, whose results must then be there.
+    """
+    named = [
+        f"{name}/{status.identity}"
+        for name, status in statuses.items()
+        if name == stage or (name in WRITING_STAGES and status.result)
+    ]
+    # An operator's own claim may be the existing claim of other pipelines.
+    shared = bool(pipeline.spec.workspace.existing_claim or workspace.users)
+    keep = (*named, *sorted(workspace.read_results))
+    return Pruning(keep, pipeline.spec.workspace.keep_unused, shared)
 
 
 def start_blocker(workspace: ObservedWorkspace) -> Blocker | None:

@@ -34,6 +34,7 @@ class Workspaces:
             claim=claim.claim_name(pipeline),
             seniority=known.seniority if known else ("", pipeline.uid),
             users=self._users(pipeline),
+            read_results=self._read_results(pipeline),
         )
         # A request for each pipeline in line would only find what the first in line finds.
         if pipeline.spec.workspace.existing_claim and start_blocker(workspace):
@@ -110,6 +111,17 @@ class Workspaces:
             user = users.get(key) or ClaimUser(key.name, writing=True)
             users[key] = replace(user, writing=True)
         return tuple(users.values())
+
+    def _read_results(self, pipeline: Pipeline) -> frozenset[str]:
+        """Return the results in the claim that pipelines of the namespace read by their paths."""
+        name = claim.claim_name(pipeline)
+        readers = self.cache.pipelines.select("reads", (pipeline.key.namespace, name))
+        return frozenset(
+            result
+            for reader in readers
+            for read_claim, result in reader.read_results
+            if read_claim == name
+        )
 
     async def create(
         self, pipeline: Pipeline, storage_class: str | None = None

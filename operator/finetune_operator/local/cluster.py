@@ -24,7 +24,7 @@ from finetune_operator.core.actions import (
     SwitchTraffic,
 )
 from finetune_operator.core.events import Event
-from finetune_operator.core.job_template import JobTemplate
+from finetune_operator.core.job_template import TRAINER, JobTemplate
 from finetune_operator.core.observation import Blocker, Observation, ObservedJob
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
@@ -43,6 +43,7 @@ from finetune_operator.local.runner import (
 )
 from finetune_trainer.contract import Environment
 from finetune_trainer.files import write_durably
+from finetune_trainer.result_folders import Unused, names_in, stages_of
 
 POLL_SECONDS = 0.05
 """Between two checks whether a runner has ended."""
@@ -156,6 +157,8 @@ class LocalCluster:
         for action in actions:
             match action:
                 case CreateJob(job):
+                    # In a thread, as above: a large folder takes a while.
+                    await asyncio.to_thread(self._prune, pipeline, job)
                     self._start(pipeline, job)
                 case StopJob(name, _):
                     self._send_command(name, STOP)
@@ -227,6 +230,23 @@ class LocalCluster:
             progress_file=job / PROGRESS if job else None,
         )
 
+    def _prune(self, pipeline: Pipeline, job: JobTemplate) -> None:
+        """Remove unused results before a program of the user starts; the trainer removes them itself."""
+        pruning = job.pruning
+        if pruning is None or job.command[: len(TRAINER)] == TRAINER:
+            return
+        unused = Unused(
+            self.folders.workspace(pipeline),
+            stages_of(pruning.keep),
+            frozenset(pruning.keep) | names_in(pipeline.spec.source_uris()),
+            pruning.keep_unused,
+            pipeline.uid,
+            pruning.shared,
+        )
+        # What stays only takes space.
+        with contextlib.suppress(OSError):
+            list(unused.prune())
+
     def _start(self, pipeline: Pipeline, job: JobTemplate) -> None:
         """Write job.json and start a runner. A second runner of the same Job waits for the lock, then does nothing."""
         if job.name in self.runners:
@@ -237,6 +257,7 @@ class LocalCluster:
             pipeline_uid=pipeline.uid,
             attempt=job.attempt,
             max_silence_seconds=job.max_silence_seconds,
+            pruning=job.pruning,
         )
         command = job.command
         if command[0] == "python":

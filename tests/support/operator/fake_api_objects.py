@@ -34,6 +34,7 @@ class FakeApiServer:
         self.scenarios: dict[Key, Scenario] = {}
         self.deleted_pods: set[str] = set()
         """Jobs whose pods no longer exist."""
+        self.claims: list[Object] = []
         self.nodes: dict[str, str] = {}
         """Job -> the node of its pod; spot-1 if absent."""
         self.logs: dict[str, list[str]] = {}
@@ -154,6 +155,16 @@ class FakeApiServer:
             name=name, labels=labels, annotations=annotations, ownerReferences=owners
         )
         return {**known, "spec": {"replicas": 1}, "status": {}}
+
+    def others(self, plural: str, namespace: str) -> list[Object]:
+        """Return the claims of a namespace, or of all; there are no events."""
+        if plural != "persistentvolumeclaims":
+            return []
+        return [
+            claim
+            for claim in self.claims
+            if namespace in {"", claim["metadata"]["namespace"]}
+        ]
 
     def pods(self, namespace: str) -> Iterator[Object]:
         """Yield all pods that exist in a namespace."""

@@ -109,8 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._pods(
                     method, namespace, name, subresource, {**query, **body}
                 )
-            case "events", "", "":
-                return _list([])
+            case "events" | "persistentvolumeclaims", "", "":
+                return _list(self.server.api.others(plural, namespace))
         raise ErrorResponse(404, "NotFound", f'{plural} "{name}" not found')
 
     def _pods(
@@ -119,11 +119,15 @@ class _Handler(BaseHTTPRequestHandler):
         api = self.server.api
         match method, subresource:
             case "GET", "" if not name:
-                label, _, value = options["labelSelector"].partition("=")
+                pods = list(api.pods(namespace))
+                selector = options.get("labelSelector")
+                if selector is None:
+                    return _list(pods)
+                label, _, value = selector.partition("=")
                 return _list(
                     [
                         pod
-                        for pod in api.pods(namespace)
+                        for pod in pods
                         if pod["metadata"]["labels"].get(label) == value
                     ]
                 )

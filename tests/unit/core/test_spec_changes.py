@@ -47,6 +47,7 @@ def rerun(scenario: Scenario, **changes) -> list[str]:
         ({"train": {"maxFailures": 9, "maxRuntimeSeconds": 9000}}, []),
         ({"maxRuntimeSeconds": 100_000}, []),
         ({"workspace": {"size": "1Gi"}}, []),
+        ({"workspace": {"keepUnused": 0}}, []),
     ],
 )
 def test_edit_after_the_end_reruns_dependent_stages_only(changes, stages):

@@ -1,7 +1,7 @@
 """The interface between the operator and a stage's process; its only dependency is pydantic.
 
-The operator imports nothing else of the trainer but the small modules `exit_codes`, `files`, `parent_death` and
-`template_syntax`.
+The operator imports nothing else of the trainer but the small modules `exit_codes`, `files`, `parent_death`,
+`result_folders` and `template_syntax`.
 Custom containers implement the same interface; docs/reference/stage-contract.md describes it.
 """
 
@@ -26,7 +26,7 @@ from finetune_trainer.contract.datasets import (
     Validation,
 )
 from finetune_trainer.contract.engines import served_name
-from finetune_trainer.contract.environment import Environment
+from finetune_trainer.contract.environment import Environment, Pruning
 from finetune_trainer.contract.loss_curve import (
     LossCurve,
     MaybeLossCurve,
@@ -119,6 +119,7 @@ __all__ = [
     "PrepareRecipe",
     "PrepareResult",
     "Progress",
+    "Pruning",
     "PublishedTarget",
     "PushConfig",
     "PushRecipe",

@@ -14,6 +14,9 @@ TERMINATION_LOG = "FINETUNE_TERMINATION_LOG"
 PROGRESS_FILE = "FINETUNE_PROGRESS_FILE"
 METRICS_PORT = "FINETUNE_METRICS_PORT"
 GPUS = "FINETUNE_GPUS"
+KEEP = "FINETUNE_KEEP"
+KEEP_UNUSED = "FINETUNE_KEEP_UNUSED"
+WORKSPACE_SHARED = "FINETUNE_WORKSPACE_SHARED"
 GIT_SHA = "FINETUNE_GIT_SHA"
 """Git commit of the manifest, for the model card."""
 INSECURE_REGISTRIES = "FINETUNE_INSECURE_REGISTRIES"
@@ -49,6 +52,34 @@ class InvalidLocation(ValueError):
 
 class NotMounted(InvalidLocation):
     """A URI of a claim that is not mounted in this process."""
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """The results that a stage's process leaves in the workspace when it starts; it deletes unused results."""
+
+    keep: tuple[str, ...]
+    """STAGE/IDENTITY of each result that is used. The process looks at no other stages."""
+    keep_unused: int
+    """Number of unused results of each stage that stay: the newest that are finished, and as many unfinished."""
+    shared: bool = False
+    """Whether the workspace may have results of other pipelines."""
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables from which `read` restores this."""
+        values = {KEEP: ",".join(self.keep), KEEP_UNUSED: str(self.keep_unused)}
+        if self.shared:
+            values[WORKSPACE_SHARED] = "1"
+        return values
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> "Pruning | None":
+        """Return what the variables say; None if they name no number of results to keep, so that nothing is deleted."""
+        if not variables.get(KEEP_UNUSED):
+            return None
+        keep = tuple(name for name in variables.get(KEEP, "").split(",") if name)
+        number = _number(variables, KEEP_UNUSED, "a number of results")
+        return cls(keep, number, shared=bool(variables.get(WORKSPACE_SHARED)))
 
 
 @dataclass(frozen=True)
@@ -88,6 +119,8 @@ class Environment:
     """Number of this process among the training processes of its pod; 0 for the process that the pod has started."""
     master_port: int = 0
     """Port of the first process of all; 0 for RENDEZVOUS_PORT."""
+    pruning: Pruning | None = None
+    """Which results stay in the workspace; None: all."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":
@@ -126,6 +159,7 @@ class Environment:
             master_address=variables.get(MASTER_ADDRESS) or "",
             local_rank=_number(variables, LOCAL_RANK, "the number of a process"),
             master_port=_number(variables, MASTER_PORT, "a port number or 0"),
+            pruning=Pruning.read(variables),
         )
 
     def variables(self) -> dict[str, str]:
@@ -152,7 +186,10 @@ class Environment:
             LOCAL_RANK: self.local_rank or None,
             MASTER_PORT: self.master_port or None,
         }
-        return {name: str(value) for name, value in values.items() if value is not None}
+        own = {name: str(value) for name, value in values.items() if value is not None}
+        if self.pruning:
+            own |= self.pruning.variables()
+        return own
 
     @property
     def is_first(self) -> bool:

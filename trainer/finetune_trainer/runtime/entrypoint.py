@@ -36,6 +36,7 @@ from finetune_trainer.runtime.progress import (
     ProgressReporter,
     log_line,
 )
+from finetune_trainer.runtime.pruning import prune
 from finetune_trainer.runtime.stage_folder import (
     Context,
     exclusive,
@@ -160,6 +161,8 @@ def run_or_reuse(
         watched(config.stage, environment, stop) as watchdog,
         exclusive(folder, attempt, on_replaced) as fence,
     ):
+        # First: the disk may be full.
+        prune(config, environment, fence)
         existing = read_result(folder)
         if existing is not None and module.is_output_valid(
             existing, config, environment

@@ -35,14 +35,11 @@ from finetune_trainer.files import (
     temporary_name,
     write_durably,
 )
+from finetune_trainer.result_folders import SILENT_SECONDS, TOKENS
 from finetune_trainer.runtime.errors import Replaced
 
-TOKENS = ".attempts"
 HEARTBEAT_SECONDS = 5.0
 """Time between two heartbeats, which also look for a larger token."""
-# Six heartbeats: some may fail while the volume is away.
-SILENT_SECONDS = 30.0
-"""Time without a heartbeat after which the holder of a lock counts as frozen or cut off."""
 NUMBER_DIGITS = 8
 OWNER = "owner.json"
 TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.ENOENT}

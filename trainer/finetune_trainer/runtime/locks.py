@@ -83,6 +83,9 @@ def try_lock(path: Path, *, create: bool = True) -> int | None:
     if create:
         flags |= os.O_CREAT
     while True:
+        if create:
+            # Another process may have removed the folder, in which no process worked.
+            path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, flags, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,6 +18,7 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract.results import TERMINATION_MESSAGE_BYTES
 from finetune_trainer.files import remove_temporary_files, write_durably
+from finetune_trainer.result_folders import LOCK, RESULT, record_user
 from finetune_trainer.runtime.errors import Replaced
 from finetune_trainer.runtime.fence import (
     UNFENCED,
@@ -31,8 +32,6 @@ from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
 
 CONFIG = "config.json"
-RESULT = "result.json"
-LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ def exclusive(
     lock = folder / LOCK
     is_silent = SilentHolder(folder, lock, attempt)
     with locked(lock, "another run of this stage in this folder", is_silent):
+        record_user(folder, attempt.pipeline)
         # The lock only saves work. The token keeps other processes out, also on a file system without locks.
         fence = take_token(folder, attempt)
         for name in (CONFIG, RESULT):

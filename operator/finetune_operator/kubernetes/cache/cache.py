@@ -69,6 +69,7 @@ class ResourceCache:
         self.pipelines: Store[CachedPipeline] = Store(
             trim_pipeline,
             claim=lambda pipeline: [(pipeline.key.namespace, pipeline.claim)],
+            reads=lambda pipeline: pipeline.read_claims,
         )
         self.jobs: Store[Object] = Store(trim_job, owner=owner_uids, claim=claims_of)
         self.pods: Store[Object] = Store(
@@ -378,12 +379,10 @@ class ResourceCache:
         return tuple(key for key in keys if key != own)
 
     def _sharing(self, own: Key, pipeline: CachedPipeline | None) -> tuple[Key, ...]:
-        keys = (
-            next_users(self.pipelines, own.namespace, pipeline.claim)
-            if pipeline
-            else ()
-        )
-        return tuple(key for key in keys if key != own)
+        if pipeline is None:
+            return ()
+        users = next_users(self.pipelines, own.namespace, pipeline.claim)
+        return tuple(key for key in users if key != own)
 
     def _forget_ended_pods(
         self, before: CachedPipeline | None, after: CachedPipeline

@@ -17,6 +17,7 @@ from finetune_operator.kubernetes import fast_json
 from finetune_operator.kubernetes.cache.store import Store
 from finetune_operator.kubernetes.pipeline_object import READ_ANNOTATIONS
 from finetune_operator.kubernetes.translate.object import Object
+from finetune_trainer.result_folders import names_in
 
 STAGE_CONDITIONS = frozenset(kind.condition for kind in STAGES)
 # Only known texts become labels of metrics: anyone may write a status, and each new label is a new series.
@@ -65,6 +66,8 @@ class CachedPipeline:
     """None: a process runs, or the pipeline is suspended, has finished or is unreadable."""
     parsed: Pipeline | None = None
     """The parsed object, while the pipeline has not finished."""
+    read_results: tuple[tuple[str, str], ...] = ()
+    """Claim and STAGE/IDENTITY of each result that the spec names by its path in a workspace."""
 
     def differs(self, other: "CachedPipeline") -> bool:
         """Return whether the user has changed the object; the status is the operator's own."""
@@ -91,6 +94,12 @@ class CachedPipeline:
             finished=self.lets_others_go_first,
             seniority=self.seniority,
         )
+
+    @property
+    def read_claims(self) -> frozenset[tuple[str, str]]:
+        """Namespace and name of the claims whose results the spec names by their paths."""
+        namespace = self.key.namespace
+        return frozenset((namespace, claim) for claim, _ in self.read_results)
 
     @property
     def lets_others_go_first(self) -> bool:
@@ -153,7 +162,22 @@ def trim_pipeline(raw: Object, parsed: Pipeline | None = None) -> CachedPipeline
         unreadable=unreadable,
         waiting=waiting,
         parsed=parsed,
+        read_results=tuple(_read_results(spec)),
     )
+
+
+def _read_results(spec: Object) -> Iterator[tuple[str, str]]:
+    """Yield the claim and STAGE/IDENTITY of each result that a URI of the spec names. The spec may be malformed."""
+    train = spec.get("train")
+    start = train.get("startFrom") if isinstance(train, dict) else None
+    datasets = _objects(spec.get("datasets"))
+    for source in (
+        _objects([spec.get("model"), spec.get("validation"), start]) + datasets
+    ):
+        uri = str(source.get("uri"))
+        claim, _, path = uri.removeprefix("pvc://").partition("/")
+        if uri.startswith("pvc://"):
+            yield from ((claim, name) for name in names_in([f"/{path}"]))
 
 
 def _compressed(content: Object) -> bytes:

@@ -188,6 +188,8 @@ def _container(pipeline: Pipeline, template: JobTemplate, notices: str) -> Objec
     if gpus:
         # Without it the trainer would silently use the CPU if the GPU cannot be used.
         own[variables.GPUS] = str(gpus)
+    if template.pruning:
+        own |= template.pruning.variables()
     if template.pods > 1:
         service = headless_service_name(pipeline.key.name, template.stage)
         own[variables.MASTER_ADDRESS] = f"{template.name}-0.{service}"

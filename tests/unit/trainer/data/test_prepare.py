@@ -244,6 +244,7 @@ def test_leftovers_of_killed_attempts_are_removed(
     assert sorted(path.name for path in folder.iterdir()) == [
         ".attempts",
         ".lock",
+        ".pipelines",
         "config.json",
         "output",
         "result.json",

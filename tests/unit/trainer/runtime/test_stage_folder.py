@@ -74,6 +74,7 @@ def test_half_written_results_of_killed_processes_are_removed(tmp_path):
         assert sorted(path.name for path in tmp_path.iterdir()) == [
             ".attempts",
             ".lock",
+            ".pipelines",
         ]
 
 

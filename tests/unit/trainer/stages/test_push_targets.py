@@ -88,6 +88,7 @@ def test_workspace_has_no_copy_of_the_model_at_the_end(
     assert names_in(environment.stage_dir("push", "p1")) == [
         ".attempts",
         ".lock",
+        ".pipelines",
         "config.json",
         "result.json",
     ]
