@@ -8,7 +8,8 @@ The first prints memory, records and tokens per second for three sizes, and the 
 The second runs the last size in turns: as it is, with one process, and perhaps with the trainer of another checkout. It
 prints each one's tokens per second, and the ratios to the first of each turn, also of the CPU seconds of all processes,
 which other work on the machine changes less. The third does so for conversations and a template that marks what is
-learned. --labels adds three columns that nothing reads.
+learned. --labels adds three columns that nothing reads. --shape text writes plain texts, --shape alpaca instruction,
+input and output: an older version may not read them.
 
 Each run is a process of its own, as in a pod. The peak is the kernel's VmHWM of that process. Most of it is the
 imports; the first run, with 10 records, shows how much. "Together" is the largest sum of all processes' PSS, which
@@ -48,6 +49,7 @@ from finetune_trainer.contract import (  # noqa: E402
 )
 from finetune_trainer.contract.environment import CONFIG  # noqa: E402
 from prepare_bench.data_sets import (  # noqa: E402
+    SHAPES,
     TEMPLATES,
     Corpus,
     make_tokenizer,
@@ -289,6 +291,9 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
         "--labels", action="store_true", help="add three columns that nothing reads"
     )
     parser.add_argument(
+        "--shape", choices=tuple(SHAPES), help="write prompt and completion as this"
+    )
+    parser.add_argument(
         "--processes",
         type=int,
         default=0,
@@ -322,6 +327,8 @@ def main() -> None:
                 if options.tokens
                 else records()
             )
+            if options.shape:
+                rows = map(SHAPES[options.shape], rows)
             if options.labels:
                 rows = with_labels(rows)
             write(written[count], islice(rows, count))

@@ -58,6 +58,21 @@ TEMPLATES = {
 """Chat templates that render the same text: without and with marks around what is learned."""
 
 
+def as_text(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of plain text."""
+    return {"text": row["prompt"] + row["completion"]}
+
+
+def as_alpaca(row: dict[str, Any]) -> dict[str, Any]:
+    """Return an Alpaca record without an input."""
+    output = row["completion"].strip()
+    return {"instruction": row["prompt"], "input": "", "output": output}
+
+
+SHAPES = {"text": as_text, "alpaca": as_alpaca}
+"""Other shapes of a prompt and its completion."""
+
+
 def with_labels(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield records with three further columns, which hold no text to learn."""
     for number, row in enumerate(rows):

@@ -1,5 +1,7 @@
 """A compiled template renders what transformers renders."""
 
+import re
+from collections.abc import Callable
 from datetime import date
 from typing import Any
 
@@ -63,3 +65,31 @@ def test_template_that_fails_between_marks_renders_again() -> None:
         template.text_with_marks(TemplateInput([{"content": "a", "n": 0}]))
     rendered = template.text_with_marks(TemplateInput([{"content": "a", "n": 1}]))
     assert rendered == ("a1", [(0, 2)])
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("message.items", "message.items()", "message.role.strip", "message.other"),
+        *("message.content.split('i')", "message.content.format", "message.content.upper()"),
+        *("'{0.__class__}'.format(message)", "message.__class__", "message.role.__class__"),
+        *("message.content.replace('H', message.role)", "message.update({'role': 'x'})"),
+        *("message.content.x is defined", "message['items']", "(message | string).strip"),
+    ],
+)  # fmt: skip
+def test_look_up_has_the_result_of_the_sandbox(expression: str) -> None:
+    text = f"{{% for message in messages %}}{{{{ {expression} }}}}{{% endfor %}}"
+    messages = [{"role": " user", "content": "Hi", "items": "three"}]
+
+    def outcome(render: Callable[[], str]) -> str:
+        try:
+            return re.sub(r"0x\w+", "", render())
+        except Exception as error:  # noqa: BLE001  any error of a template
+            return repr(error)
+
+    # Another text is compiled on its own, without the faster look-up.
+    expected = outcome(
+        lambda: render_jinja_template([messages], chat_template=text + "{# #}")[0][0]
+    )
+    template = CompiledTemplate(text, {})
+    assert outcome(lambda: template.text(TemplateInput(messages))) == expected

@@ -8,6 +8,7 @@ from jinja2 import TemplateError
 
 from finetune_trainer.data.records.compiled_template import (
     CompiledTemplate,
+    InOrder,
     Span,
     TemplateInput,
 )
@@ -119,6 +120,8 @@ class ChatTemplate:
         self.eos: str = special_tokens.get("eos_token") or ""
         """The text of EOS; empty if the tokenizer has none."""
         self.forms = TemplateForms(self._unchanged_text_of)
+        self._prompt_endings: list[str | None] = []
+        """What the template writes behind the last message of a prompt without tools, when it is known."""
         self.shown_places: dict[object, frozenset[str] | None] = {}
         """The places that the template renders, for each shape of a conversation; None if it cannot be decided."""
 
@@ -149,6 +152,25 @@ class ChatTemplate:
             return self._template.text(source, is_prompt=True)
         except Exception:  # noqa: BLE001
             return None
+
+    def in_order(self, source: TemplateInput) -> InOrder | None:
+        """Return the text with the positions of its messages; None if the template does not render them in order."""
+        return self._template.in_order(source)
+
+    def prompt_ending(self, source: TemplateInput) -> str | None:
+        """Return what a template that renders messages in order writes behind the last of them, for a server's prompt.
+
+        It is None if that depends on the messages, or if the template rejects the prompt.
+        """
+        if source.tools is not None:
+            return self._prompt_ending(source)
+        if not self._prompt_endings:
+            self._prompt_endings.append(self._prompt_ending(source))
+        return self._prompt_endings[0]
+
+    def _prompt_ending(self, source: TemplateInput) -> str | None:
+        rendered = self._template.in_order(source.before(1), is_prompt=True)
+        return rendered and rendered.text[rendered.starts[-1] :]
 
     def text_or_none(self, conversation: Conversation) -> str | None:
         """Return the rendered text, or None if the template rejects the conversation."""

@@ -24,6 +24,7 @@ from finetune_trainer.data.records.records import (
 Message = dict[str, Any]
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 """Names of the reasoning in templates and in data sets."""
+_USUAL_KEYS = ("role", "content")
 OPTIONAL_TEXTS = ("name", "tool_call_id", *REASONING_NAMES)
 IN_THE_LOSS = ("weight", "train", "training", "trainable", "loss", "loss_weight")
 """Keys with which OpenAI, axolotl and ms-swift take a message out of the loss."""
@@ -81,8 +82,10 @@ def messages_of(value: object, name: str) -> list[Message]:
         raise InvalidRecord(
             f"{name} must be a list of {{role, content}}, it is {kind_of(value)}"
         )
+    # Most messages are usual: this runs for every message.
     return [
-        _message(message, f"{name}[{index}]") for index, message in enumerate(value)
+        message if _is_usual(message) else _message(message, f"{name}[{index}]")
+        for index, message in enumerate(value)
     ]
 
 
@@ -119,6 +122,22 @@ def _without_call(message: Message, number: int) -> Message:
         return message | {"tool_calls": others}
     # Templates test whether the field is there, so an empty list is not the same as no calls.
     return {key: value for key, value in message.items() if key != "tool_calls"}
+
+
+def _is_usual(value: object) -> bool:
+    """Return whether a value is a message of a role and a text, and nothing else, of which nothing is to be changed."""
+    if type(value) is not dict or len(value) != len(_USUAL_KEYS):
+        return False
+    role = value.get("role")
+    content = value.get("content")
+    if type(role) is not str or type(content) is not str:
+        return False
+    try:
+        role.encode()
+        content.encode()
+    except UnicodeEncodeError:
+        return False
+    return role != "assistant" or bool(content.strip())
 
 
 def _message(value: object, path: str) -> Message:

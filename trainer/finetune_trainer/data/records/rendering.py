@@ -26,7 +26,10 @@ MAX_SHAPES = 1000
 """Limit of the shapes of conversations that are kept for a template."""
 ROUTES = frozenset({"channel", "recipient"})
 """Keys of a message that say to whom it speaks: gpt-oss writes its reasoning as a message of the channel analysis."""
-_OWN_PLACES = frozenset({"role", "content", "tool_calls", "train", *REASONING_NAMES})
+_USUAL_KEYS = ("role", "content")
+_OWN_PLACES = frozenset({*_USUAL_KEYS, "tool_calls", "train", *REASONING_NAMES})
+Places = list[list[Place]]
+"""Reasoning and content of each message."""
 
 
 class Rendering(NamedTuple):
@@ -48,9 +51,13 @@ def render(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Re
     chat = chat.variant_for(conversation)
     conversation = chat.forms.with_reasoning(conversation)
     division = divide(chat, conversation, first)
+    places = [
+        list(_ordered_places(index, message))
+        for index, message in enumerate(conversation.messages)
+    ]
     missing = [
         *_ignored_parts(chat, conversation, division.text),
-        *_missing(chat, conversation, division),
+        *_missing(chat, conversation, division, places),
     ]
     sentences = [
         f"{name}: the chat template does not render it: "
@@ -58,7 +65,7 @@ def render(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Re
         # A place may hold several texts.
         for name in dict.fromkeys(missing)
     ]
-    sentences += _unmarked(conversation, division)
+    sentences += _unmarked(conversation, division, places)
     sentences += _taken_for_reasoning(conversation, division)
     sentences += _unread_switches(chat, conversation, division.text)
     last_turn = conversation.last_turn
@@ -85,20 +92,23 @@ def _ignored_parts(
             yield name
 
 
-def _unmarked(conversation: Conversation, division: Division) -> Iterator[str]:
+def _unmarked(
+    conversation: Conversation, division: Division, places: Places
+) -> Iterator[str]:
     """Yield a sentence for each text of a learned turn that the template's {% generation %} tags leave out."""
     for example in division.examples:
+        if example.marked is None:
+            continue
         for index, (start, end) in example.spans.items():
             marks = [
                 example.text[mark_start:mark_end]
-                for mark_start, mark_end in example.marked or ()
+                for mark_start, mark_end in example.marked
                 if mark_end > start and mark_start < end
             ]
             if not marks:
                 continue
-            message = conversation.messages[index]
-            places = [*_ordered_places(index, message), *_called(index, message)]
-            names = [place.name for place in places if not _holds(marks, place)]
+            marked = [*places[index], *_called(index, conversation.messages[index])]
+            names = [place.name for place in marked if not _holds(marks, place)]
             for name in dict.fromkeys(names):
                 yield (
                     f"{name}: the marks {{% generation %}} of the chat template leave it out: "
@@ -166,7 +176,7 @@ def _may_be_switch(value: object) -> bool:
 
 
 def _missing(
-    chat: ChatTemplate, conversation: Conversation, division: Division
+    chat: ChatTemplate, conversation: Conversation, division: Division, places: Places
 ) -> Iterator[str]:
     """Yield the names of the places whose text is in no example."""
     turns = {
@@ -177,33 +187,42 @@ def _missing(
     for place in texts_of(conversation.tools, "tools"):
         if not _holds([division.text], place):
             yield place.name
-    are_others_certain = _are_in_order(conversation, division)
+    are_others_certain = _are_in_order(conversation, division, places)
     for index, message in enumerate(conversation.messages):
-        places = list(_ordered_places(index, message))
+        is_certain = are_others_certain
         if index in turns:
-            # A learned turn must have its texts itself.
-            rows = [turns[index]]
-            is_certain = _position_behind(places, turns[index], 0) is not None
-        else:
-            rows = _rows_with(division, index)
-            is_certain = are_others_certain
-        for place in () if is_certain else places:
+            is_certain = _position_behind(places[index], turns[index], 0) is not None
+        # Nearly always: this runs for every message.
+        if is_certain and len(message) == len(_USUAL_KEYS):
+            continue
+        # A learned turn must have its texts itself.
+        rows = [turns[index]] if index in turns else _rows_with(division, index)
+        for place in () if is_certain else places[index]:
             if not _holds(rows, place) or not _shows(
                 chat, conversation, division, place
             ):
                 yield place.name
-        for place in _other_places(index, message):
-            if not _holds(rows, place):
-                yield place.name
-        if "tool_calls" in message and not chat.forms.shows_arguments:
-            yield from _argument_places(index, message)
+        yield from _missing_beside(chat, index, message, rows)
+
+
+def _missing_beside(
+    chat: ChatTemplate, index: int, message: Message, rows: list[str]
+) -> Iterator[str]:
+    """Yield the names of the places of a message, besides reasoning and content, whose text is in no row."""
+    for place in _other_places(index, message):
+        if not _holds(rows, place):
+            yield place.name
+    if "tool_calls" in message and not chat.forms.shows_arguments:
+        yield from _argument_places(index, message)
 
 
 def _has_text(index: int, message: Message) -> bool:
     return bool([*_ordered_places(index, message), *_other_places(index, message)])
 
 
-def _are_in_order(conversation: Conversation, division: Division) -> bool:
+def _are_in_order(
+    conversation: Conversation, division: Division, places: Places
+) -> bool:
     """Return whether the last example has all texts as they are, and in the order of the messages.
 
     Then none of them is there by chance only, as a part of another text.
@@ -215,16 +234,14 @@ def _are_in_order(conversation: Conversation, division: Division) -> bool:
     if example.messages < len(conversation.messages):
         return False
     position = 0
-    for index, message in enumerate(conversation.messages):
+    for index in range(len(conversation.messages)):
         if index in example.spans:
             start, end = example.spans[index]
             if start < position:
                 return False
             position = end
             continue
-        behind = _position_behind(
-            _ordered_places(index, message), example.text, position
-        )
+        behind = _position_behind(places[index], example.text, position)
         if behind is None:
             return False
         position = behind
@@ -249,6 +266,10 @@ def _rows_with(division: Division, index: int) -> list[str]:
 
 
 def _holds(rows: list[str], place: Place) -> bool:
+    trimmed = place.text.strip()
+    # Nearly always: the search for other forms takes longer.
+    if any(trimmed in row for row in rows):
+        return True
     return any(RenderedText(row).holds(place.text) for row in rows)
 
 
@@ -307,14 +328,9 @@ def _marked_places(
 
 def _ordered_places(index: int, message: Message) -> Iterator[Place]:
     """Yield reasoning and content, in the order in which templates render them."""
-    reasoning = {
-        message[name]: f"messages[{index}].{name}"
-        for name in REASONING_NAMES
-        if name in message
-    }
-    for text, place_name in reasoning.items():
-        if text.strip():
-            yield Place(place_name, text)
+    # Few messages have reasoning: this runs for every message.
+    if not message.keys().isdisjoint(REASONING_NAMES):
+        yield from _reasoning_places(index, message)
     content = message["content"]
     name = f"messages[{index}].content"
     pieces = [content]
@@ -323,6 +339,17 @@ def _ordered_places(index: int, message: Message) -> Iterator[Place]:
     for piece in pieces:
         if piece.strip():
             yield Place(name, piece)
+
+
+def _reasoning_places(index: int, message: Message) -> Iterator[Place]:
+    reasoning = {
+        message[name]: f"messages[{index}].{name}"
+        for name in REASONING_NAMES
+        if name in message
+    }
+    for text, name in reasoning.items():
+        if text.strip():
+            yield Place(name, text)
 
 
 def _other_places(index: int, message: Message) -> Iterator[Place]:

@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from finetune_trainer.data.records.beginnings import Beginnings
 from finetune_trainer.data.records.chat_template import ChatTemplate, RenderedChat
-from finetune_trainer.data.records.compiled_template import Span, TemplateInput
+from finetune_trainer.data.records.compiled_template import Span
 from finetune_trainer.data.records.conversations import Conversation
 from finetune_trainer.data.records.records import InvalidRecord, shortened
 from finetune_trainer.data.records.template_forms import MARK
@@ -83,12 +84,12 @@ def divide(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Di
 
     Raise InvalidRecord if the template rejects the conversation, or if nothing would end a turn.
     """
-    source = chat.source(conversation)
-    whole = Example(chat.rendered(source), len(conversation.messages))
+    beginnings = Beginnings(chat, chat.source(conversation))
+    whole = Example(beginnings.whole, len(conversation.messages))
     examples = [whole]
     unasked = []
     for index in reversed(conversation.learned_turns(first)):
-        turn = _turn(chat, conversation, source, index, whole.rendered)
+        turn = _turn(chat, conversation, beginnings, index)
         example = examples[-1]
         end = _end_in(example.text, turn, chat)
         if end is None:
@@ -119,18 +120,16 @@ def _unasked(turn: Turn) -> str:
 def _turn(
     chat: ChatTemplate,
     conversation: Conversation,
-    source: TemplateInput,
+    beginnings: Beginnings,
     index: int,
-    whole: RenderedChat,
 ) -> Turn:
-    is_last = index == len(conversation.messages) - 1
-    rendered = whole if is_last else chat.rendered(source.before(index + 1))
+    rendered = beginnings.rendered(index + 1)
     if not chat.writes_turn_end:
         with_eos = _with_eos(chat, rendered.text, index)
         rendered = rendered._replace(text=with_eos)
     text = rendered.text
     end = len(text.rstrip())
-    prompt = chat.prompt(source.before(index))
+    prompt = beginnings.prompt(index)
     if prompt and text.startswith(prompt):
         return Turn(index, rendered, len(prompt), end)
     # No server asks for a turn without a message before it, or behind messages that the template rejects.
