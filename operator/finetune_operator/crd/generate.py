@@ -47,6 +47,8 @@ SCALE = {
 }
 """The subresource scale: autoscalers scale the pipeline, whose name stays when its server is replaced."""
 
+FINISHED_AT = ".status.finishedAt"
+"""Field by which a new leader lists the pipelines that have not finished, before all others."""
 # Name, JSONPath, type, description; the second group is shown by `kubectl get -o wide`.
 COLUMNS = (
     ("Phase", ".status.phase", "string", "One-word summary"),
@@ -127,6 +129,7 @@ def _version(*, rules: bool) -> dict[str, Any]:
         "served": True,
         "storage": True,
         "subresources": {"status": {}, "scale": SCALE},
+        "selectableFields": [{"jsonPath": FINISHED_AT}],
         "additionalPrinterColumns": _columns(),
         "schema": {"openAPIV3Schema": _schema(rules=rules)},
     }
