@@ -63,14 +63,17 @@ class BenchCluster:
 
 @contextmanager
 def cluster(
-    folder: Path, policy: Mapping[str, Any] = METADATA
+    folder: Path,
+    policy: Mapping[str, Any] = METADATA,
+    flags: Mapping[str, Mapping[str, object]] = FLAGS,
+    kwok_nodes: int = KWOK_NODES,
 ) -> Iterator[BenchCluster]:
     """Create a fresh cluster and delete it at the end; `folder` gets the kubeconfigs."""
     options = ControlPlaneOptions(
-        flags=FLAGS, audit_policy=policy, provisions_volumes=False
+        flags=flags, audit_policy=policy, provisions_volumes=False
     )
     with fixtures.cluster(
-        "bench", "none", kwok_nodes=KWOK_NODES, control_plane=options
+        "bench", "none", kwok_nodes=kwok_nodes, control_plane=options
     ) as provider:
         created = BenchCluster(provider, folder)
         kube = provider.kube

@@ -113,12 +113,21 @@ class NextVersion:
 
 def create(checkout: Path) -> NextVersion:
     """Write the next version to a folder and build its image. Raises UsageError if a change has no place."""
+    added = tuple((name, text, new + text) for name, new, text in CHANGES)
+    write(checkout, *added, *REPLACED)
+    _build_image(checkout)
+    return NextVersion(checkout)
+
+
+def write(checkout: Path, *replaced: tuple[str, str, str]) -> None:
+    """Write this checkout with some texts replaced to a folder. Raises UsageError if a change has no place.
+
+    A change is a file, a text in it, and the text in its place.
+    """
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("operator", "trainer", "charts", "crds"):
         shutil.copytree(ROOT / name, checkout / name, ignore=ignored)
-    for name, added, text in CHANGES:
-        _replace(checkout / name, text, added + text)
-    for name, text, replacement in REPLACED:
+    for name, text, replacement in replaced:
         _replace(checkout / name, text, replacement)
     paths = os.pathsep.join(str(checkout / name) for name in ("operator", "trainer"))
     generate = [sys.executable, "-m", "finetune_operator.crd.generate"]
@@ -128,8 +137,6 @@ def create(checkout: Path) -> NextVersion:
         check=True,
         stdout=subprocess.PIPE,
     )
-    _build_image(checkout)
-    return NextVersion(checkout)
 
 
 def _replace(file: Path, text: str, replacement: str) -> None:

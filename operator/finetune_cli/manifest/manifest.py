@@ -23,7 +23,7 @@ from finetune_cli.manifest.messages import describe
 from finetune_cli.manifest.other_files import is_other_file, other_file
 from finetune_cli.manifest.schema_check import SchemaChecker, broken_rules, format_path
 from finetune_cli.manifest.yaml_reader import Location, YamlFile, YamlNode
-from finetune_operator.api.group import API_VERSION, KIND
+from finetune_operator.api.group import API_VERSIONS, KIND
 from finetune_operator.api.names import (
     DNS_LABEL,
     DNS_SUBDOMAIN,
@@ -52,10 +52,10 @@ These errors are dropped: rules are checked separately, so that they are reporte
 """
 
 
-def _exactly(expected: str) -> Callable[[str], str]:
+def _one_of(expected: tuple[str, ...]) -> Callable[[str], str]:
     def check(value: str) -> str:
-        if value != expected:
-            raise ValueError(f"must be {expected}")
+        if value not in expected:
+            raise ValueError(f"must be {expected[0]}")
         return value
 
     return check
@@ -84,8 +84,8 @@ class Metadata(ContractModel):
 class Envelope(ContractModel):
     """One document of a manifest file."""
 
-    api_version: Annotated[str, AfterValidator(_exactly(API_VERSION))]
-    kind: Annotated[str, AfterValidator(_exactly(KIND))]
+    api_version: Annotated[str, AfterValidator(_one_of(API_VERSIONS))]
+    kind: Annotated[str, AfterValidator(_one_of((KIND,)))]
     metadata: Metadata
     spec: PipelineSpec
     status: Any = None

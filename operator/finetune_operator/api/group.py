@@ -2,7 +2,12 @@
 
 GROUP = "finetune.dev"
 VERSION = "v1alpha1"
+"""The version that the operator reads and writes, and that the API server stores."""
+OLDER_VERSIONS: tuple[str, ...] = ()
+"""Earlier versions that the API server still serves, with the same fields (ADR 37)."""
 API_VERSION = f"{GROUP}/{VERSION}"
+API_VERSIONS = (API_VERSION, *(f"{GROUP}/{version}" for version in OLDER_VERSIONS))
+"""What a manifest may have as its apiVersion: the first is to be written."""
 KIND = "FineTunePipeline"
 PLURAL = "finetunepipelines"
 SINGULAR = "finetunepipeline"

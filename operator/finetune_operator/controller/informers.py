@@ -8,8 +8,7 @@ import asyncio
 import gc
 import logging
 import random  # noqa: TID251  an edge
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -26,7 +25,6 @@ from finetune_operator.controller.reflector import (
 from finetune_operator.controller.signals import ShutdownSignal
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.core.metadata import MANAGED_BY, MANAGED_BY_VALUE
-from finetune_operator.core.pipeline import Key
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache.cache import (
@@ -52,6 +50,7 @@ WARNINGS_SELECTOR = (("fieldSelector", "type=Warning"),)
 # only.
 DEFAULTS_SELECTOR = (("fieldSelector", f"metadata.name={DEFAULTS_NAME}"),)
 """Selector of the ConfigMaps with defaults."""
+UNFINISHED_PIPELINES = (("fieldSelector", "status.finishedAt="),)
 UNFINISHED_JOBS = (("fieldSelector", "status.successful=0"),)
 # Nearly all Jobs and pods have ended, and a reconcile reads them if it needs them.
 UNFINISHED_PODS = (("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed"),)
@@ -87,22 +86,6 @@ ListReflector = Callable[[Reflector], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Collect no garbage in the block, and nothing of what it leaves behind afterwards.
-
-    A list creates millions of objects without cycles. The collector would look at all of them, and at the cache, again
-    and again: half of the time of a list.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.collect()
-        gc.freeze()
-        gc.enable()
-
-
 class Informers:
     """Keep the cache up to date, and queue every pipeline that changed or whose children changed."""
 
@@ -120,6 +103,7 @@ class Informers:
             signals,
             self._list_pipelines,
             self._on_pipeline_event,
+            self._version_to_watch,
             min(watch_seconds(len(namespaces) or 1), MAX_KOPF_WATCH_SECONDS),
         )
         for kind in (PIPELINES, *CHILDREN):
@@ -151,8 +135,10 @@ class Informers:
         """List what a new leader needs to act; the watches list the rest. Retry with backoff after any error."""
         self._is_complete = False
         self.synced_at = None
-        with _without_garbage_collection():
-            await self._retry(partial(self._list, Reflector.list_first))
+        self.cache.has_all_claims = False
+        # Of an earlier time as the leader. Some have finished since, and the first list does not show them.
+        self.cache.pipelines.clear()
+        await self._retry(partial(self._list, Reflector.list_first))
 
     async def list_with_retry(self) -> None:
         """List everything, and retry with backoff after any error."""
@@ -183,8 +169,7 @@ class Informers:
         A namespace that the operator may no longer list keeps its part of the cache, and does not affect the others.
         Raises ApiError if no namespace can be listed, or if the API server is only busy.
         """
-        with _without_garbage_collection():
-            await self._list(Reflector.list)
+        await self._list(Reflector.list)
 
     async def _list(self, list_reflector: ListReflector) -> None:
         lost: dict[str | None, ApiError] = {}
@@ -247,7 +232,10 @@ class Informers:
                     )
                 ]
                 for namespace in self.watched_namespaces:
-                    children = self.reflectors[namespace][1:]
+                    pipelines, *children = self.reflectors[namespace]
+                    if not pipelines.listed.is_set():
+                        rest = self._retry(pipelines.list)
+                        tasks.append(group.create_task(rest))
                     tasks += [
                         group.create_task(reflector.watch()) for reflector in children
                     ]
@@ -275,30 +263,36 @@ class Informers:
 
     async def requeue_all(self) -> None:
         """Queue all pipelines, which this replica has not reconciled yet; the finished pipelines come last."""
-        finished = []
         for entry in self.cache.pipelines.entries.values():
-            if entry.value.finished:
-                finished.append(entry.value.key)
-            else:
+            if not entry.value.finished:
                 self.queue.add(entry.value.key)
         # Only now does the cache have everything that a finished pipeline's reconcile reads.
         for name in self.watched_namespaces:
             for reflector in self.reflectors[name]:
                 await reflector.listed.wait()
+        self.cache.has_all_claims = True
         self._is_complete = True
-        for key in finished:
-            self.queue.add(key, low=True)
+        for entry in self.cache.pipelines.entries.values():
+            if entry.value.finished:
+                self.queue.add(entry.value.key, low=True)
+        # Most of what there is now stays. The collector looks only at what comes later.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
     def _enqueue_listed(self, change: Change) -> None:
         """Queue the pipelines of a difference that a list shows; finished pipelines come last, with low priority.
 
-        After a start, nearly all pipelines are finished, and a list shows all of them as new.
+        After a start, nearly all pipelines are finished, and a list shows all of them as new. Their children may be
+        listed before them: then the cache does not have the pipeline yet.
         """
         for key in change.keys:
-            if not self._is_finished(key):
+            pipeline = self.cache.pipelines.get((key.namespace, key.name))
+            if pipeline and pipeline.finished:
+                if self._is_complete and change.urgency is Urgency.NOW:
+                    self.queue.add(key, low=True)
+            elif pipeline or self._is_complete:
                 self._enqueue(replace(change, keys=(key,)))
-            elif self._is_complete and change.urgency is Urgency.NOW:
-                self.queue.add(key, low=True)
 
     def _enqueue(self, change: Change) -> None:
         """Queue the pipelines of a change; `Urgency.NEVER` with a pipeline is a change of its status only."""
@@ -320,15 +314,33 @@ class Informers:
             change = self.cache.update(PIPELINES, pipeline)
         self._enqueue(change)
 
-    def _is_finished(self, key: Key) -> bool:
-        pipeline = self.cache.pipelines.get((key.namespace, key.name))
-        return pipeline is not None and pipeline.finished
+    async def _version_to_watch(self, namespace: str | None) -> str:
+        """Return the version of the last list of pipelines; list them if a watch has begun there before."""
+        reflector = self.reflectors[namespace][0]
+        if not reflector.watch_from:
+            await reflector.list()
+        version = reflector.watch_from
+        reflector.watch_from = ""
+        return version
 
 
 def _resources(namespace: str | None, seconds: int) -> list[Resource]:
     children = (
-        Resource(kind, path(namespace), query, FIRST.get(kind, ()), namespace, seconds)
+        Resource(
+            kind,
+            path(namespace),
+            query,
+            FIRST.get(kind, ()),
+            namespace,
+            seconds,
+            later=kind == CLAIMS,
+        )
         for kind, (path, query) in CHILDREN.items()
     )
-    pipelines = Resource(PIPELINES, paths.pipelines(namespace), namespace=namespace)
+    pipelines = Resource(
+        PIPELINES,
+        paths.pipelines(namespace),
+        first=UNFINISHED_PIPELINES,
+        namespace=namespace,
+    )
     return [pipelines, *children]

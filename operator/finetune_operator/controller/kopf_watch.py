@@ -11,12 +11,21 @@ import logging
 import os
 import random  # noqa: TID251  an edge
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Sequence,
+)
+from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import kopf
+from kopf._cogs.clients import fetching
 from typing_extensions import override
 
 from finetune_operator.api.group import GROUP, PLURAL, VERSION
@@ -36,6 +45,8 @@ MAX_PAUSE_SECONDS = 30.0
 """Upper limit of the time between two requests while the CRD is gone; it doubles from `BASE_RETRY_SECONDS` on."""
 OnEvent = Callable[[str, Object], None]
 """Called with the type of a watch event, such as DELETED, and its object."""
+VersionToWatch = Callable[[str | None], Awaitable[str]]
+"""Called with a namespace, None for all, whenever kopf would list; returns the version from which kopf watches."""
 log = logging.getLogger(__name__)
 
 
@@ -47,11 +58,13 @@ class KopfWatch:
         signals: ShutdownSignal,
         list_pipelines: Callable[[], Awaitable[None]],
         on_event: OnEvent,
+        version_to_watch: VersionToWatch,
         seconds: int = WATCH_SECONDS,
     ) -> None:
         self.signals = signals
         self.list_pipelines = list_pipelines
         self.on_event = on_event
+        self.version_to_watch = version_to_watch
         self.seconds = seconds
         """Time after which a watch is opened again."""
         self.lost_at: float | None = None
@@ -114,7 +127,8 @@ class KopfWatch:
         ]
         kopf_task = tasks[0]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            with _without_lists(self.version_to_watch):
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if kopf_task.done() and not kopf_task.exception():
                 # kopf ends without an error when it receives a signal itself. The signal was for the whole process.
                 self.signals.requested.set()
@@ -142,6 +156,31 @@ class KopfWatch:
 
         kopf.on.login(registry=registry)(kopf.login_via_client)
         return registry
+
+
+@contextmanager
+def _without_lists(version_to_watch: VersionToWatch) -> Iterator[None]:
+    """Make kopf watch from the version of the operator's own list, in place of a list of its own.
+
+    kopf would read all pipelines a second time, keep a record of each, and show no new pipeline before the list's end:
+    with 20,000 finished pipelines that is a minute.
+    """
+    original = fetching.fetch_objs
+
+    async def fetch_objs(
+        *, resource: Any, namespace: Any, **others: Any
+    ) -> AsyncIterator[tuple[Collection[Any], str]]:
+        if resource.plural == PLURAL:
+            yield (), await version_to_watch(namespace)
+            return
+        async for page in original(resource=resource, namespace=namespace, **others):
+            yield page
+
+    fetching.fetch_objs = fetch_objs
+    try:
+        yield
+    finally:
+        fetching.fetch_objs = original
 
 
 def is_without_crd(error: Exception) -> bool:

@@ -49,6 +49,8 @@ class Resource:
     """None: all namespaces."""
     seconds: int = WATCH_SECONDS
     """Time after which the watch is opened again."""
+    later: bool = False
+    """Whether the first list leaves the kind out: a reconcile reads an object that the cache lacks."""
 
 
 def watch_seconds(namespaces: int) -> int:
@@ -106,6 +108,8 @@ class Reflector:
         """Called with each error of a list or a watch."""
         self.version = ""
         """The resource version up to which the cache is complete; empty: a list is needed."""
+        self.watch_from = ""
+        """The version of the last list, complete or not: a watch from there shows all later changes."""
         self.listed = asyncio.Event()
         """Set when the cache has all objects up to this version."""
         self.answered_at: float | None = None
@@ -153,15 +157,25 @@ class Reflector:
             ):
                 self.on_listed(change)
         self.version = version
+        self.watch_from = version
         self.listed.set()
 
     async def list_first(self) -> None:
-        """Read the objects of `Resource.first`. The watch lists the rest when it begins. Raises ClusterError."""
+        """Read the objects of `Resource.first`. The rest is listed when the watch begins. Raises ClusterError."""
         self.version = ""
         self.listed.clear()
-        if self.resource.first:
-            await self._read((*self.resource.query, *self.resource.first))
-        else:
+        if self.resource.later:
+            return
+        if not self.resource.first:
+            await self.list()
+            return
+        query = (*self.resource.query, *self.resource.first)
+        try:
+            _, self.watch_from = await self._read(query)
+        except ApiError as error:
+            # A CRD from before this version cannot select by the field.
+            if error.status != HTTPStatus.BAD_REQUEST:
+                raise
             await self.list()
 
     async def _read(

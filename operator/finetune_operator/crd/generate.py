@@ -13,6 +13,7 @@ from typing_extensions import override
 from finetune_operator.api.group import (
     GROUP,
     KIND,
+    OLDER_VERSIONS,
     PLURAL,
     SHORT_NAME,
     SINGULAR,
@@ -28,6 +29,7 @@ from finetune_operator.crd.structural import (
     UnsupportedSchema,
     structural,
     without_defaults,
+    without_descriptions,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -47,6 +49,8 @@ SCALE = {
 }
 """The subresource scale: autoscalers scale the pipeline, whose name stays when its server is replaced."""
 
+FINISHED_AT = ".status.finishedAt"
+"""Field by which a new leader lists the pipelines that have not finished, before all others."""
 # Name, JSONPath, type, description; the second group is shown by `kubectl get -o wide`.
 COLUMNS = (
     ("Phase", ".status.phase", "string", "One-word summary"),
@@ -111,7 +115,10 @@ def definition(*, rules: bool = True) -> dict[str, Any]:
                 "categories": ["all"],
             },
             "scope": "Namespaced",
-            "versions": [_version(rules=rules)],
+            "versions": [
+                _version(rules=rules),
+                *(_older_version(name, rules=rules) for name in OLDER_VERSIONS),
+            ],
         },
     }
 
@@ -127,8 +134,28 @@ def _version(*, rules: bool) -> dict[str, Any]:
         "served": True,
         "storage": True,
         "subresources": {"status": {}, "scale": SCALE},
+        "selectableFields": [{"jsonPath": FINISHED_AT}],
         "additionalPrinterColumns": _columns(),
         "schema": {"openAPIV3Schema": _schema(rules=rules)},
+    }
+
+
+def _older_version(name: str, *, rules: bool) -> dict[str, Any]:
+    """Return a version that is still served. The API server converts by changing apiVersion alone: ADR 37.
+
+    Its schema is the same, so nothing is pruned. Only the newest version is explained: a CustomResourceDefinition with
+    all descriptions twice is too large for client-side apply.
+    """
+    newest = f"{GROUP}/{VERSION}"
+    version = _version(rules=rules)
+    # The API server refuses equal selectableFields of versions with other schemas. An earlier operator lists all.
+    del version["selectableFields"]
+    return version | {
+        "name": name,
+        "storage": False,
+        "deprecated": True,
+        "deprecationWarning": f"{GROUP}/{name} will be removed: set apiVersion to {newest}, which has the same fields",
+        "schema": {"openAPIV3Schema": without_descriptions(_schema(rules=rules))},
     }
 
 

@@ -65,6 +65,12 @@ def without_defaults(schema: Schema) -> Schema:
     return mapped(own, without_defaults)
 
 
+def without_descriptions(schema: Schema) -> Schema:
+    """Return the schema without descriptions."""
+    own = {key: value for key, value in schema.items() if key != "description"}
+    return mapped(own, without_descriptions)
+
+
 def mapped(schema: Schema, change: Callable[[Schema], Schema]) -> Schema:
     """Return the schema with each schema directly inside it changed."""
     changed = dict(schema)

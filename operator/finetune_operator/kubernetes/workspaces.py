@@ -87,7 +87,8 @@ class Workspaces:
         if cached:
             return cached
         # A claim without the operator's label exists, although no watch shows it: its results are not lost.
-        if not _starts_on_own_claim(pipeline) and not _may_miss_results(pipeline):
+        is_needed = _starts_on_own_claim(pipeline) or _may_miss_results(pipeline)
+        if self.cache.has_all_claims and not is_needed:
             return None
         return await self.api.get(paths.claims(*name))
 

@@ -160,11 +160,12 @@ class FakeApi(KubernetesClient):
 
 
 def is_selected(item: Object, selector: str) -> bool:
-    """Return whether a selector of fields matches a Job or a pod."""
+    """Return whether a selector of fields matches a pipeline, a Job or a pod."""
     status = item.get("status") or {}
     fields = {
         "status.successful": str(status.get("succeeded", 0)),
         "status.phase": status.get("phase", ""),
+        "status.finishedAt": status.get("finishedAt", ""),
     }
     terms = [
         term.replace("!=", "=!").split("=", 1) for term in selector.split(",") if term

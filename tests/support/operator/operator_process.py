@@ -60,9 +60,13 @@ def rights_granted(kube: Kube, objects: list[Object]) -> Iterator[None]:
 
 @contextmanager
 def running_operator(
-    own: KubeNamespace, objects: list[Object], folder: Path, port: int = 0
+    own: KubeNamespace,
+    objects: list[Object],
+    folder: Path,
+    port: int = 0,
+    checkout: Path = ROOT,
 ) -> Iterator[Path]:
-    """Run the operator with the arguments and rights of the chart's objects; yield the path of its log.
+    """Run a checkout's operator with the arguments and rights of the chart's objects; yield the path of its log.
 
     It serves /metrics on the port; 0: it serves nothing.
     """
@@ -81,7 +85,9 @@ def running_operator(
             *container(objects)["args"],
             f"--port={port}",
         ]
-        paths = os.pathsep.join(str(ROOT / name) for name in ("operator", "trainer"))
+        paths = os.pathsep.join(
+            str(checkout / name) for name in ("operator", "trainer")
+        )
         environment = {**os.environ, **variables, "PYTHONPATH": paths}
         with subprocess.Popen(
             command, env=environment, stdout=output, stderr=output

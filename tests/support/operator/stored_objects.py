@@ -6,10 +6,17 @@ Each released version adds a file, which no later version changes:
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from support.operator.scenario import Scenario, scores
+
+from finetune_operator.api.status import PipelineStatus
+
+FOLDER = Path(__file__).parents[2] / "data" / "stored"
+RECORDED = {"observedVersion", "inputs", "execution", "resultsVersion"}
+"""What a version may write into the status of another version."""
 
 GATE_FAILS = {"evaluate": scores(0.1)}
 DPO = {"objective": "DPO", "dpo": {"beta": 0.2}}
@@ -98,6 +105,47 @@ def stored(name: str, scenario: Scenario) -> dict[str, Any]:
             for job, server in cluster.servers.items()
         },
     }
+
+
+def corpus() -> list[tuple[str, dict[str, Any]]]:
+    """Return each stored pipeline with the name of its file."""
+    files = sorted(FOLDER.glob("*.json"))
+    return [
+        (file.stem, entry) for file in files for entry in json.loads(file.read_text())
+    ]
+
+
+def changes(
+    entry: dict[str, Any], before: PipelineStatus, after: PipelineStatus
+) -> list[str]:
+    """Return what an operator has changed in a stored status, besides what an upgrade records."""
+    # Since then, a Job whose process has not started is no running pipeline. No operator reads the phase.
+    known = "$.phase: Running -> Pending" if entry["name"] == "queued" else ""
+    differing = differences("$", dump(before), dump(after))
+    return [change for change in differing if change != known]
+
+
+def dump(status: PipelineStatus) -> Any:
+    """Return a status as JSON, without the names of results that no attempt has begun to make."""
+    value = status.model_dump(mode="json", by_alias=True)
+    for stage in value["stages"]:
+        begun = [attempt["identity"] for attempt in stage["attempts"]]
+        if stage["identity"] not in begun:
+            for name in ("identity", "startedAt", "budgetBaseAttempt", "progress"):
+                del stage[name]
+    return value
+
+
+def differences(path: str, before: Any, after: Any) -> Iterator[str]:
+    """Yield the paths at which two JSON values differ, but for what an upgrade records."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted({*before, *after} - RECORDED):
+            yield from differences(f"{path}.{name}", before.get(name), after.get(name))
+    elif isinstance(before, list) and isinstance(after, list):
+        for number, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from differences(f"{path}.{number}", old, new)
+    elif before != after:
+        yield f"{path}: {before} -> {after}"
 
 
 def main() -> None:

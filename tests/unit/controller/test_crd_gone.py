@@ -16,13 +16,17 @@ from finetune_operator.kubernetes.translate.api_errors import ApiError
 GONE = ApiError(404, "404 page not found")
 
 
+async def version(_namespace: str | None) -> str:
+    return "1"
+
+
 class Scenario:
     """A watch whose lists raise an error, with pauses that are a hundred times shorter."""
 
     def __init__(self, error: Exception) -> None:
         self.error: Exception | None = error
         self.lists: list[float] = []
-        self.watch = KopfWatch(ShutdownSignal(), self.list, lambda *_: None)
+        self.watch = KopfWatch(ShutdownSignal(), self.list, lambda *_: None, version)
         self.runs = 0
 
     async def list(self) -> None:

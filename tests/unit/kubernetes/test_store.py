@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 
 from finetune_operator.kubernetes.cache import store as module
-from finetune_operator.kubernetes.cache.store import Store, version_of
+from finetune_operator.kubernetes.cache.store import Store, TextStore, version_of
 
 NAME = ("team", "one")
 
@@ -111,3 +111,41 @@ def test_only_objects_older_than_the_list_are_unlisted():
 )
 def test_version_that_is_no_number_is_zero(text, number):
     assert version_of({"metadata": {"resourceVersion": text}}) == number
+
+
+def a_text_store(*objects):
+    store = TextStore(
+        dict, lambda raw: raw["color"] == "red", color=lambda raw: [raw["color"]]
+    )
+    for raw in objects:
+        store.update(raw)
+    return store
+
+
+def test_text_store_returns_equal_objects():
+    red = an_object("1")
+    blue = an_object("1", name="two", color="blue")
+    store = a_text_store(red, blue)
+    assert store.get(NAME) == red
+    assert store.get(("team", "two")) == blue
+    assert store.select("color", "red") == [red]
+    assert [bool(entry.text) for entry in store.entries.values()] == [True, False]
+    assert store.remove(NAME) == red
+    assert store.select("color", "red") == []
+
+
+def test_text_store_follows_an_object_that_ends():
+    store = a_text_store(an_object("1", color="blue"))
+    store.update(an_object("2"))
+    assert store.select("color", "blue") == []
+    assert store.select("color", "red") == [an_object("2")]
+
+
+def test_cleared_store_accepts_every_version():
+    store = a_store(an_object("5"))
+    store.remove(NAME, 7)
+    store.update(an_object("8", name="two"))
+    store.clear()
+    assert len(store) == 0
+    assert store.select("color", "red") == []
+    assert store.is_news(an_object("1"))

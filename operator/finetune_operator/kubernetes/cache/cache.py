@@ -28,6 +28,7 @@ from finetune_operator.kubernetes.cache.store import (
     Entry,
     NamespacedName,
     Store,
+    TextStore,
     namespaced_name,
     version_of,
 )
@@ -71,14 +72,16 @@ class ResourceCache:
             claim=lambda pipeline: [(pipeline.key.namespace, pipeline.claim)],
             reads=lambda pipeline: pipeline.read_claims,
         )
-        self.jobs: Store[Object] = Store(trim_job, owner=owner_uids, claim=claims_of)
+        self.jobs = TextStore(trim_job, is_finished, owner=owner_uids, claim=claims_of)
         self.pods: Store[Object] = Store(
             trim_pod, job=job_of, server=server_of, claim=claims_of
         )
         self.deployments: Store[Object] = Store(trim_deployment, owner=owner_uids)
         self.services: Store[Object] = Store(trim_service)
-        self.claims: Store[Object] = Store(trim_claim)
+        self.claims = TextStore(trim_claim, lambda _claim: True)
         self.defaults: Store[NamespaceDefaults] = Store(read_defaults)
+        self.has_all_claims = True
+        """Whether all claims are listed: else a claim that the cache lacks may exist."""
         self.warnings = WarningEvents()
         self.stores: dict[str, Store[Any]] = {
             PIPELINES: self.pipelines,
@@ -253,11 +256,10 @@ class ResourceCache:
         """Return the unfinished pipelines of the namespace: an attempt may wait for other defaults."""
         if before == after:
             return NO_CHANGE
-        pipelines = (entry.value for entry in self.pipelines.entries.values())
         keys = [
-            pipeline.key
-            for pipeline in pipelines
-            if pipeline.key.namespace == namespace and not pipeline.finished
+            entry.value.key
+            for name, entry in self.pipelines.entries.items()
+            if name[0] == namespace and not entry.value.finished
         ]
         return Change(tuple(keys), Urgency.NOW)
 
@@ -269,12 +271,10 @@ class ResourceCache:
         if key is None or before == after:
             return NO_CHANGE
         if kind != JOBS:
+            users = []
             # Ended Jobs of all users of a claim hold it while it is being deleted.
-            users = (
-                users_of(self.pipelines, *namespaced_name(child))
-                if kind == CLAIMS
-                else []
-            )
+            if kind == CLAIMS:
+                users = users_of(self.pipelines, *namespaced_name(child))
             return Change(tuple(dict.fromkeys([key, *users])), Urgency.NOW)
         return self._job_changed(key, before, after)
 
