@@ -59,6 +59,12 @@ UNIONS: dict[str, list[dict[str, Any]]] = {
         {"prepare": {"pod": {"envFrom": [{"secretRef": {"name": "a"}}]}}},
         {"prepare": {"pod": {"envFrom": [{"configMapRef": {"name": "a"}}]}}},
     ],
+    "workspace": [
+        {},
+        {"workspace": {"size": "9Gi", "whenDeleted": "Delete"}},
+        {"workspace": {"existingClaim": "shared"}},
+        {"workspace": {"accessMode": "ReadWriteMany"}},
+    ],
     "expiry": [
         {},
         {"ttlSecondsAfterFinished": 9},

@@ -162,7 +162,7 @@ def manifest_text(arguments: argparse.Namespace) -> str:
         target=f"{_scalar(target):<24}",
         on_cluster=condition,
         columns=_columns_line(sample),
-        packing="" if base.packs else PACKING_LINE,
+        packing="" if base.packs or has_pairs else PACKING_LINE,
         objective=OBJECTIVE_LINE if has_pairs else "",
         rate=rate,
         fraction=f"{proposal.validation_fraction:<20g}",

@@ -291,7 +291,7 @@ def _broken_rules(
     part = document.follow(root)[-1]
     for location, rule in broken_rules(kind, part.plain(), root):
         # The rule may hold, once the name of its field is corrected.
-        if any(re.search(rf"[.]{name}\b", rule.cel) for name in renamed):
+        if any(re.search(rf"[.][?]?{name}\b", rule.cel) for name in renamed):
             continue
         field_location = (*location, *rule.field.split("."))
         if field_location in checker.incomplete or field_location in invalid:

@@ -25,6 +25,7 @@ NO_FIELD: dict[str, str] = {
     "maxpromptlength": "spec.prepare.contextLength limits prompt and completion together",
     "template": "the chat template is the base model's, or the template of spec.prepare.chatTemplate",
     "datasets.type": "the shape of records is found from their columns, or from the field columns if it is set",
+    "topologySpreadConstraints.labelselector": "the pods of the same attempt are spread",
     "datasets.limit": SAMPLE,
     "datasets.maxsamples": SAMPLE,
     "datasets.sample": SAMPLE,

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import GetJsonSchemaHandler, model_validator
+from pydantic import GetJsonSchemaHandler, ValidationInfo, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from typing_extensions import override
@@ -14,6 +15,8 @@ from finetune_trainer.contract import ContractModel
 Reason = Literal["FieldValueInvalid", "FieldValueForbidden", "FieldValueDuplicate"]
 Detail = tuple[tuple[str | int, ...], str]
 """The path of a value below the object, and what is wrong with it."""
+STORED = MappingProxyType({"stored": True})
+"""Context of the validation of an object that is stored: an upgrade with a new harmless rule stops no pipeline."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,28 @@ class Rule:
     """Yields the places of the mistake for the command line, which prints them instead of the message."""
     reason: Reason = "FieldValueInvalid"
     """The kind of the mistake for clients of the API server. With Forbidden it prints no value."""
+    is_harmless: bool = False
+    """Whether an object that breaks the rule works: its field has no effect. The rule holds for what a user creates or
+    changes, and not for a stored object. `cel` may then name `oldSelf`, the object before, which is optional."""
+
+    @property
+    def admission(self) -> dict[str, Any]:
+        """The rule in the schema for the API server."""
+        content: dict[str, Any] = {
+            "rule": self.cel,
+            "message": f"{self.field}: {self.message}",
+            # `crd/structural.py` keeps the part of it that names a field of the schema.
+            "fieldPath": self.field,
+            "reason": self.reason,
+        }
+        if not self.is_harmless:
+            return content
+        # An object that has broken the rule since before it was one can be edited elsewhere.
+        broken_before = (
+            f"(oldSelf.hasValue() && ![oldSelf.value()].all(self, {self.cel}))"
+        )
+        rule = f"({self.cel}) || {broken_before}"
+        return {**content, "rule": rule, "optionalOldSelf": True}
 
 
 class WithRules(ContractModel):
@@ -51,13 +76,14 @@ class WithRules(ContractModel):
         )
 
     @model_validator(mode="after")
-    def _check_rules(self) -> Self:
+    def _check_rules(self, info: ValidationInfo) -> Self:
+        is_stored = bool(info.context and info.context.get("stored"))
         # Named as in a manifest. A field without a value is absent, as it is for has() in CEL.
         data = self.model_dump(by_alias=True, exclude_none=True, mode="json")
         broken = [
             f"{rule.field}: {rule.message}"
             for rule in self.all_rules()
-            if not rule.is_valid(data)
+            if not (is_stored and rule.is_harmless) and not rule.is_valid(data)
         ]
         if broken:
             # All broken rules in a single error, so that the user fixes them at once. A ValueError would add a prefix.
@@ -73,13 +99,6 @@ class WithRules(ContractModel):
         if cls.all_rules():
             target = handler.resolve_ref_schema(schema)
             target["x-kubernetes-validations"] = [
-                {
-                    "rule": rule.cel,
-                    "message": f"{rule.field}: {rule.message}",
-                    # `crd/structural.py` keeps the part of it that names a field of the schema.
-                    "fieldPath": rule.field,
-                    "reason": rule.reason,
-                }
-                for rule in cls.all_rules()
+                rule.admission for rule in cls.all_rules()
             ]
         return schema

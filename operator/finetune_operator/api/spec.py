@@ -14,6 +14,12 @@ from finetune_operator.api.stages.base import ONE_DEFAULT_GPU, StageSpec
 from finetune_operator.api.stages.deploy import Deploy
 from finetune_operator.api.stages.evaluate import Evaluate
 from finetune_operator.api.stages.held_out import HELD_OUT_SPEC_RULES
+from finetune_operator.api.stages.ignored_fields import (
+    CLAIM_ACCESS_MODE,
+    CLAIM_SIZE,
+    IGNORED_IN_SPEC,
+    IGNORED_WITH_CLAIM,
+)
 from finetune_operator.api.stages.pod import BYTES, PodDefaults, StorageSize
 from finetune_operator.api.stages.prepare import Prepare
 from finetune_operator.api.stages.push import Push
@@ -34,32 +40,47 @@ class Workspace(WithRules):
             field="size",
             message="is less than a megabyte; write 50Gi for gibibytes or 50G for gigabytes",
             cel=f"!has(self.size) || string(self.size).matches('{BYTES}')",
-            is_valid=lambda data: bool(re.match(BYTES, data["size"])),
+            is_valid=lambda data: bool(re.match(BYTES, data.get("size", CLAIM_SIZE))),
         ),
+        *IGNORED_WITH_CLAIM,
     )
 
-    size: StorageSize = "50Gi"
-    """Size of the claim that the operator creates. It can grow if the storage class allows it, and never shrinks."""
+    # No defaults in the schema: the API server would store them beside existingClaim, which ignores them.
+    size: StorageSize | None = None
+    """Size of the claim that the operator creates. It can grow if the storage class allows it, and never shrinks.
+    Absent: 50Gi."""
 
     storage_class_name: ObjectName | None = None
-    """Storage class of the claim. Absent: the default. An existing claim keeps its class; Ready reports a mismatch."""
+    """Storage class of the claim. Absent: the default. The operator's claim keeps its class; Ready reports a
+    mismatch."""
 
-    access_mode: Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] = (
-        "ReadWriteOnce"
-    )
-    """Access mode of the claim. ReadWriteMany lets the next attempt start on another node at once. An existing claim
-    keeps its mode."""
+    access_mode: (
+        Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"] | None
+    ) = None
+    """Access mode of the claim. ReadWriteMany lets the next attempt start on another node at once. Absent:
+    ReadWriteOnce."""
 
     existing_claim: ObjectName | None = None
-    """Name of an existing claim to use; the operator then creates no claim. Pipelines on the same claim run in turn."""
+    """Name of an existing claim to use; the operator then creates no claim, and the other fields are refused. Pipelines
+    on the same claim run in turn."""
 
     keep_unused: int = Field(default=1, ge=0, le=1000)
     """Results of earlier edits that stay. When a stage starts, the trainer deletes results of the stages up to it that
     the pipeline no longer uses, but not the newest finished ones of each stage, nor as many unfinished ones."""
 
-    when_deleted: Literal["Retain", "Delete"] = "Retain"
-    """What happens to the operator's claim when the pipeline is deleted. With Retain, a new pipeline of the same name
-    reuses its results."""
+    when_deleted: Literal["Retain", "Delete"] | None = None
+    """What happens to the operator's claim when the pipeline is deleted. Retain: a new pipeline of the same name reuses
+    its results. Absent: Retain."""
+
+    @property
+    def claim_size(self) -> str:
+        """The size of the operator's claim."""
+        return self.size or CLAIM_SIZE
+
+    @property
+    def claim_access_mode(self) -> str:
+        """The access mode of the operator's claim."""
+        return self.access_mode or CLAIM_ACCESS_MODE
 
 
 SHARED_WORKSPACE = Rule(
@@ -72,7 +93,7 @@ SHARED_WORKSPACE = Rule(
     is_valid=lambda data: (
         data["train"]["nodes"] == 1
         or "existingClaim" in data["workspace"]
-        or data["workspace"]["accessMode"] == "ReadWriteMany"
+        or data["workspace"].get("accessMode") == "ReadWriteMany"
     ),
 )
 
@@ -219,6 +240,7 @@ class PipelineSpec(WithRules):
         *HELD_OUT_SPEC_RULES,
         _needs_gate("push"),
         _needs_gate("deploy"),
+        *IGNORED_IN_SPEC,
         Rule(
             field="whenExpired",
             message="has no effect without a time: add ttlSecondsAfterFinished, or remove whenExpired",

@@ -11,6 +11,7 @@ from typing import Any
 
 from finetune_operator.api.group import GROUP, PLURAL, VERSION
 from finetune_operator.crd.structural import (
+    OLD_SELF,
     RULES,
     Schema,
     UnsupportedSchema,
@@ -140,6 +141,8 @@ class _Place:
     """Conditions, in CEL, of which each means that there is no such part."""
     elements_of: "_Place | None" = None
     """The list."""
+    before: str = "oldObject.spec"
+    """The value before an update, in CEL. It may be optional."""
 
     def member(self, name: str) -> "_Place":
         """Return a member of this part."""
@@ -148,6 +151,7 @@ class _Place:
             self,
             value=value,
             path=f"{self.path}.{name}",
+            before=f"{self.before}.?{name}",
             guards=(*self.guards, f"!has({value})"),
         )
 
@@ -155,12 +159,25 @@ class _Place:
         """Return the elements of this part, which is a list."""
         return _Place("self", "", elements_of=self)
 
-    def error(self, rule: Mapping[str, str]) -> str:
+    def _old_value(self) -> str:
+        """Return the value before an update, in CEL: always optional, and none if the object is created."""
+        if self.elements_of:
+            raise UnsupportedSchema(
+                self.path, "a rule about an element before an edit cannot be a policy"
+            )
+        before = self.before
+        if self.path == ROOT:
+            before = f"optional.of({before})"
+        return f"(request.operation == 'UPDATE' ? {before} : optional.none())"
+
+    def error(self, rule: Mapping[str, Any]) -> str:
         """Return the expression of a rule's message at this place; its value is empty if the rule holds."""
         holds = f"({rule['rule']})"
         if self.value != "self":
             # A rule says self. A list of the single value gives it this name.
             holds = f"[{self.value}].all(self, {rule['rule']})"
+        if rule.get(OLD_SELF):
+            holds = f"[{self._old_value()}].all(oldSelf, {holds})"
         condition = " || ".join([*self.guards, holds])
         if self.elements_of is None:
             message = cel_literal(f"{self.path}: {rule['message']}")

@@ -13,6 +13,8 @@ Schema = dict[str, Any]
 
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 RULES = "x-kubernetes-validations"
+OLD_SELF = "optionalOldSelf"
+"""Key of a rule that also runs when there is no object before, and may name it."""
 PASSTHROUGH = frozenset(
     {
         "type", "format", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "multipleOf",

@@ -12,6 +12,7 @@ from finetune_operator.api.group import (
     KIND,
     RETRY_ANNOTATION,
 )
+from finetune_operator.api.rules import STORED
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.pipeline import Key, Pipeline
@@ -41,7 +42,7 @@ def parse_pipeline(raw: Object) -> Pipeline:
             resource_version=meta.get("resourceVersion", ""),
             annotations=meta.get("annotations") or {},
             copied_annotations=frozenset(copied_annotations(meta)),
-            spec=PipelineSpec.model_validate(raw["spec"]),
+            spec=PipelineSpec.model_validate(raw["spec"], context=STORED),
             status=PipelineStatus.model_validate(raw.get("status") or {}),
         )
     except ValidationError as error:

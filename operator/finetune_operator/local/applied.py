@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from finetune_operator.api.rules import STORED
 from finetune_operator.api.spec import PipelineSpec
 
 Fields = Mapping[str, Any]
@@ -26,7 +27,8 @@ def with_fields(
     """
     full = stored.model_dump(mode="json", by_alias=True, exclude_none=True)
     try:
-        return PipelineSpec.model_validate(_merge(full, before, fields_of(manifest)))
+        merged = _merge(full, before, fields_of(manifest))
+        return PipelineSpec.model_validate(merged, context=STORED)
     except ValidationError:
         # A stored default may exclude what the manifest asks for now. Then the manifest alone counts.
         return manifest

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from finetune_operator.api.group import API_VERSION, KIND
+from finetune_operator.api.rules import STORED
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.pipeline import Key, Pipeline
@@ -43,7 +44,7 @@ class PipelineFile:
                 generation=meta["generation"],
                 resource_version=meta["resourceVersion"],
                 annotations=meta["annotations"],
-                spec=PipelineSpec.model_validate(content["spec"]),
+                spec=PipelineSpec.model_validate(content["spec"], context=STORED),
                 status=PipelineStatus.model_validate(content["status"]),
             )
             # A file of an earlier version lacks them: then each stored field counts as set.

@@ -98,7 +98,12 @@ def full_spec() -> Object:
 def trainers_spec() -> Object:
     """Return the same spec, in which the trainer runs all stages and the operator creates the workspace."""
     spec = full_spec()
-    del spec["workspace"]["existingClaim"]
+    spec["workspace"] = {
+        "size": "200Gi",
+        "storageClassName": "fast",
+        "accessMode": "ReadWriteMany",
+        "whenDeleted": "Delete",
+    }
     for field in spec.values():
         if isinstance(field, dict) and "pod" in field:
             del field["pod"]["image"], field["pod"]["command"], field["pod"]["args"]

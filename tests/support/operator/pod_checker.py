@@ -14,6 +14,7 @@ HARMLESS = {
         "nodeSelector",
         "tolerations",
         "affinity",
+        "topologySpreadConstraints",
         "priorityClassName",
     ),
     *(

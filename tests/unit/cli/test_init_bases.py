@@ -63,7 +63,8 @@ def test_manifest_of_init_passes_the_check(folders, tmp_path, capsys, form, base
     options = ["--model", str(folders[base]), "--data", "data.jsonl"]
     assert main(["init", *options]) == 0
     spec = read(tmp_path / "pipeline.yaml").spec
-    assert spec.prepare.packing is BASES[base]
+    # A row of pairs has a single completion anyway.
+    assert spec.prepare.packing is (BASES[base] or form in DPO_FORMS)
     assert spec.train.objective == ("DPO" if form in DPO_FORMS else "SFT")
     assert main(["validate", "--check", "pipeline.yaml"]) == 0, capsys.readouterr().out
 

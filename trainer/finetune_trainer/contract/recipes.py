@@ -57,7 +57,7 @@ class PrepareRecipe(ChatTemplateRecipe):
 
     packing: bool = True
     """Whether several records share a row. With false, every row has a single record, which some architectures need.
-    With train.objective DPO, every row has a single completion, and this has no effect."""
+    With train.objective DPO every row has a single completion anyway, and false is refused."""
 
     max_invalid_fraction: float = Field(default=0.0, ge=0, le=1)
     """Fraction of the records that may be invalid. If more are invalid, the stage fails with exit code 65."""
@@ -111,7 +111,8 @@ class Optimizer(ContractModel):
     """Fraction of all steps in which the learning rate rises from zero."""
 
     decay_fraction: float = Field(default=0.2, gt=0, le=1)
-    """Fraction of all steps in which the learning rate falls with WarmupStableDecay; the warm-up comes first."""
+    """Fraction of all steps in which the learning rate falls with WarmupStableDecay; the warm-up comes first. Other
+    schedulers have no such field."""
 
     min_learning_rate_fraction: float = Field(default=0.0, ge=0, le=1)
     """Learning rate at the end of the decay, as a fraction of learningRate."""

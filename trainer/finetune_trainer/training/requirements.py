@@ -111,7 +111,8 @@ def _check_checkpointing(
 
 
 def _check_packing(base: BaseModel, config: PrepareConfig, structure: Any) -> None:
-    if config.recipe.packing:
+    # A row of a pair has a single completion, whatever the field says.
+    if config.recipe.packing and config.objective != "DPO":
         check_packing(structure, base.uri)
 
 

@@ -17,6 +17,7 @@ from finetune_operator.api.stages.base import (
     recipe_from,
 )
 from finetune_operator.api.stages.held_out import HELD_OUT_RULES
+from finetune_operator.api.stages.ignored_fields import IGNORED_IN_EVALUATE
 from finetune_operator.api.stages.push import Push
 from finetune_operator.api.stages.train import Train
 from finetune_operator.api.status import GateStatus
@@ -67,6 +68,7 @@ class Evaluate(StageSpec, EvaluateRecipe):
             details=_gates_without_task,
         ),
         *HELD_OUT_RULES,
+        *IGNORED_IN_EVALUATE,
         Rule(
             field="fewshotAsMultiturn",
             message="turns need a chat template: add applyChatTemplate: true, or remove fewshotAsMultiturn",

@@ -10,22 +10,21 @@ LOSS = "validation_loss"
 ACCURACY = "reward_accuracy"
 IS_HELD_OUT = f"(task.name == '{HELD_OUT}' && !has(task.file))"
 """CEL that is true if `task` is held_out: with a file, the name belongs to the user's task."""
-NOT_ASKED = (
-    "asks no questions and measures all validation records: remove fewShot and limit"
-)
+NOT_ASKED = "asks no questions and measures all validation records: remove fewShot, limit and allowCode"
 
 
 def _has_held_out(evaluate: Mapping[str, Any]) -> bool:
-    return any(_is_held_out(task) for task in evaluate.get("tasks", ()))
+    return any(is_held_out(task) for task in evaluate.get("tasks", ()))
 
 
-def _is_held_out(task: Mapping[str, Any]) -> bool:
+def is_held_out(task: Mapping[str, Any]) -> bool:
+    """Return whether a task is no task of lm-eval."""
     return task["name"] == HELD_OUT and not task.get("file")
 
 
 def _with_questions(data: Mapping[str, Any]) -> Iterator[Detail]:
     for number, task in enumerate(data["tasks"]):
-        if _is_held_out(task) and task.keys() & {"fewShot", "limit"}:
+        if is_held_out(task) and task.keys() & {"fewShot", "limit", "allowCode"}:
             yield ("tasks", number, "name"), f"{HELD_OUT} {NOT_ASKED}"
 
 
@@ -64,9 +63,11 @@ HELD_OUT_RULES = (
     Rule(
         field="tasks",
         message=f"{HELD_OUT} {NOT_ASKED}",
-        cel=f"self.tasks.all(task, !{IS_HELD_OUT} || (!has(task.fewShot) && !has(task.limit)))",
+        cel=f"self.tasks.all(task, !{IS_HELD_OUT} || (!has(task.fewShot) && !has(task.limit)"
+        " && !has(task.allowCode)))",
         is_valid=lambda data: not any(_with_questions(data)),
         details=_with_questions,
+        is_harmless=True,
     ),
     Rule(
         field="gates",

@@ -35,7 +35,8 @@ from finetune_operator.api.stages.environment import (
     EnvVar,
     text_is_bounded,
 )
-from finetune_operator.api.stages.volumes import Volume, VolumeMount, mount_key
+from finetune_operator.api.stages.topology_spread import TopologySpreadConstraint
+from finetune_operator.api.stages.volumes import Volume, VolumeMount
 from finetune_trainer.contract import ContractModel, ListMap
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
@@ -280,6 +281,12 @@ class PodDefaults(WithRules):
     ] = Field(default_factory=dict)
     """Affinity of the pod, as in a pod spec. The API server validates it when the Job is created."""
 
+    topology_spread_constraints: Annotated[
+        tuple[TopologySpreadConstraint, ...],
+        ListMap("topologyKey", "whenUnsatisfiable"),
+    ] = Field(default=(), max_length=8)
+    """How the pods of an attempt spread over zones or nodes: replicas of a server, or pods of a training."""
+
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=32)
     """Labels of the Job and of its pods, for example kueue.x-k8s.io/queue-name."""
 
@@ -355,8 +362,19 @@ def _over(mine: Any, theirs: Any) -> Any:
             return theirs | mine
         case tuple():
             # Entries without a key, such as tolerations, replace nothing: they are only added.
-            keys = {mount_key(entry) for entry in mine} - {None}
-            kept = (entry for entry in theirs if mount_key(entry) not in keys)
+            keys = {_key_of(entry) for entry in mine} - {None}
+            kept = (entry for entry in theirs if _key_of(entry) not in keys)
             return (*kept, *mine)
         case _:
             return theirs if mine is None else mine
+
+
+def _key_of(entry: Any) -> Any:
+    """Return what tells entries of a list apart, such as a name; None for entries that are only added."""
+    match entry:
+        case VolumeMount():
+            return entry.mount_path
+        case TopologySpreadConstraint():
+            return entry.topology_key, entry.when_unsatisfiable
+        case _:
+            return getattr(entry, "name", None)

@@ -12,6 +12,7 @@ from finetune_operator.api.stages.base import (
     GatedSpec,
     recipe_from,
 )
+from finetune_operator.api.stages.ignored_fields import IGNORED_IN_PUSH
 from finetune_trainer.contract import DatasetSource, Lineage, PushConfig, PushRecipe
 
 
@@ -22,7 +23,11 @@ class Push(GatedSpec, PushRecipe):
     condition: ClassVar[str] = "Pushed"
     needs: ClassVar[tuple[str, ...]] = ("train", "evaluate")
     pool: ClassVar[str] = "control"
-    rules: ClassVar[tuple[Rule, ...]] = (ARGS_NEED_COMMAND, ONE_GPU)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        ARGS_NEED_COMMAND,
+        ONE_GPU,
+        *IGNORED_IN_PUSH,
+    )
 
     @override
     def config(self, context: ConfigContext) -> PushConfig:

@@ -14,6 +14,7 @@ from finetune_operator.api.stages.base import (
     StageSpec,
     recipe_from,
 )
+from finetune_operator.api.stages.ignored_fields import IGNORED_IN_TRAIN
 from finetune_operator.api.stages.pod import ACCELERATOR
 from finetune_trainer.contract import (
     Checkpoint,
@@ -58,6 +59,7 @@ class Train(StageSpec, TrainRecipe):
     rules: ClassVar[tuple[Rule, ...]] = (
         ARGS_NEED_COMMAND,
         ONE_PROCESS_PER_GPU,
+        *IGNORED_IN_TRAIN,
         Rule(
             field="maxSteps",
             message="set epochs or maxSteps, not both",

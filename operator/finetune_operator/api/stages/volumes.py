@@ -4,7 +4,7 @@ Sources that hold a token of the cluster, or a folder of the node, are not among
 """
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -196,8 +196,3 @@ class VolumeMount(WithRules):
     """Folder in the container, or file with subPath. In the stage's container, and in those that start a server."""
     sub_path: RelativePath | None = None
     """Path in the volume. A later change of a Secret or ConfigMap does not reach it."""
-
-
-def mount_key(entry: Any) -> Any:
-    """Return what tells entries of a list apart: the folder of a mount, else the name; None without either."""
-    return getattr(entry, "mount_path", getattr(entry, "name", None))

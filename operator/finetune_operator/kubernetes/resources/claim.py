@@ -30,9 +30,9 @@ def build_claim(pipeline: Pipeline, storage_class: str | None = None) -> Object:
     A retained claim has no owner and none of the pipeline's labels, so that no tool prunes it with the pipeline.
     """
     workspace = pipeline.spec.workspace
-    requests = {"storage": workspace.size}
+    requests = {"storage": workspace.claim_size}
     spec: Object = {
-        "accessModes": [workspace.access_mode],
+        "accessModes": [workspace.claim_access_mode],
         "resources": {"requests": requests},
     }
     storage_class = workspace.storage_class_name or storage_class
@@ -130,7 +130,7 @@ def _uids(references: list[Object]) -> list[str]:
 
 
 def _resize(pipeline: Pipeline, claim: Object) -> Iterator[ClaimChange]:
-    size = pipeline.spec.workspace.size
+    size = pipeline.spec.workspace.claim_size
     current = _size(claim)
     if current and _amount(size) > _amount(current):
         yield ClaimChange(
@@ -148,15 +148,17 @@ def immutable_differences(pipeline: Pipeline, claim: Object) -> Iterator[str]:
     )
     fix = f"revert the edit, or {renewal}"
     size = _size(claim)
-    if size and _amount(workspace.size) < _amount(size):
-        yield f"{SIZE}: {name} has {size} and cannot shrink to {workspace.size}: set it to {size}, or {renewal}"
+    wanted = workspace.claim_size
+    if size and _amount(wanted) < _amount(size):
+        yield f"{SIZE}: {name} has {size} and cannot shrink to {wanted}: set it to {size}, or {renewal}"
     current = spec.get("storageClassName")
     # A spec without a class accepts the cluster's default class, which the API server has filled in.
     if current and workspace.storage_class_name not in {None, current}:
         yield f"workspace.storageClassName: {name} has class {current}, not {workspace.storage_class_name}; {fix}"
     modes = spec.get("accessModes")
-    if modes and workspace.access_mode not in modes:
-        yield f"workspace.accessMode: {name} has {', '.join(modes)}, not {workspace.access_mode}; {fix}"
+    mode = workspace.claim_access_mode
+    if modes and mode not in modes:
+        yield f"workspace.accessMode: {name} has {', '.join(modes)}, not {mode}; {fix}"
 
 
 def _size(claim: Object) -> str:

@@ -12,7 +12,10 @@ from finetune_operator.api.stages.pod import Resources
 from finetune_operator.api.stages.train import Train
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.metadata import (
+    ATTEMPT,
     COMPLETION_INDEX,
+    PIPELINE,
+    STAGE,
     STAGE_CONTAINER,
     headless_service_name,
 )
@@ -146,6 +149,7 @@ def common_pod_spec(template: JobTemplate) -> Object:
                     template.placement.excluded_labels, template.pod.affinity
                 ),
             ),
+            topologySpreadConstraints=_spread(template),
             serviceAccountName=template.pod.service_account_name,
             priorityClassName=template.pod.priority_class_name,
             schedulerName=template.pod.scheduler_name,
@@ -155,6 +159,15 @@ def common_pod_spec(template: JobTemplate) -> Object:
             ],
         ),
     }
+
+
+def _spread(template: JobTemplate) -> list[Object]:
+    """Return the user's constraints for the pods of the attempt: without a selector they would count no pod."""
+    own = {name: template.labels[name] for name in (PIPELINE, STAGE, ATTEMPT)}
+    return [
+        {**_as_json(constraint), "labelSelector": {"matchLabels": own}}
+        for constraint in template.pod.topology_spread_constraints
+    ]
 
 
 def security_context(*, sets_user: bool) -> Object:
