@@ -248,9 +248,10 @@ def test_turn_out_of_the_loss_is_not_learned(
 
 
 def test_label_is_a_word_without_spaces() -> None:
-    for label in ("", "msg_1", "2026-01-31T10:00:00Z", "https://a.b/c?".strip("?")):
+    dates = ("2026-01-31T10:00:00Z", "2026-01-31 10:00:00")
+    for label in ("", "msg_1", *dates, "https://a.b/c", "<urn:uuid:39147604-bfbe>"):
         assert is_label(label)
-    for words in ("two words", "Größe", "x" * 201):
+    for words in ("two words", "Größe", "x" * 201, "<urn:two words>", "<word>"):
         assert not is_label(words)
 
 

@@ -9,7 +9,10 @@ from typing import NamedTuple
 from typing_extensions import override
 
 LABEL = re.compile(
-    r"[\w.:/@+%-]{0,200}|https?://[!-~]{0,2000}|\d{4}-\d\d-\d\d \d[\d:.+Z-]*", re.ASCII
+    r"[\w.:/@+%-]{0,200}|https?://[!-~]{0,2000}|\d{4}-\d\d-\d\d \d[\d:.+Z-]*"
+    # Crawls, such as FineWeb, name their pages so.
+    r"|<urn:[\w.:/@+%-]{1,200}>",
+    re.ASCII,
 )
 """An identifier, a number, a date or a URL: words have spaces between them."""
 
