@@ -2,11 +2,12 @@
 
 from typing import Any
 
+DESCRIPTION = "Add two numbers."
 ADD = {
     "type": "function",
     "function": {
         "name": "add",
-        "description": "Add two numbers.",
+        "description": DESCRIPTION,
         "parameters": {
             "type": "object",
             "properties": {

@@ -3,55 +3,26 @@
 Each text is in a rendered row or refused by name, and each completion is in the loss exactly once.
 """
 
-import ast
-import importlib.util
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.trainer.renderings import (
-    TEMPLATES,
-    TokenizerWithTemplate,
-    learned_by_example,
+from support.trainer.renderings import learned_by_example
+from support.trainer.shipped_templates import (
+    ALL_TEMPLATES,
+    rendering_in,
+    with_parts,
 )
-from transformers.utils.chat_template_utils import render_jinja_template
 
-from finetune_trainer.data.records.chat_template import ChatTemplate
-from finetune_trainer.data.records.conversations import conversation_of
-from finetune_trainer.data.records.forms import form_of
 from finetune_trainer.data.records.records import InvalidRecord
-from finetune_trainer.data.records.rendering import Rendering, render
+from finetune_trainer.data.records.rendering import Rendering
 
 EXAMPLES = 50 if os.environ.get("TRAINING") == "all" else 4
 Messages = list[dict[str, str]]
-
-
-def shipped_by_transformers() -> dict[str, str]:
-    """Return the chat templates in the source of transformers, by the names of models."""
-    spec = importlib.util.find_spec("transformers")
-    assert spec
-    templates = {}
-    for path in Path(str(spec.origin)).parent.glob("models/*/processing_*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-                continue
-            if "{%" in node.value and "messages" in node.value:
-                templates[f"transformers-{path.parent.name}"] = node.value
-    return templates
-
-
-TRL_TEMPLATES = {path.stem: path.read_text() for path in TEMPLATES.glob("*.jinja")}
-ALL_TEMPLATES = TRL_TEMPLATES | shipped_by_transformers()
-MARKED = [name for name in sorted(TRL_TEMPLATES) if f"{name}_training" in TRL_TEMPLATES]
-OF_PARTS = ("idefics3", "smolvlm", "llava_next")
-"""Templates that read a content of parts only."""
-CHATS: dict[str, ChatTemplate] = {}
-"""Compiled once for all examples of a template."""
 
 pieces = st.lists(
     st.sampled_from(["word", " ", "\n\n", "é", "😀", "{{ x }}", '"', "#", "<b>"]),
@@ -67,13 +38,6 @@ def conversations(draw: st.DrawFn) -> Messages:
     return [
         {"role": role, "content": f"s{number} {draw(pieces)} e{number}"}
         for number, role in enumerate(roles)
-    ]
-
-
-def with_parts(messages: Messages) -> list[dict[str, Any]]:
-    return [
-        message | {"content": [{"type": "text", "text": message["content"]}]}
-        for message in messages
     ]
 
 
@@ -107,15 +71,6 @@ FORMS: dict[str, Callable[[Messages], dict[str, Any]]] = {
         "completion": messages[-1:],
     },
 }
-
-
-def rendering_in(name: str, record: dict[str, Any]) -> Rendering:
-    """Return the rendering of a record of any form; raise InvalidRecord."""
-    if name not in CHATS:
-        CHATS[name] = ChatTemplate(TokenizerWithTemplate(ALL_TEMPLATES[name]))
-    form = form_of([key for key, value in record.items() if value], "SFT")
-    assert form
-    return render(CHATS[name], conversation_of(form.convert(record)))
 
 
 def words_in(texts: list[str]) -> list[str]:
@@ -156,38 +111,3 @@ def assert_whole(rendering: Rendering, messages: Messages, form: str) -> None:
             is_learned = message is messages[-1]
         assert in_loss.count(f"s{number}") == is_learned
         assert in_loss.count(f"e{number}") == is_learned
-
-
-def marked_by_trl(name: str, messages: Messages) -> str:
-    """Return what TRL's variant of a template marks."""
-    of_template = with_parts(messages) if name in OF_PARTS else messages
-    rows, spans = render_jinja_template(
-        [of_template],
-        chat_template=TRL_TEMPLATES[f"{name}_training"],
-        return_assistant_tokens_mask=True,
-        bos_token="<bos>",
-        eos_token="<eos>",
-    )
-    return "".join(rows[0][start:end] for start, end in spans[0])
-
-
-def answers_in(text: str) -> list[str]:
-    """Return each text between its first and its last word."""
-    return [match[0] for match in re.finditer(r"\bs(\d)\b.*?\be\1\b", text, re.DOTALL)]
-
-
-@pytest.mark.parametrize("name", MARKED)
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
-@given(messages=conversations())
-def test_loss_has_the_answers_that_trl_marks(name: str, messages: Messages) -> None:
-    try:
-        rendering = rendering_in(name, {"messages": messages})
-    except InvalidRecord:
-        return
-    if rendering.unrendered:
-        return
-    learned = "".join("".join(turns) for turns in learned_by_example(rendering))
-    expected = [
-        message["content"] for message in messages if message["role"] == "assistant"
-    ]
-    assert answers_in(learned) == answers_in(marked_by_trl(name, messages)) == expected
