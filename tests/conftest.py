@@ -29,6 +29,7 @@ SLOW_FILES = (
     "test_prepare_kills",
     "test_model_check",
     "test_base_model",
+    "test_data_files",
     "test_evaluate_base",
     "test_groups",
     "test_task_check",
