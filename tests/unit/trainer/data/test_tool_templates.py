@@ -142,3 +142,17 @@ def test_calls_are_rendered_whole_or_refused(
         check_is_whole(rendering, checked_messages(form, messages), form)
         return
     assert REFUSAL.search(refusal), refusal
+
+
+def test_turn_begins_at_no_earlier_turn_with_the_same_opening() -> None:
+    """The prompt of a server ends with empty reasoning here, which an earlier turn has, and the last turn has not."""
+    messages: Messages = [
+        {"role": "user", "content": "s0 e0"},
+        {"role": "assistant", "content": "s1 e1", "weight": 0},
+        {"role": "user", "content": "s2 e2"},
+        {"role": "assistant", "content": "s3 e3", "weight": 0},
+        {"role": "user", "content": "s4 e4"},
+        {"role": "assistant", "content": "s5 e5", "reasoning_content": "r5 why t5"},
+    ]
+    rendering = rendering_in("qwen3_5_nothink_training", {"messages": messages})
+    check_is_whole(rendering, messages, "messages")

@@ -7,14 +7,16 @@ conversation to the end of the turn. Otherwise it has an example of its own, whi
 """
 
 import os
-import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from finetune_trainer.data.records.beginnings import Beginnings
 from finetune_trainer.data.records.chat_template import ChatTemplate, RenderedChat
 from finetune_trainer.data.records.compiled_template import Span
-from finetune_trainer.data.records.conversations import Conversation
+from finetune_trainer.data.records.conversations import (
+    REASONING_NAMES,
+    Conversation,
+)
 from finetune_trainer.data.records.records import InvalidRecord, shortened
 from finetune_trainer.data.records.template_forms import MARK
 
@@ -136,42 +138,65 @@ def _turn(
     if index == 0 or not prompt:
         start = _content_start(chat, conversation.before(index + 1), text)
         return Turn(index, rendered, start, end)
-    behind = _behind_prompt(beginnings.rendered(index).text, rendered, prompt)
-    if behind:
-        return Turn(index, behind, len(prompt), len(behind.text.rstrip()))
     # Texts, not paths: the function compares characters.
     common = len(os.path.commonprefix([prompt, text]))  # noqa: RUF071
+    request = prompt.removeprefix(beginnings.rendered(index).text)
+    start = _start_behind(chat, conversation.before(index + 1), text, request, common)
+    if start and _is_same_before(beginnings, index, text[: start - len(request)]):
+        behind = _behind_prompt(rendered, prompt, start)
+        return Turn(index, behind, len(prompt), len(behind.text.rstrip()))
     unasked = prompt[min(common, len(prompt) - UNASKED_CHARACTERS) :]
-    return Turn(index, rendered, common, end, unasked)
+    # What is between the difference and the turn, such as a tool's answer, is no part of the turn.
+    return Turn(index, rendered, start or common, end, unasked)
 
 
-def _behind_prompt(
-    earlier: str, rendered: RenderedChat, prompt: str
-) -> RenderedChat | None:
-    """Return a turn behind the prompt of a server, which has more of the earlier messages than the whole text.
-
-    `earlier` is the text of these messages without the turn.
+def _start_behind(
+    chat: ChatTemplate, until: Conversation, text: str, request: str, common: int
+) -> int:
+    """Return where the last turn begins in a text that has other earlier messages than the server's prompt.
 
     gpt-oss has the reasoning before a call in the prompt behind the call's result, and drops it once an answer
-    follows. Return None if the turn is not found in the rendered text.
+    follows. `request` is the end of the prompt. The texts are equal in their first `common` characters. Return 0 if
+    the text does not have the request in front of the turn.
     """
-    request = prompt.removeprefix(earlier)
-    if not request.strip() or request == prompt:
-        return None
-    text = rendered.text
-    best = 0
-    start = -1
-    for match in re.finditer(re.escape(request), text):
-        # The messages directly before the turn are the same in both texts.
-        common = _common_end(text[: match.start()], earlier)
-        if common > best:
-            best = common
-            start = match.end()
-    if best < LEAST_COMMON:
-        return None
+    if not request.strip():
+        return 0
+    # Another turn may begin with the same text, and so may a part of this turn.
+    position = text.rfind(request, 0, _first_text(chat, until, text))
+    start = position + len(request)
+    return start if position >= 0 and start >= common else 0
+
+
+def _is_same_before(beginnings: Beginnings, index: int, before: str) -> bool:
+    """Return whether a text ends with the message before a turn as the server's prompt has it."""
+    earlier = beginnings.rendered(index).text
+    least = LEAST_COMMON
+    if index > 1:
+        others = beginnings.rendered(index - 1).text
+        length = len(earlier) - len(os.path.commonprefix([others, earlier]))  # noqa: RUF071
+        least = max(least, length)
+    return _common_end(before, earlier) >= least
+
+
+def _first_text(chat: ChatTemplate, until: Conversation, text: str) -> int:
+    """Return the position of the first text of the last message: of its reasoning, its content or its first call."""
+    message = until.messages[-1]
+    names = [name for name in (*REASONING_NAMES, "content") if message.get(name)]
+    changed = message | dict.fromkeys(names, MARK)
+    if "tool_calls" in message:
+        changed["tool_calls"] = [
+            call | {"function": call["function"] | {"name": MARK}}
+            for call in message["tool_calls"]
+        ]
+    marked = chat.text_or_none(until.with_message(len(until.messages) - 1, changed))
+    return len(os.path.commonprefix([marked or "", text]))  # noqa: RUF071
+
+
+def _behind_prompt(rendered: RenderedChat, prompt: str, start: int) -> RenderedChat:
+    """Return a turn, which begins at `start`, behind the prompt of a server."""
     moved = len(prompt) - start
     marks = [(a + moved, b + moved) for a, b in rendered.marks if a >= start]
-    return RenderedChat(prompt + text[start:], marks)
+    return RenderedChat(prompt + rendered.text[start:], marks)
 
 
 def _common_end(text: str, other: str) -> int:
