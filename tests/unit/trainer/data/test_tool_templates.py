@@ -146,13 +146,18 @@ def test_calls_are_rendered_whole_or_refused(
 
 def test_turn_begins_at_no_earlier_turn_with_the_same_opening() -> None:
     """The prompt of a server ends with empty reasoning here, which an earlier turn has, and the last turn has not."""
+    function = {"name": "add", "arguments": {"a": "a4 b4"}}
+    call = {"id": "call00000", "type": "function", "function": function}
     messages: Messages = [
         {"role": "user", "content": "s0 e0"},
-        {"role": "assistant", "content": "s1 e1", "weight": 0},
-        {"role": "user", "content": "s2 e2"},
-        {"role": "assistant", "content": "s3 e3", "weight": 0},
+        {"role": "assistant", "content": "s1 e1", "tool_calls": [call]},
+        {"role": "tool", "content": "s2 e2", "tool_call_id": "call00000"},
+        {"role": "assistant", "content": "s3 e3"},
         {"role": "user", "content": "s4 e4"},
-        {"role": "assistant", "content": "s5 e5", "reasoning_content": "r5 why t5"},
+        {"role": "assistant", "content": "s5 e5", "tool_calls": [call]},
+        {"role": "tool", "content": "s6 e6", "tool_call_id": "call00000"},
+        {"role": "assistant", "content": "s7 e7", "reasoning_content": "r7 why t7"},
     ]
-    rendering = rendering_in("qwen3_5_nothink_training", {"messages": messages})
-    check_is_whole(rendering, messages, "messages")
+    form = "TRL's prompt and completion"
+    rendering = rendering_in("qwen3_5_nothink_training", FORMS[form](messages))
+    check_is_whole(rendering, messages, form)
