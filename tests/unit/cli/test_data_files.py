@@ -19,7 +19,7 @@ from support.trainer.shipped_templates import TRL_TEMPLATES
 from support.trainer.typical_data import DataFile
 
 from finetune_cli.__main__ import main
-from finetune_trainer.contract import Environment, PrepareConfig
+from finetune_trainer.contract import Environment
 from finetune_trainer.contract.preview import PreviewReport, PreviewRequest
 from finetune_trainer.preview.__main__ import with_log
 from finetune_trainer.preview.preview import preview
@@ -38,11 +38,10 @@ def check(
     monkeypatch.chdir(tmp_path)
 
     def ask_here(
-        config: PrepareConfig, _: object, environment: Environment, examples: int = 0
+        _: object, environment: Environment, request: PreviewRequest
     ) -> PreviewReport:
         log = io.StringIO()
         with redirect_stdout(log):
-            request = PreviewRequest(config=config, examples=examples)
             report = preview(request, environment)
         return with_log(report, log.getvalue())
 
