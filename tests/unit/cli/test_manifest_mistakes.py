@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.cli.apply_fix import apply_fix
+from support.trainer.foreign_errors import FOREIGN
 
 from finetune_cli.manifest import yaml_reader
 from finetune_cli.manifest.manifest import read_all
@@ -86,6 +87,11 @@ def test_most_fixes_can_be_applied_by_a_program():
 def test_table_has_the_mistakes_of_the_review_and_more():
     bodies = [body for body, _ in mistakes()]
     assert len(set(bodies)) == len(bodies) >= REVIEWED
+
+
+def test_no_error_is_of_another_program():
+    errors = [error for _, error in mistakes()]
+    assert [error for error in errors if FOREIGN.search(error)] == []
 
 
 def test_unknown_key_is_not_checked_as_the_guessed_key(diagnose):
