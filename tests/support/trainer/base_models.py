@@ -118,15 +118,27 @@ BASES = {
 }  # fmt: skip
 
 
-def make_base(name: str, folder: Path, *, seed: int = 5) -> Path:
-    """Write a random base model."""
+WIDE = {
+    "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
+    "initializer_range": 0.3,
+}  # fmt: skip
+WIDE_GPT2 = {"n_embd": 128, "n_head": 2, "initializer_range": 0.3}
+
+
+def make_base(name: str, folder: Path, *, seed: int = 5, is_wide: bool = False) -> Path:
+    """Write a random base model; if it is wide, with heads of 64 numbers, and weights that make one token likely."""
     import torch  # noqa: PLC0415  tests without a model must not wait for torch
     import transformers  # noqa: PLC0415
 
     base = BASES[name]
     torch.manual_seed(seed)
-    sizes = {} if "text_config" in base.options else SIZES
-    config = getattr(transformers, base.config)(**sizes, **base.options)
+    options = SIZES | base.options
+    if is_wide:
+        options |= WIDE_GPT2 if name == "gpt2" else WIDE
+    if "text_config" in base.options:
+        text = base.options["text_config"] | (WIDE if is_wide else {})
+        options = base.options | {"text_config": text}
+    config = getattr(transformers, base.config)(**options)
     model = transformers.AutoModelForCausalLM.from_config(config)
     for weight in model.parameters():
         if weight.ndim == 1:
