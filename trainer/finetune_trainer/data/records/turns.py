@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from finetune_trainer.data.records.beginnings import Beginnings
 from finetune_trainer.data.records.chat_template import ChatTemplate, RenderedChat
-from finetune_trainer.data.records.compiled_template import Span
+from finetune_trainer.data.records.compiled_template import Span, TemplateInput
 from finetune_trainer.data.records.conversations import Conversation
 from finetune_trainer.data.records.records import InvalidRecord, shortened
 from finetune_trainer.data.records.template_forms import MARK
@@ -136,7 +136,8 @@ def _turn(
     if index == 0 or not prompt:
         start = _content_start(chat, conversation.before(index + 1), text)
         return Turn(index, rendered, start, end)
-    behind = _behind_prompt(chat, source.before(index), rendered, prompt)
+    earlier = chat.source(conversation).before(index)
+    behind = _behind_prompt(chat, earlier, rendered, prompt)
     if behind:
         return Turn(index, behind, len(prompt), len(behind.text.rstrip()))
     # Texts, not paths: the function compares characters.
