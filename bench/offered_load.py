@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from figures import add_json_option, write_figures  # noqa: E402
+from figures import add_json_option, print_table, table, write_figures  # noqa: E402
 from operator_bench.api import STAGES  # noqa: E402
 from operator_bench.runs import OPERATOR, Run, Scenario, run_variant  # noqa: E402
 from processes import machine_facts, report_progress  # noqa: E402
@@ -96,9 +96,11 @@ def main() -> None:
     print(", ".join(f"{name}: {value}" for name, value in machine_facts().items()))
     runs = [measure(rate, options.seconds) for rate in options.rates]
     rows = [row(rate, run) for rate, run in zip(options.rates, runs, strict=True)]
-    for cells in (list(COLUMNS), ["---"] * len(COLUMNS), *rows):
-        print(f"| {' | '.join(cells)} |")
-    write_figures(options.json, {"runs": [run.as_json() for run in runs]})
+    columns = list(COLUMNS)
+    print_table(columns, rows)
+    tables = [table(columns, rows)]
+    figures = {"tables": tables, "runs": [run.as_json() for run in runs]}
+    write_figures(options.json, figures)
 
 
 if __name__ == "__main__":

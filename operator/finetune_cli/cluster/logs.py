@@ -33,6 +33,7 @@ from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_trainer.contract.metric_rows import METRICS
 from finetune_trainer.contract.sample_rows import LOG_PREFIX, parse_samples
 
+# A stage in another state may still get an attempt, whose log --follow prints.
 ENDED_STATES = frozenset({StageState.SUCCEEDED, StageState.FAILED, StageState.SKIPPED})
 TIMESTAMPED_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\S+) ?(.*)", re.DOTALL)
 """A line of the pod log API with `timestamps=true`."""

@@ -212,6 +212,7 @@ def _sample(manifest: Path, data: str) -> Sample | None:
 
 def _doubt(manifest: Path, data: str) -> str:
     """Return why the manifest may not fit the data; empty if it fits, or if the data is not read here."""
+    # Parquet and text are not read here, which says nothing about the data.
     if not data.removesuffix(".gz").endswith(SAMPLED):
         return ""
     path = _on_this_machine(manifest, data)

@@ -23,6 +23,7 @@ OTHER_RESOURCES = {
 """Names of resources elsewhere -> the fix."""
 QUOTA_PREFIX = "requests."
 """Begins names in a ResourceQuota, and in no pod."""
+# Kubernetes refuses huge pages in a container that requests neither cpu nor memory.
 PAGES = "hugepages-"
 REFUSED_ANNOTATIONS = (
     "container.apparmor.security.beta.kubernetes.io/",

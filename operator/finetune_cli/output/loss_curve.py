@@ -17,6 +17,7 @@ MARK = "╎"
 """Sign of an interruption."""
 # For an encoding without these signs, such as ASCII in a container without a locale.
 ASCII_BLOCKS = ".:-=+*#@"
+# No sign of ASCII_BLOCKS, so that a mark is no loss.
 ASCII_MARK = "|"
 INDENT = " " * 6
 LEAST_CELLS = 8

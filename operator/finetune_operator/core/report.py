@@ -105,8 +105,7 @@ def report(
         spent=amount_text(costs.spent, costs.currency) if costs else "",
         started_at=min(started, default=None),
         finished_at=(before.finished_at or now) if summary.finished else None,
-        # None and not false, so that most statuses lack the field.
-        workspace_outdated=assessment.observation.workspace.outdated or None,
+        workspace_outdated=_workspace_outdated(assessment),
         cancelled=assessment.cancelled,
         observed_annotations=_handled_annotations(pipeline),
         refusals=_repeated_refusals(before, plan),
@@ -175,6 +174,11 @@ def with_refusals(
             refusal = Refusal(subject=subject, reason=blocker.reason, message=message)
         refusals.append(refusal)
     return status.model_copy(update={"refusals": tuple(refusals)})
+
+
+def _workspace_outdated(assessment: PipelineAssessment) -> bool | None:
+    """Return whether the claim has to be deleted for an edit; None if not, so that most statuses lack the field."""
+    return assessment.observation.workspace.outdated or None
 
 
 def _workspace_warning(assessment: PipelineAssessment) -> Blocker | None:

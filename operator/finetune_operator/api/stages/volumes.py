@@ -17,6 +17,7 @@ from finetune_trainer.contract import ContractModel
 RELATIVE_PATH = r"^([^/.:]|[.][^/.:])([^/:]*)(/([^/.:]|[.][^/.:])[^/:]*)*$"
 ABSOLUTE_PATH = r"^(/([^/.:]|[.][^/.:])[^/:]*)+$"
 RelativePath = Annotated[str, StringConstraints(max_length=256, pattern=RELATIVE_PATH)]
+# Kubernetes refuses a mode with other bits, such as setuid.
 MAX_MODE = 0o777
 Mode = Annotated[int, Field(ge=0, le=MAX_MODE)]
 

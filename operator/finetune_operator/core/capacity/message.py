@@ -40,6 +40,7 @@ FIXED = {
     Cause.REQUESTED: "",
     Cause.LAST_INTERRUPTION: "one more interruption would fail the stage, by its maxInterruptions",
 }
+# These choices follow from the prices, so the message says of which day the prices are.
 BY_PRICE = frozenset({Cause.LOWER_COST, Cause.REQUESTED_DEARER})
 LEFT = {
     Cause.NO_CAPACITY: "had no node",

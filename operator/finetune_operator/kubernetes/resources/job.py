@@ -38,6 +38,7 @@ CLAIMS = PurePosixPath("/claims")
 TERMINATION_LOG = "/dev/termination-log"
 METRICS_PORT = 8080
 """Port of /metrics and /progress, unless the stage's env sets another port; 0: no port."""
+# A port has 16 bits; Kubernetes refuses a larger number.
 MAX_PORT = 1 << 16
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  inside the pod
 # Neither root nor an existing account. Volumes are group-writable through fsGroup.

@@ -9,6 +9,7 @@ from finetune_operator.core.observation import Blocker
 from finetune_operator.kubernetes.translate.object import Object, condition_of
 from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 
+# The Job controller sets it for each suspension, and sets it to False when the Job is resumed.
 CONDITION = "Suspended"
 
 
