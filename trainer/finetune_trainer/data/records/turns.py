@@ -136,7 +136,7 @@ def _turn(
     if index == 0 or not prompt:
         start = _content_start(chat, conversation.before(index + 1), text)
         return Turn(index, rendered, start, end)
-    behind = _behind_prompt(chat, source.before(index), rendered, prompt)
+    behind = _behind_prompt(beginnings, index, rendered, prompt)
     if behind:
         return Turn(index, behind, len(prompt), len(behind.text.rstrip()))
     # Texts, not paths: the function compares characters.
@@ -146,14 +146,18 @@ def _turn(
 
 
 def _behind_prompt(
-    chat: ChatTemplate, before: TemplateInput, rendered: RenderedChat, prompt: str
+    beginnings: Beginnings, index: int, rendered: RenderedChat, prompt: str
 ) -> RenderedChat | None:
     """Return a turn behind the prompt of a server, which has more of the earlier messages than the whole text.
 
     gpt-oss has the reasoning before a call in the prompt behind the call's result, and drops it once an answer
     follows. Return None if the turn is not found in the rendered text.
     """
-    earlier = chat.rendered(before).text
+    try:
+        earlier = beginnings.rendered(index).text
+    except InvalidRecord:
+        # A template may accept these messages only as a prompt.
+        return None
     request = prompt.removeprefix(earlier)
     if not request.strip() or request == prompt:
         return None
