@@ -1,4 +1,4 @@
-"""The settings of examples/preference learn: the validation loss of DPO falls far below ln 2."""
+"""The settings of examples/preference learn: the validation loss of DPO falls below ln 2 by a tenth."""
 
 import json
 import math
@@ -19,8 +19,8 @@ from finetune_trainer.contract import TrainRecipe
 EXAMPLE = Path(__file__).parents[4] / "examples" / "preference"
 SPEC = yaml.safe_load((EXAMPLE / "pipeline.yaml").read_text())["spec"]
 OF_THE_POD = ("checkpoint", "placement", "pod", "epochs")
-STEPS = 60
-"""A seventh of the example's."""
+STEPS = 240
+"""Half of the example's."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def recipe() -> dict[str, Any]:
     train = {
         key: value for key, value in SPEC["train"].items() if key not in OF_THE_POD
     }
-    return {**train, "maxSteps": STEPS, "evalSteps": 20}
+    return {**train, "maxSteps": STEPS, "evalSteps": 60}
 
 
 def test_example_learns_the_preference(prepared, tiny_model, environment):
@@ -57,7 +57,7 @@ def test_example_learns_the_preference(prepared, tiny_model, environment):
     )
     result = run_train(config, environment.workspace)
     assert result.validation_loss is not None
-    assert result.validation_loss < 0.8 * math.log(2)
+    assert result.validation_loss < 0.9 * math.log(2)
 
 
 def test_comment_names_the_rate_for_a_large_model():
