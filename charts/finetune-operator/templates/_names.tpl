@@ -72,3 +72,42 @@ kind, so it is rendered then. */}}
 {{- if .Values.podSecurity.setUser }}{{ toYaml .Values.podSecurityContext }}
 {{- else }}{{ toYaml (omit .Values.podSecurityContext "runAsUser" "runAsGroup" "fsGroup") }}{{ end }}
 {{- end }}
+
+{{- /* The value `defaults` with the variables and the volume of `proxy` and `trustedCAs`. An entry of defaults.podDefaults with
+the same name or path wins. */}}
+{{- define "finetune.defaults" -}}
+{{- $defaults := .Values.defaults | default dict }}
+{{- $pod := deepCopy ($defaults.podDefaults | default dict) }}
+{{- $values := dict }}
+{{- with .Values.proxy }}
+{{- if and .noProxy (not (or .http .https)) }}{{ fail "proxy.noProxy: has no effect without proxy.http or proxy.https: set either, or remove noProxy" }}{{ end }}
+{{- if or .http .https }}
+{{- $inside := list "localhost" "127.0.0.1" "::1" ".svc" ".cluster.local" "169.254.169.254" "169.254.170.23" "metadata.google.internal" }}
+{{- $values = dict "HTTP_PROXY" .http "HTTPS_PROXY" .https "NO_PROXY" (join "," (concat $inside (.noProxy | default list))) }}
+{{- end }}
+{{- end }}
+{{- $volumes := list }}{{ $mounts := list }}
+{{- with .Values.trustedCAs }}
+{{- if .configMap }}
+{{- $folder := "/etc/finetune/trusted-cas" }}
+{{- range list "SSL_CERT_FILE" "REQUESTS_CA_BUNDLE" "CURL_CA_BUNDLE" "AWS_CA_BUNDLE" }}
+{{- $_ := set $values . (printf "%s/ca.crt" $folder) }}
+{{- end }}
+{{- $items := list (dict "key" .key "path" "ca.crt") }}
+{{- $volumes = list (dict "name" "trusted-cas" "configMap" (dict "name" .configMap "items" $items)) }}
+{{- $mounts = list (dict "name" "trusted-cas" "mountPath" $folder) }}
+{{- end }}
+{{- end }}
+{{- $variables := list }}
+{{- range $name, $value := $values }}
+{{- if $value }}{{ $variables = append $variables (dict "name" $name "value" $value) }}{{ end }}
+{{- end }}
+{{- range list (list "env" "name" $variables) (list "volumes" "name" $volumes) (list "volumeMounts" "mountPath" $mounts) }}
+{{- $key := index . 1 }}{{ $own := get $pod (index . 0) | default list }}{{ $taken := list }}
+{{- range $own }}{{ $taken = append $taken (get . $key) }}{{ end }}
+{{- $more := list }}
+{{- range index . 2 }}{{ if not (has (get . $key) $taken) }}{{ $more = append $more . }}{{ end }}{{ end }}
+{{- if $more }}{{ $_ := set $pod (index . 0) (concat $more $own) }}{{ end }}
+{{- end }}
+{{- toJson (merge (dict "podDefaults" $pod) (omit $defaults "podDefaults")) }}
+{{- end }}

@@ -64,6 +64,12 @@ EVERYTHING: Object = {
         "podDefaults": {"priorityClassName": "batch"},
         "workspace": {"storageClassName": "fast"},
     },
+    "trustedCAs": {"configMap": "company-ca", "key": "bundle.pem"},
+    "proxy": {
+        "http": "http://proxy.example:3128",
+        "https": "http://proxy.example:3129",
+        "noProxy": [".corp.example"],
+    },
     "placement": {
         "onDemand": {"nodeSelector": {"capacity": "on-demand"}},
         "spot": {
