@@ -117,7 +117,7 @@ def test_null_in_an_earlier_record_hides_no_column(refused, first, second, reaso
             {"messages": [QUESTION, ANSWER | {"train_detail": [{"begin_offset": 0, "end_offset": 3, "train": False}]}]},
             "messages[1].train_detail: neither the chat template nor the loss",
         ),
-        ({"messages": [QUESTION, ANSWER | {"channel": "analysis"}]}, "messages[1].channel: neither"),
+        ({"messages": [QUESTION, ANSWER | {"channel": "analysis"}]}, "messages[1].channel is analysis, and no answer"),
         ({"messages": [QUESTION, ANSWER | {"loss": False}]}, "leave no turn to learn"),
         ({"messages": [QUESTION, ANSWER | {"training": False}]}, "leave no turn to learn"),
         ({"messages": [QUESTION, ANSWER | {"loss_weight": 0.5}]}, "messages[1].loss_weight must be 0 or 1"),
