@@ -25,6 +25,24 @@ def test_limit_of_silence_is_in_no_identity():
     }
 
 
+def test_other_spelling_of_a_number_keeps_the_identity():
+    """A client may write a whole number without a point, and an API server shortens it."""
+    identities = []
+    for spelling in ('{"a": 32.0, "r": 0.0001}', '{"a": 32, "r": 1e-4}'):
+        numbers = json.loads(spelling)
+        scenario = Scenario()
+        scenario.edit(
+            train={
+                "lora": {"alpha": numbers["a"]},
+                "optimizer": {"learningRate": numbers["r"]},
+            }
+        )
+        scenario.finish()
+        stages = scenario.status.stages.items()
+        identities.append({name: stage.identity for name, stage in stages})
+    assert identities[0] == identities[1]
+
+
 def test_explicit_default_keeps_the_identity():
     plain = Scenario()
     explicit = Scenario()
