@@ -44,7 +44,7 @@ from support.operator.stored_pipelines import (  # noqa: E402
 )
 
 from figures import add_json_option, write_figures  # noqa: E402
-from operator_bench.api import JOBS, NAMESPACE, PIPELINE, PIPELINES  # noqa: E402
+from operator_bench.api import CLAIMS, JOBS, NAMESPACE, PIPELINE, PIPELINES  # noqa: E402
 from operator_bench.audit import WRITES, count_requests  # noqa: E402
 from operator_bench.cluster import BenchCluster, cluster  # noqa: E402
 from operator_bench.operator_process import OperatorProcess  # noqa: E402
@@ -132,10 +132,11 @@ def fill(bench: BenchCluster, count: int) -> int:
 
 
 async def uids_of_template(api: Api) -> list[str]:
-    """Return the uids of the stored pipeline and of its Jobs."""
+    """Return the uids of the stored pipeline, of its Jobs and of its claim."""
     stored = await api.send("GET", f"{PIPELINES}/{TEMPLATE}")
-    jobs = await api.list(JOBS)
-    return [item["metadata"]["uid"] for item in (stored, *jobs)]
+    children = [*await api.list(JOBS), *await api.list(CLAIMS)]
+    named = [item for item in children if item["metadata"]["name"].startswith(TEMPLATE)]
+    return [item["metadata"]["uid"] for item in (stored, *named)]
 
 
 async def create(api: Api, name: str) -> None:

@@ -71,7 +71,7 @@ class StoredPipeline:
     entry: Object
     """Its entry in the corpus, with the times of this moment."""
     keeps_jobs: bool = True
-    """Whether the Jobs that have ended are still there."""
+    """Whether the claim and the Jobs of what has ended are still there."""
 
     @property
     def is_finished(self) -> bool:
@@ -155,7 +155,7 @@ class _Writer:
         await self.api.send("PUT", f"{path}/{self.stored.name}/status", body)
 
     async def _write_children(self, pipeline: Pipeline, entry: Object) -> None:
-        if not self.stored.is_finished:
+        if self.stored.keeps_jobs or not self.stored.is_finished:
             claims = f"/api/v1/namespaces/{self.namespace}/persistentvolumeclaims"
             await self.api.send("POST", claims, build_claim(pipeline))
         for job in entry["jobs"]:
