@@ -7,7 +7,6 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import ConfigContext, StageSpec
-from finetune_operator.api.stages.push import Push
 from finetune_operator.api.status import (
     GateStatus,
     StageState,
@@ -139,7 +138,7 @@ class _Assessor:
         if spec:
             status = self._compare(spec, status)
             self.specs[kind.name] = spec
-            if isinstance(spec, Push) and self.adopts:
+            if spec.publishes and self.adopts:
                 text = self.pipeline.adopt or ""
                 result = adopted_result(spec, text, status.identity)
                 status = status.model_copy(update={"result": result})

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Mapping
 
-from finetune_operator.api.spec import PipelineSpec
-from finetune_operator.api.stages.push import Push
+from finetune_operator.api.spec import STAGES, PipelineSpec
+from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import StageStatus
-from finetune_trainer.contract import PublishedTarget, PushResult
+from finetune_trainer.contract import AnyResult
 
 MODEL = re.compile(r"(?P<uri>\S+://\S+)@(?P<digest>sha256:[0-9a-f]{64})")
 FORM = "finetune.dev/adopt must be URI@sha256:DIGEST of a model that push has published, as in status.model"
+PUBLISHERS = tuple(kind.name for kind in STAGES if kind.publishes)
+"""Stages whose result a pipeline may adopt."""
 
 
 def adoption_error(spec: PipelineSpec, text: str) -> str | None:
@@ -17,35 +19,23 @@ def adoption_error(spec: PipelineSpec, text: str) -> str | None:
     match = MODEL.fullmatch(text)
     if match is None:
         return f"{text!r}: {FORM}"
-    push = spec.stage(Push.name)
-    if not isinstance(push, Push):
-        return "finetune.dev/adopt needs spec.push, whose result it is: add push, or remove the annotation"
-    if _target(push, match["uri"]) is None:
-        targets = ", ".join(target.uri for target in push.targets)
-        return f"finetune.dev/adopt: {match['uri']} lies in none of push.targets ({targets}): correct either"
-    return None
-
-
-def adopted_result(push: Push, text: str, identity: str) -> PushResult | None:
-    """Return the result of push as if it had published this model; None if the annotation names none."""
-    match = MODEL.fullmatch(text)
-    target = _target(push, match["uri"]) if match else None
-    if match is None or target is None:
+    publishers = [stage for stage in spec.stages().values() if stage.publishes]
+    if not publishers:
+        names = " or ".join(PUBLISHERS)
+        return f"finetune.dev/adopt needs spec.{names}, whose result it is: add {names}, or remove the annotation"
+    if any(adopted_result(stage, text, "") for stage in publishers):
         return None
-    uri, form = target
-    model = PublishedTarget(
-        target=uri, uri=match["uri"], format=form, digest=match["digest"], size=0
-    )
-    return PushResult(identity=identity, digest=match["digest"], published=(model,))
+    [stage, *_] = publishers
+    targets = ", ".join(stage.published_uris())
+    return f"finetune.dev/adopt: {match['uri']} lies in none of {stage.name}.targets ({targets}): correct either"
 
 
-def _target(push: Push, uri: str) -> tuple[str, str] | None:
-    """Return the URI and the format of the target that the model was published to, or None."""
-    for target in push.targets:
-        rest = uri.removeprefix(target.uri)
-        if uri.startswith(target.uri) and rest[:1] in {"", "/", "@", ":"}:
-            return target.uri, target.format
-    return None
+def adopted_result(stage: StageSpec, text: str, identity: str) -> AnyResult | None:
+    """Return the result of a stage as if it had published this model; None if the annotation names none of its."""
+    match = MODEL.fullmatch(text)
+    if match is None:
+        return None
+    return stage.adopted_result(match["uri"], match["digest"], identity)
 
 
 def may_adopt(stages: Mapping[str, StageStatus]) -> bool:
@@ -55,6 +45,11 @@ def may_adopt(stages: Mapping[str, StageStatus]) -> bool:
 
 def is_adopted(stages: Mapping[str, StageStatus]) -> bool:
     """Return whether the published model comes from no attempt of this pipeline."""
-    push = stages.get(Push.name, StageStatus())
-    identities = {attempt.identity for attempt in push.attempts}
-    return push.result is not None and push.identity not in identities
+    return any(
+        _has_foreign_result(stages[name]) for name in PUBLISHERS if name in stages
+    )
+
+
+def _has_foreign_result(status: StageStatus) -> bool:
+    identities = {attempt.identity for attempt in status.attempts}
+    return status.result is not None and status.identity not in identities

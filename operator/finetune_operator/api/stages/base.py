@@ -142,6 +142,8 @@ class StageSpec(WithRules):
     """Node pool for which the stage is made."""
     runs_server: ClassVar[bool] = False
     """Whether the stage leaves a server running, on a cluster that supports it."""
+    publishes: ClassVar[bool] = False
+    """Whether the result is a published model, which a pipeline in a new cluster may adopt."""
     non_identity_fields: ClassVar[frozenset[str]] = frozenset()
     """Fields of the stage that change how it runs and never its result."""
     in_place_fields: ClassVar[frozenset[str]] = frozenset()
@@ -205,6 +207,14 @@ class StageSpec(WithRules):
     def source_uris(self) -> tuple[str, ...]:
         """Return the URIs of inputs besides the model, the data sets and results of other stages."""
         return ()
+
+    def published_uris(self) -> tuple[str, ...]:
+        """Return the URIs below which the stage publishes models."""
+        return ()
+
+    def adopted_result(self, uri: str, digest: str, identity: str) -> AnyResult | None:  # noqa: ARG002  for overrides
+        """Return the result as if the stage had published this model; None if it publishes to no such place."""
+        return None
 
     def early_checks(self) -> list[str]:
         """Return what the stage's process checks at its start, besides what determines the result.

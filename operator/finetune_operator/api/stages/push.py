@@ -13,7 +13,14 @@ from finetune_operator.api.stages.base import (
     recipe_from,
 )
 from finetune_operator.api.stages.ignored_fields import IGNORED_IN_PUSH
-from finetune_trainer.contract import DatasetSource, Lineage, PushConfig, PushRecipe
+from finetune_trainer.contract import (
+    DatasetSource,
+    Lineage,
+    PublishedTarget,
+    PushConfig,
+    PushRecipe,
+    PushResult,
+)
 
 
 class Push(GatedSpec, PushRecipe):
@@ -23,6 +30,7 @@ class Push(GatedSpec, PushRecipe):
     condition: ClassVar[str] = "Pushed"
     needs: ClassVar[tuple[str, ...]] = ("train", "evaluate")
     pool: ClassVar[str] = "control"
+    publishes: ClassVar[bool] = True
     rules: ClassVar[tuple[Rule, ...]] = (
         ARGS_NEED_COMMAND,
         ONE_GPU,
@@ -46,6 +54,25 @@ class Push(GatedSpec, PushRecipe):
             lineage=lineage(context),
             tracking=context.tracking,
         )
+
+    @override
+    def published_uris(self) -> tuple[str, ...]:
+        return tuple(target.uri for target in self.targets)
+
+    @override
+    def adopted_result(self, uri: str, digest: str, identity: str) -> PushResult | None:
+        for target in self.targets:
+            rest = uri.removeprefix(target.uri)
+            if uri.startswith(target.uri) and rest[:1] in {"", "/", "@", ":"}:
+                model = PublishedTarget(
+                    target=target.uri,
+                    uri=uri,
+                    format=target.format,
+                    digest=digest,
+                    size=0,
+                )
+                return PushResult(identity=identity, digest=digest, published=(model,))
+        return None
 
 
 def lineage(context: ConfigContext) -> Lineage:

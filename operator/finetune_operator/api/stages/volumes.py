@@ -41,41 +41,36 @@ class KeyToPath(ContractModel):
 Items = Annotated[tuple[KeyToPath, ...], Field(max_length=32)]
 
 
-class ConfigMapVolume(ContractModel):
-    """The keys of a ConfigMap as files."""
+class KeysAsFiles(ContractModel):
+    """Keys of an object as files."""
 
-    name: ObjectName
-    """Name of the ConfigMap."""
     items: Items | None = None
     """The keys, with their paths. Absent: all keys."""
-    default_mode: Mode | None = None
-    """Permissions of the files. Absent: 420, which is 0644."""
     optional: bool | None = None
     """Whether the pod starts without it. Absent: it does not."""
 
 
-class SecretVolume(ContractModel):
-    """The keys of a Secret as files. The kubelet reads it; the operator cannot."""
-
-    secret_name: ObjectName
-    """Name of the Secret."""
-    items: Items | None = None
-    """The keys, with their paths. Absent: all keys."""
-    default_mode: Mode | None = None
-    """Permissions of the files. Absent: 420, which is 0644."""
-    optional: bool | None = None
-    """Whether the pod starts without it. Absent: it does not."""
-
-
-class ProjectedObject(ContractModel):
+class ProjectedObject(KeysAsFiles):
     """Keys of a Secret or ConfigMap in a projected volume."""
 
     name: ObjectName
     """Name of the object."""
-    items: Items | None = None
-    """The keys, with their paths. Absent: all keys."""
-    optional: bool | None = None
-    """Whether the pod starts without it. Absent: it does not."""
+
+
+class ConfigMapVolume(ProjectedObject):
+    """The keys of a ConfigMap as files."""
+
+    default_mode: Mode | None = None
+    """Permissions of the files. Absent: 420, which is 0644."""
+
+
+class SecretVolume(KeysAsFiles):
+    """The keys of a Secret as files. The kubelet reads it; the operator cannot."""
+
+    secret_name: ObjectName
+    """Name of the Secret."""
+    default_mode: Mode | None = None
+    """Permissions of the files. Absent: 420, which is 0644."""
 
 
 class Projection(ContractModel):

@@ -168,16 +168,22 @@ def trim_pipeline(raw: Object, parsed: Pipeline | None = None) -> CachedPipeline
 
 def _read_results(spec: Object) -> Iterator[tuple[str, str]]:
     """Yield the claim and STAGE/IDENTITY of each result that a URI of the spec names. The spec may be malformed."""
-    train = spec.get("train")
-    start = train.get("startFrom") if isinstance(train, dict) else None
-    datasets = _objects(spec.get("datasets"))
-    for source in (
-        _objects([spec.get("model"), spec.get("validation"), start]) + datasets
-    ):
-        uri = str(source.get("uri"))
-        claim, _, path = uri.removeprefix("pvc://").partition("/")
-        if uri.startswith("pvc://"):
+    for text in _texts(spec):
+        if text.startswith("pvc://"):
+            claim, _, path = text.removeprefix("pvc://").partition("/")
             yield from ((claim, name) for name in names_in([f"/{path}"]))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield each text in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for element in value.values():
+            yield from _texts(element)
+    elif isinstance(value, list):
+        for element in value:
+            yield from _texts(element)
 
 
 def _compressed(content: Object) -> bytes:
