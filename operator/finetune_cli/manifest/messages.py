@@ -198,7 +198,9 @@ def _string_expected(value: YamlNode) -> str:
 def _choice_expected(choices: list[str], got: Any) -> str:
     if len(choices) == 1:
         return f"must be {choices[0]} (got {quoted(got)})"
-    message = f"must be one of {', '.join(choices)} (got {quoted(got)})"
+    # An empty text is allowed, but no choice to offer.
+    names = ", ".join(choice for choice in choices if choice)
+    message = f"must be one of {names} (got {quoted(got)})"
     match = None
     if isinstance(got, str):
         match = _same_choice(got, choices) or closest_match(got, choices)

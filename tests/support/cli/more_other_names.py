@@ -1,6 +1,19 @@
 """More settings under the names of other tools, with their names here or the reason for none."""
 
 MORE_ANSWERED = [
+    ("datasets[].columns.conversations", "messages"),
+    ("datasets[].columns.conversation", "messages"),
+    ("datasets[].columns.chat", "messages"),
+    ("datasets[].columns.dialogue", "messages"),
+    ("datasets[].columns.functions", "tools"),
+    ("datasets[].columns.question", "instruction"),
+    ("datasets[].columns.query", "instruction"),
+    ("datasets[].columns.context", "input"),
+    ("datasets[].columns.answer", "output, or beside prompt completion,"),
+    ("datasets[].columns.response", "output, or beside prompt completion,"),
+    ("datasets[].columns.positive", "chosen"),
+    ("datasets[].columns.accepted", "chosen"),
+    ("datasets[].columns.negative", "rejected"),
     ("model.hf", "uri: hf://ORG/NAME"),
     ("model.url", "uri"),
     ("datasets[].train", "uri"),
@@ -114,6 +127,10 @@ MORE_WITHOUT_FIELD = [
     ("train.initContainers", "a pod has one container,"),
     ("train.containers", "a pod has one container,"),
     ("train.sidecars", "a pod has one container,"),
+    (
+        "train.pod.topologySpreadConstraints[].labelSelector",
+        "the pods of the same attempt are spread",
+    ),
     ("train.restartPolicy", "the operator starts each attempt;"),
     ("train.completions", "the operator starts the pods;"),
 ]

@@ -140,7 +140,7 @@ def test_plan_counts_pairs_with_objective_dpo(cli, scenario):
         in out
     )
     assert "train: 8 steps of 8 pairs, 3 epochs" in out
-    assert "learning rate 0.0002 is far above the usual ones of DPO" in out
+    assert "learning rate 0.0002 is far above the usual rates of DPO" in out
     assert "train: time not known" in out
 
 

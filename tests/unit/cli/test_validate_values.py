@@ -214,7 +214,7 @@ def test_every_pattern_of_the_schema_has_a_message():
         ),
         (
             "validation: {fraction: 0.1, revision: v1}",
-            "validation.uri: is needed by revision, format and columns",
+            "validation.uri: is needed by revision, config, split, format and columns",
         ),
         (
             "validation: {uri: x, split: test}",

@@ -236,10 +236,9 @@ def test_time_in_a_queue_is_no_start(hours):
 
 
 def test_requested_spot_tries_dearer_class_before_a_full_one():
-    deadline = (START + timedelta(hours=40)).isoformat()
     placement = {"capacity": "Spot", "expectedSeconds": 14400}
     classes = (("b", "Spot", "0.90"), ("dear", "Spot", "1.60"), *H100)
-    scenario = training(*classes, deadline=deadline, placement=placement)
+    scenario = training(*classes, placement=placement)
     chosen = [(placed(scenario)[1], wait_until_moved(scenario)) for _ in range(5)]
     minutes = [(name, round(wait / MINUTE)) for name, wait in chosen if wait]
     assert minutes == [

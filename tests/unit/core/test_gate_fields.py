@@ -66,7 +66,7 @@ HELD_OUT = {"task": "held_out", "metric": "validation_loss"}
             {"gate": {"metric": "reward_accuracy", "against": "Base"}},
             "reward_accuracy against Value",
         ),
-        ({"task": {"limit": 5}}, "remove fewShot and limit"),
+        ({"task": {"limit": 5}}, "remove fewShot, limit and allowCode"),
     ],
     ids=str,
 )
