@@ -19,7 +19,12 @@ MOST = 1.3
 """The allocator rounds up and keeps freed memory, and so do the libraries of PyTorch."""
 
 
-@pytest.fixture(scope="module", params=[(384, 6), (640, 8)], ids=["small", "medium"])
+SIZES = [(640, 8)]
+if os.environ.get("TRAINING") == "all":
+    SIZES.append((384, 6))
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=str)
 def model(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of so many dimensions and layers."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415  the import takes seconds
