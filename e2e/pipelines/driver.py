@@ -84,6 +84,9 @@ def pipeline(
         del spec["push"]
     for key, value in changes.items():
         spec[key] = merged(spec.get(key), value)
+    if "existingClaim" in spec["workspace"]:
+        # Refused beside it.
+        del spec["workspace"]["size"]
     return {
         "apiVersion": "finetune.dev/v1alpha1",
         "kind": "FineTunePipeline",

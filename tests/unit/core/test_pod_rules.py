@@ -59,11 +59,11 @@ def test_workspace_below_a_megabyte_is_refused(amount):
 def test_crd_refuses_tiny_amounts_that_are_integers():
     """A pattern says nothing about an integer, so that the API server needs a rule; integration tests evaluate it."""
     schema = spec_schema()
-    rules = [
+    of_workspace = [
         validation["rule"]
         for validation in schema["workspace"]["x-kubernetes-validations"]
     ]
-    assert f"!has(self.size) || string(self.size).matches('{BYTES}')" in rules
+    assert f"!has(self.size) || string(self.size).matches('{BYTES}')" in of_workspace
     for pod in (
         schema["podDefaults"],
         *(schema[name]["properties"]["pod"] for name in ("prepare", "train", "deploy")),

@@ -118,6 +118,14 @@ def test_null_in_an_earlier_record_hides_no_column(refused, first, second, reaso
             "messages[1].train_detail: neither the chat template nor the loss",
         ),
         ({"messages": [QUESTION, ANSWER | {"channel": "analysis"}]}, "messages[1].channel is analysis, and no answer"),
+        ({"messages": [QUESTION, ANSWER | {"value": "Paris"}]}, "messages[1] has content and also value, which differ"),
+        ({"messages": [QUESTION, ANSWER | {"from": "human"}]}, "messages[1] has role and also from, which differ"),
+        ({"messages": [QUESTION, ANSWER | {"answer": "Paris"}]}, "messages[1].answer: the chat template does not"),
+        (
+            {"instruction": "Sum it", "output": "seven and a bit", "inputs": "3+4"},
+            "column inputs: its text is not used",
+        ),
+        ({"prompt": "2 + 2 =", "completion": 4}, "completion must be a string, it is a number: write it in quotes"),
         ({"messages": [QUESTION, ANSWER | {"loss": False}]}, "leave no turn to learn"),
         ({"messages": [QUESTION, ANSWER | {"training": False}]}, "leave no turn to learn"),
         ({"messages": [QUESTION, ANSWER | {"loss_weight": 0.5}]}, "messages[1].loss_weight must be 0 or 1"),
@@ -317,3 +325,10 @@ def test_text_in_a_tool_that_the_template_drops_is_named():
     )
     [sentence] = rendering.unrendered
     assert sentence.startswith("tools[0].function.description: the chat template")
+
+
+def test_message_as_openai_dumps_it_is_read(model, environment, manifest_dir):
+    empty: dict[str, Any] = {"refusal": None, "annotations": [], "audio": None, "from": "Ann"}
+    record = {"messages": [QUESTION, ANSWER | empty]}
+    write_jsonl(manifest_dir / "data.jsonl", [record] * 4)
+    assert prepare(prepare_config(model), environment).invalid == 0

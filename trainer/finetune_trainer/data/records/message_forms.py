@@ -36,6 +36,8 @@ ROLES = {
 }
 """The role of a chat template for each name of a role."""
 USUAL_ROLES = frozenset(ROLES.values())
+_OTHER_FORMS = frozenset({"function_call", "channel", "from", "value"})
+"""Keys of a message that another form has beside or in place of role and content."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 """Types of the parts of a content that are text."""
 # vLLM joins the parts of a message in the same way, for a template that takes text.
@@ -80,7 +82,7 @@ def are_usual(messages: list[Any]) -> bool:
         # A list has no hash, so that `in` would raise TypeError.
         if type(role) is not str or role not in USUAL_ROLES:
             return False
-        if "function_call" in message or "channel" in message:
+        if not _OTHER_FORMS.isdisjoint(message):
             return False
     return True
 
@@ -94,7 +96,11 @@ def _message(message: Fields, path: str) -> Fields:
         text_key = "value"
     _check_keys(message, path)
     role = _role(message, role_key, path)
-    used = (role_key, text_key, "function_call", "role", "content")
+    used = {role_key, text_key, "function_call", "role", "content"}
+    if _known_role(message.get("from")) is not None:
+        used.add("from")
+    if message.get("value") == message.get("content"):
+        used.add("value")
     others = {key: value for key, value in message.items() if key not in used}
     if role == "function_call":
         calls = _written_calls(message.get(text_key), f"{path}.{text_key}")
@@ -113,8 +119,9 @@ def _message(message: Fields, path: str) -> Fields:
 
 
 def _check_keys(message: Fields, path: str) -> None:
-    """Raise InvalidRecord if a message names neither its role nor its text by a known name."""
+    """Raise InvalidRecord if a message names its role or its text by no known name, or by two that differ."""
     keys = message.keys()
+    _check_agree(message, path)
     if message.get("from") is not None and keys.isdisjoint({"value", "content"}):
         raise InvalidRecord(f"{path}.value is missing")
     if keys.isdisjoint({"role", "from"}) and keys:
@@ -122,6 +129,23 @@ def _check_keys(message: Fields, path: str) -> None:
         raise InvalidRecord(
             f"{path}.role is missing: a message has role and content, or from and value; it has {shown}"
         )
+
+
+def _check_agree(message: Fields, path: str) -> None:
+    """Raise InvalidRecord if a message has two texts, or two roles, that differ."""
+    texts = (message.get("content"), message.get("value"))
+    roles = [_known_role(message.get(key)) for key in ("role", "from")]
+    for names, values in (
+        ("content and also value", texts),
+        ("role and also from", roles),
+    ):
+        if None not in values and values[0] != values[1]:
+            raise InvalidRecord(f"{path} has {names}, which differ: keep one of them")
+
+
+def _known_role(name: object) -> str | None:
+    # `from` beside `role` may also be the name of a person.
+    return ROLES.get(name.strip().lower()) if isinstance(name, str) else None
 
 
 def _role(message: Fields, key: str, path: str) -> Any:

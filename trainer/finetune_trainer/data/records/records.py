@@ -100,7 +100,10 @@ def text_of(fields: Fields, name: str, prefix: str = "") -> str:
     """
     value = fields.get(name)
     if not isinstance(value, str):
-        raise InvalidRecord(f"{prefix}{name} must be a string, it is {kind_of(value)}")
+        fix = ": write it in quotes" if isinstance(value, int | float) else ""
+        raise InvalidRecord(
+            f"{prefix}{name} must be a string, it is {kind_of(value)}{fix}"
+        )
     # Lone surrogates stand for bytes that are not UTF-8, and tokenizers cannot encode them.
     try:
         value.encode()

@@ -26,6 +26,10 @@ MAX_SHAPES = 1000
 """Limit of the shapes of conversations that are kept for a template."""
 ROUTES = frozenset({"channel", "recipient"})
 """Keys of a message that say to whom it speaks: gpt-oss writes its reasoning as a message of the channel analysis."""
+TEXT_KEYS = frozenset(
+    {"text", "answer", "response", "completion", "thoughts", "refusal"}
+)
+"""Keys of a message that hold texts, however short. In any other key, a single word is a label."""
 _USUAL_KEYS = ("role", "content")
 _OWN_PLACES = frozenset({*_USUAL_KEYS, "tool_calls", "train", *REASONING_NAMES})
 Places = list[list[Place]]
@@ -172,7 +176,9 @@ def _may_be_switch(value: object) -> bool:
     if isinstance(value, bool):
         return True
     # Such as axolotl's train_detail: a list of positions.
-    return isinstance(value, list | dict) and not list(texts_of(value, ""))
+    # An empty list says nothing, such as OpenAI's annotations.
+    is_list = isinstance(value, list | dict) and bool(value)
+    return is_list and not list(texts_of(value, ""))
 
 
 def _missing(
@@ -356,7 +362,8 @@ def _other_places(index: int, message: Message) -> Iterator[Place]:
     """Yield the texts of a message besides reasoning and content."""
     for key, value in message.items():
         if key not in _OWN_PLACES:
-            yield from texts_of(value, f"messages[{index}].{key}")
+            is_text = key in TEXT_KEYS
+            yield from texts_of(value, f"messages[{index}].{key}", labels=is_text)
     for number, call in enumerate(message.get("tool_calls", ())):
         yield from _call_places(call, f"messages[{index}].tool_calls[{number}]")
 
