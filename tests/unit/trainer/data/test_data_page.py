@@ -38,6 +38,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "several forms in a record": ({"text": "a b", "messages": MESSAGES}, "columns: {messages: messages}"),
     "a part of an image": ({"messages": [{**QUESTION, "content": [IMAGE]}, ANSWER]}, "remove the record, or the part"),
     "messages as `prompt`": ({"prompt": [QUESTION], "completion": "It is 5."}, "write completion as"),
+    "a message with `content` and also `value`": (
+        {"messages": [QUESTION, {**ANSWER, "value": "Paris"}]}, "keep one of them"),
     "a record whose `label` or `kto_tag` is false": ({**PROMPT, "label": False}, "remove the record"),
     "a record with `train`, `loss`": ({**PROMPT, "train": False}, "remove it"),
     "a record with another `weight`": ({**PROMPT, "weight": 0.5}, "columns: {ignored: [weight]}"),

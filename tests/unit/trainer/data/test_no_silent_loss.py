@@ -328,7 +328,12 @@ def test_text_in_a_tool_that_the_template_drops_is_named():
 
 
 def test_message_as_openai_dumps_it_is_read(model, environment, manifest_dir):
-    empty: dict[str, Any] = {"refusal": None, "annotations": [], "audio": None, "from": "Ann"}
+    empty: dict[str, Any] = {
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "from": "Ann",
+    }
     record = {"messages": [QUESTION, ANSWER | empty]}
     write_jsonl(manifest_dir / "data.jsonl", [record] * 4)
     assert prepare(prepare_config(model), environment).invalid == 0
