@@ -202,7 +202,7 @@ def test_api_server_accepts_as_many_data_sets_as_the_limit(namespace: KubeNamesp
         ),
         (
             {"validation": {"fraction": 0.1, "format": "CSV"}},
-            "uri: is needed by revision, format and columns",
+            "uri: is needed by revision, config, split, format and columns",
         ),
     ],
 )
