@@ -74,7 +74,7 @@ class RunWorkspace:
         named = {f"{name}/{stage.identity}" for name, stage in status.stages.items()}
         for name, attempt in status.running_attempts().items():
             named.add(f"{name}/{attempt.identity}")
-        keep = workspace.keep_unused if self.keep is None else self.keep
+        keep = workspace.unused_kept if self.keep is None else self.keep
         return Unused(
             self.folder,
             STAGE_NAMES,

@@ -61,16 +61,22 @@ class Workspace(WithRules):
     ReadWriteOnce."""
 
     existing_claim: ObjectName | None = None
-    """Name of an existing claim to use; the operator then creates no claim, and the other fields are refused. Pipelines
-    on the same claim run in turn."""
+    """Name of an existing claim to use; the operator then creates no claim, and refuses the fields that describe
+    its own. Pipelines on the same claim run in turn."""
 
-    keep_unused: int = Field(default=1, ge=0, le=1000)
+    keep_unused: int | None = Field(default=None, ge=0, le=1000)
     """Results of earlier edits that stay. When a stage starts, the trainer deletes results of the stages up to it that
-    the pipeline no longer uses, but not the newest finished ones of each stage, nor as many unfinished ones."""
+    the pipeline no longer uses, but not the newest finished ones of each stage, nor as many unfinished ones.
+    Absent: 1."""
 
     when_deleted: Literal["Retain", "Delete"] | None = None
     """What happens to the operator's claim when the pipeline is deleted. Retain: a new pipeline of the same name reuses
     its results. Absent: Retain."""
+
+    @property
+    def unused_kept(self) -> int:
+        """The number of unused results of a stage that stay."""
+        return 1 if self.keep_unused is None else self.keep_unused
 
     @property
     def claim_size(self) -> str:

@@ -79,7 +79,7 @@ def pruning_of(
     # An operator's own claim may be the existing claim of other pipelines.
     shared = bool(pipeline.spec.workspace.existing_claim or workspace.users)
     keep = (*named, *sorted(workspace.read_results))
-    return Pruning(keep, pipeline.spec.workspace.keep_unused, shared)
+    return Pruning(keep, pipeline.spec.workspace.unused_kept, shared)
 
 
 def start_blocker(workspace: ObservedWorkspace) -> Blocker | None:
