@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.operator.crd_rules import PLACES, Object, objects_with_rules
 
 from testcluster import fixtures, go_modules
 from testcluster.provider import ControlPlaneOptions, Provider
@@ -37,3 +38,9 @@ def control_plane(request: pytest.FixtureRequest) -> Iterator[Provider]:
         "plane", "none", kwok_nodes=3, control_plane=options
     ) as created:
         yield created
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def rules(request: pytest.FixtureRequest) -> list[Object]:
+    """The objects that hold the rules of the CRD."""
+    return objects_with_rules(request.param)

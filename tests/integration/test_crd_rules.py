@@ -4,23 +4,14 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from support.operator.crd_rules import delete_policies
 from support.operator.demo_manifest import manifest_with
 from support.operator.operator_process import GROUP
 
 from finetune_operator.crd import generate
-from finetune_operator.crd.policy import NAME
 from testcluster.errors import TimedOut
-from testcluster.kube import Kube
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
 from testcluster.provider import Provider
-
-
-@pytest.fixture(scope="module", params=["schema", "policy"])
-def rules(request: pytest.FixtureRequest) -> list[dict]:
-    """The objects that hold the rules."""
-    if request.param == "schema":
-        return [generate.definition()]
-    return [generate.definition(rules=False), *generate.rules_policy()]
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +24,6 @@ def namespace(control_plane: Provider, rules: list[dict]) -> Iterator[KubeNamesp
         until(lambda: breaks_a_rule(created), 30)
         yield created
     delete_policies(kube)
-
-
-def delete_policies(kube: Kube) -> None:
-    """Delete the policy and its binding, if they exist."""
-    for policy in generate.rules_policy():
-        kube.run("delete", "--ignore-not-found", policy["kind"], NAME)
 
 
 def breaks_a_rule(namespace: KubeNamespace) -> bool:

@@ -4,14 +4,13 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from support.operator.crd_rules import delete_policies
 from support.operator.ignored_fields import IGNORED, USED, spec_with
 from support.operator.operator_process import GROUP
 from support.operator.scenario import merged
 
 from finetune_operator.crd import generate
-from finetune_operator.crd.policy import NAME
 from testcluster.errors import TimedOut
-from testcluster.kube import Kube
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
 from testcluster.provider import Provider
 
@@ -21,14 +20,6 @@ OLD_WORKSPACE = {
     "whenDeleted": "Retain",
 }
 """What API servers have stored in each workspace."""
-
-
-@pytest.fixture(scope="module", params=["schema", "policy"])
-def rules(request: pytest.FixtureRequest) -> list[dict]:
-    """The objects that hold the rules."""
-    if request.param == "schema":
-        return [generate.definition()]
-    return [generate.definition(rules=False), *generate.rules_policy()]
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +37,6 @@ def namespace(control_plane: Provider, rules: list[dict]) -> Iterator[KubeNamesp
         until(lambda: refuses(created), 30)
         yield created
     delete_policies(kube)
-
-
-def delete_policies(kube: Kube) -> None:
-    """Delete the policy and its binding, if they exist."""
-    for policy in generate.rules_policy():
-        kube.run("delete", "--ignore-not-found", policy["kind"], NAME)
 
 
 def pipeline(name: str, spec: dict) -> dict:

@@ -86,7 +86,8 @@ the same name or path wins. */}}
 {{- $values = dict "HTTP_PROXY" .http "HTTPS_PROXY" .https "NO_PROXY" (join "," (concat $inside (.noProxy | default list))) }}
 {{- end }}
 {{- end }}
-{{- $volumes := list }}{{ $mounts := list }}
+{{- $volumes := list }}
+{{- $mounts := list }}
 {{- with .Values.trustedCAs }}
 {{- if .configMap }}
 {{- $folder := "/etc/finetune/trusted-cas" }}
@@ -103,11 +104,14 @@ the same name or path wins. */}}
 {{- if $value }}{{ $variables = append $variables (dict "name" $name "value" $value) }}{{ end }}
 {{- end }}
 {{- range list (list "env" "name" $variables) (list "volumes" "name" $volumes) (list "volumeMounts" "mountPath" $mounts) }}
-{{- $key := index . 1 }}{{ $own := get $pod (index . 0) | default list }}{{ $taken := list }}
+{{- $field := index . 0 }}
+{{- $key := index . 1 }}
+{{- $own := get $pod $field | default list }}
+{{- $taken := list }}
 {{- range $own }}{{ $taken = append $taken (get . $key) }}{{ end }}
 {{- $more := list }}
 {{- range index . 2 }}{{ if not (has (get . $key) $taken) }}{{ $more = append $more . }}{{ end }}{{ end }}
-{{- if $more }}{{ $_ := set $pod (index . 0) (concat $more $own) }}{{ end }}
+{{- if $more }}{{ $_ := set $pod $field (concat $more $own) }}{{ end }}
 {{- end }}
 {{- toJson (merge (dict "podDefaults" $pod) (omit $defaults "podDefaults")) }}
 {{- end }}

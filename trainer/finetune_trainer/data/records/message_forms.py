@@ -152,9 +152,10 @@ def _role(message: Fields, key: str, path: str) -> Any:
     role = message.get(key)
     if not isinstance(role, str):
         return role
+    known = _known_role(role)
+    if known is not None:
+        return known
     name = role.strip().lower()
-    if name in ROLES:
-        return ROLES[name]
     if name == "function_call":
         return name
     if name == "function":
