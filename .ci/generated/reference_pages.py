@@ -1,6 +1,7 @@
 """Generate docs/reference/{api,cli,metrics}.md from the CRD, the argument parsers and the metrics."""
 
 import argparse
+import json
 import os
 import textwrap
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
+COMPLETIONS = ROOT / "operator" / "finetune_cli" / "commands" / "completions.json"
 Schema = dict[str, Any]
 
 API_HEAD = """\
@@ -63,8 +65,11 @@ the class `Progress` in `trainer/finetune_trainer/contract/results.py`.*
 
 
 def files() -> dict[Path, str]:
-    """Return path -> text of every page."""
-    return {REFERENCE / name: text for name, text in pages().items()}
+    """Return path -> text of every page, and of the table for completion in shells."""
+    table = json.dumps(completions(), indent=1) + "\n"
+    return {REFERENCE / name: text for name, text in pages().items()} | {
+        COMPLETIONS: table
+    }
 
 
 def pages() -> dict[str, str]:
@@ -156,11 +161,42 @@ def _text(field: Schema) -> str:
 
 def cli_page() -> str:
     """Return the help of every command."""
-    from finetune_cli.__main__ import COMMANDS, _parser  # noqa: PLC0415
-
     # argparse wraps its help at the width of the terminal.
     os.environ["COLUMNS"] = "96"
     parts = [CLI_HEAD]
+    for name, parser in _parsers().items():
+        text = parser.format_help().rstrip()
+        parts.append(f"## finetune {name}\n\n```text\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+def completions() -> dict[str, Any]:
+    """Return for each command its options with their values, the words of its arguments, and whether it takes a run."""
+    return {name: _completions(parser) for name, parser in _parsers().items()}
+
+
+def _completions(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    options: dict[str, list[str] | None] = {}
+    words: list[str] = []
+    names: list[str] = []
+    # argparse has no public list of a parser's arguments.
+    for action in parser._actions:  # noqa: SLF001
+        choices = [str(choice) for choice in action.choices or ()]
+        if not action.option_strings:
+            words += choices
+            names.append(str(action.metavar))
+        # nargs is 0 for a flag, which takes no value.
+        elif action.help != argparse.SUPPRESS:
+            value = None if action.nargs == 0 else choices
+            options |= dict.fromkeys(action.option_strings, value)
+    takes_run = any("NAME" in name.split("|") for name in names)
+    return {"options": options, "words": words, "runs": takes_run}
+
+
+def _parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of every command, in the order of `finetune --help`."""
+    from finetune_cli.__main__ import COMMANDS, _parser  # noqa: PLC0415
+
     # argparse has no public list of its commands.
     actions = _parser([])._actions  # noqa: SLF001
     [commands] = [
@@ -168,10 +204,7 @@ def cli_page() -> str:
         for action in actions
         if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
     ]
-    for name in COMMANDS:
-        text = commands.choices[name].format_help().rstrip()
-        parts.append(f"## finetune {name}\n\n```text\n{text}\n```\n")
-    return "\n".join(parts)
+    return {name: commands.choices[name] for name in COMMANDS}
 
 
 def metrics_page() -> str:

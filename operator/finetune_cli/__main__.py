@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from finetune_cli.diagnostics import InvalidManifest, UsageError
+from finetune_cli.diagnostics import InvalidManifest, UsageError, closest_match, quoted
 from finetune_cli.exit_codes import FAILED, INTERRUPTED, INVALID, PIPE_CLOSED
 from finetune_cli.output.encoding import replace_unencodable
 from finetune_operator.errors import ClusterError
@@ -26,6 +26,9 @@ COMMANDS = {
             "get",
             "logs",
             "retry",
+            "explain",
+            "schema",
+            "doctor",
         )
     },
     **dict.fromkeys(("cancel", "suspend", "resume"), "verbs"),
@@ -34,6 +37,8 @@ COMMANDS = {
     "completion": "completion",
 }
 """Command -> its module in `commands/`, in the order of `finetune --help`."""
+AS_OPTIONS = {"help": "--help", "version": "--version"}
+"""Words that other programs have as commands -> the option that they mean here."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,16 +84,47 @@ def _exit_on_closed_pipe() -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    arguments = _with_options(arguments)
+    _check_command(arguments)
     parser = _parser(arguments)
-    parsed = parser.parse_args(arguments)
+    parsed, unknown = parser.parse_known_args(arguments)
     if parsed.version:
         print(f"finetune {version('finetune-operator')}")
         return 0
     if parsed.command is None:
-        parser.print_usage(sys.stderr)
-        return INVALID
+        parser.print_help()
+        return 0
+    if unknown:
+        raise UsageError(_unknown_argument(parsed.command, unknown[0]))
     code: int = parsed.run(parsed)
     return code
+
+
+def _with_options(arguments: Sequence[str]) -> Sequence[str]:
+    """Return the arguments with `finetune --help` for `finetune help`, and `run --help` for `help run`."""
+    if not arguments or arguments[0] not in AS_OPTIONS:
+        return arguments
+    return [*arguments[1:2], AS_OPTIONS[arguments[0]]]
+
+
+def _check_command(arguments: Sequence[str]) -> None:
+    """Raise UsageError for a command that does not exist."""
+    if not arguments or arguments[0].startswith("-") or arguments[0] in COMMANDS:
+        return
+    match = closest_match(arguments[0], COMMANDS)
+    hint = f"did you mean {match}?" if match else "`finetune --help` lists all"
+    raise UsageError(f"there is no command {quoted(arguments[0])}; {hint}")
+
+
+def _unknown_argument(command: str, word: str) -> str:
+    """Return the error about an argument that a command does not take."""
+    option = word.partition("=")[0]
+    if not option.startswith("-"):
+        return f"{command} takes no further argument {quoted(word)}; see `finetune {command} --help`"
+    known = [text for action in arguments_of(command) for text in action.option_strings]
+    match = closest_match(option, known)
+    hint = f"did you mean {match}?" if match else f"see `finetune {command} --help`"
+    return f"{command} has no option {option}; {hint}"
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

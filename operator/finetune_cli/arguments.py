@@ -8,6 +8,7 @@ from pathlib import Path
 
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.manifest.manifest import Manifest, read
+from finetune_cli.manifest.overrides import Override, parse_overrides
 from finetune_cli.runs import RUNS, find_runs, manifest_of, run_named
 from finetune_operator.api.names import DNS_SUBDOMAIN
 from finetune_operator.core.durations import HOUR, MINUTE
@@ -78,8 +79,8 @@ def run_on_cluster(command: str, arguments: argparse.Namespace) -> int:
         if error.name is None or error.name.partition(".")[0] not in CLIENT_PACKAGES:
             raise
         raise UsageError(
-            "a cluster needs the Kubernetes client library, which is not installed; "
-            "run .ci/install operator in a clone of the project"
+            "a cluster needs the Kubernetes client library, which is not installed: "
+            "pip install 'finetune-operator[operator]'"
         ) from error
     code: int = module.run(arguments)
     return code
@@ -92,6 +93,19 @@ def add_local_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--claim", action="append", default=[], metavar="NAME=FOLDER", help=text
     )
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """Add --set."""
+    text = "set a field for this command only, such as train.epochs=1 or datasets[0].uri=other.jsonl; may be repeated"
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help=text
+    )
+
+
+def overrides(arguments: argparse.Namespace) -> tuple[Override, ...]:
+    """Return the fields that --set changes, none for a command without it; raises UsageError."""
+    return parse_overrides(getattr(arguments, "set", ()))
 
 
 def add_workdir(parser: argparse.ArgumentParser) -> None:

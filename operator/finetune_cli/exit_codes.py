@@ -1,8 +1,13 @@
 """Exit codes of `finetune`, and how they follow from a pipeline's status. Success is 0."""
 
-from finetune_operator.api.conditions import READY
-from finetune_operator.api.status import PipelineStatus
-from finetune_operator.core.pipeline import Pipeline
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # Importing the models takes half a second, which completion in a shell does not have.
+    from finetune_operator.api.status import PipelineStatus
+    from finetune_operator.core.pipeline import Pipeline
 
 FAILED = 1
 INVALID = 2
@@ -49,6 +54,8 @@ def has_finished(pipeline: Pipeline) -> bool:
 
 def ready_message(status: PipelineStatus) -> str:
     """Return the message of the condition Ready, which summarizes the pipeline; empty if it is absent."""
+    from finetune_operator.api.conditions import READY  # noqa: PLC0415  as above
+
     for condition in status.conditions:
         if condition.type == READY:
             return condition.message

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from finetune_operator.local.pipeline_file import FILE
+from finetune_operator.local.file_names import PIPELINE_FILE
 
 RUNS = Path(".finetune")
 """Folder of the runs on this machine, relative to the current folder."""
@@ -12,7 +12,7 @@ MANIFEST = "manifest"
 
 def find_runs(folder: Path = RUNS) -> list[Path]:
     """Return the folders of runs, sorted by name: the given folder, if it holds a run, and those directly in it."""
-    files = [*folder.glob(FILE), *folder.glob(f"*/{FILE}")]
+    files = [*folder.glob(PIPELINE_FILE), *folder.glob(f"*/{PIPELINE_FILE}")]
     return sorted(file.parent for file in files)
 
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
-from finetune_cli.arguments import is_manifest
+from finetune_cli.arguments import is_manifest, overrides
 from finetune_cli.cluster.api_errors import describe_api_error
 from finetune_cli.cluster.kubeconfig import KubeContext, read_context
 from finetune_cli.diagnostics import UsageError, closest_match
@@ -81,8 +81,12 @@ async def connect(arguments: argparse.Namespace) -> AsyncIterator[ClusterSession
     name = arguments.name or ""
     manifest = None
     if name and is_manifest(name):
-        manifest = read(Path(name))
+        manifest = read(Path(name), overrides(arguments))
         name = manifest.name
+    elif overrides(arguments):
+        raise UsageError(
+            f"--set changes a manifest: name its FILE in place of the pipeline {name}"
+        )
     # Checked here, because the name becomes a part of the API's paths.
     if name and not re.fullmatch(DNS_SUBDOMAIN, name):
         raise UsageError(

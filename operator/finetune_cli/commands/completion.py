@@ -1,9 +1,15 @@
-"""`finetune completion`: print the script with which a shell completes commands, options and names of runs."""
+"""`finetune completion`: print the script with which a shell completes commands, options and names of runs.
+
+A shell waits for each completion, so nothing of the commands is imported: a table that is generated from their parsers
+has the words.
+"""
 
 import argparse
-import importlib
+import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from finetune_cli.commands import Commands
 from finetune_cli.runs import find_runs
@@ -11,34 +17,48 @@ from finetune_cli.runs import find_runs
 DESCRIPTION = """\
 Print the script that completes commands, options, stages and the names of runs on this machine. For bash, add to
 ~/.bashrc: eval "$(finetune completion bash)". For zsh, add to ~/.zshrc after compinit: eval "$(finetune completion
-zsh)".
+zsh)". For fish: finetune completion fish > ~/.config/fish/completions/finetune.fish
 """
-# Files are completed behind the command only: the first word is a command, and a word with - an option.
+TABLE = Path(__file__).with_name("completions.json")
+FILES = ":files"
+"""Line after the words, if a file may stand there, too."""
+# The words are one argument, a line each: argparse would drop a word -- between others.
 BASH = """\
 _finetune() {
-    local word="${COMP_WORDS[COMP_CWORD]}" line
+    local IFS=$'\\n' word="${COMP_WORDS[COMP_CWORD]}" line
     COMPREPLY=()
-    while IFS= read -r line; do
-        COMPREPLY+=("$line")
-    done < <(
-        "${COMP_WORDS[0]}" completion bash --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null
-        [[ $word == -* || $COMP_CWORD -lt 2 ]] || compgen -f -- "$word"
-    )
+    while read -r line; do
+        if [[ $line == :files ]]; then
+            COMPREPLY+=($(compgen -f -- "$word"))
+        else
+            COMPREPLY+=("$line")
+        fi
+    done < <("${COMP_WORDS[0]}" completion bash --words="${COMP_WORDS[*]:1:COMP_CWORD}" 2>/dev/null)
 }
 complete -o filenames -F _finetune finetune kubectl-finetune
 """
 ZSH = """\
 _finetune() {
-    local -a found
-    found=("${(@f)$("${words[1]}" completion zsh --words "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    compadd -- ${found:#}
-    [[ ${words[CURRENT]} == -* || $CURRENT -lt 3 ]] || _files
+    local -a lines
+    lines=("${(@f)$("${words[1]}" completion zsh --words="${(pj:\\n:)words[2,CURRENT]}" 2>/dev/null)}")
+    compadd -- ${${lines:#}:#:files}
+    (( ! ${lines[(Ie):files]} )) || _files
 }
 compdef _finetune finetune kubectl-finetune
 """
-SCRIPTS = {"bash": BASH, "zsh": ZSH}
-TAKES_RUN = frozenset({"plan", "run", "workspaces", "get", "logs", "retry", "drill"})
-"""Commands whose NAME may be a run on this machine."""
+FISH = """\
+function __finetune_complete
+    set -l words (commandline -opc) (commandline -ct)
+    set -l lines ($words[1] completion fish --words=(string join \\n -- $words[2..] | string collect -N) 2>/dev/null)
+    string match --invert -- :files $lines
+    if contains -- :files $lines
+        __fish_complete_path (commandline -ct)
+    end
+end
+complete -c finetune -f -a '(__finetune_complete)'
+complete -c kubectl-finetune -f -a '(__finetune_complete)'
+"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
 def register(commands: Commands) -> None:
@@ -49,7 +69,7 @@ def register(commands: Commands) -> None:
         description=DESCRIPTION,
     )
     parser.add_argument("shell", choices=[*SCRIPTS], help="shell that reads the script")
-    parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("--words", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
 
 
@@ -57,45 +77,43 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the script, or for the script the words that may stand last in a command line."""
     if arguments.words is None:
         sys.stdout.write(SCRIPTS[arguments.shell])
-    else:
-        sys.stdout.writelines(f"{word}\n" for word in completions(arguments.words))
+        return 0
+    *before, last = arguments.words.split("\n")
+    words = sorted({word for word in _words(before, last) if word.startswith(last)})
+    # Last: it is no word.
+    if _takes_file(before, last):
+        words.append(FILES)
+    sys.stdout.writelines(f"{word}\n" for word in words)
     return 0
 
 
-def completions(words: list[str]) -> list[str]:
-    """Return the words that may stand in place of the last word, given the words between `finetune` and it."""
-    *before, last = words or [""]
-    return sorted({word for word in _candidates(before, last) if word.startswith(last)})
-
-
-def _candidates(before: list[str], last: str) -> Iterator[str]:
-    # Here and not above: it imports this module.
-    main = importlib.import_module("finetune_cli.__main__")
+def _words(before: list[str], last: str) -> Iterator[str]:
+    """Yield the words that may follow the words before, whatever the last one begins with."""
+    table = json.loads(TABLE.read_text("utf-8"))
     if not before:
-        yield from (*main.COMMANDS, "--version", "--help")
+        yield from (*table, "--version", "--help")
         return
-    command = before[0]
-    actions = main.arguments_of(command)
-    option = _option_of(actions, before[-1])
-    if option is not None:
-        yield from option.choices or ()
-        return
-    if last.startswith("-"):
-        for action in actions:
-            yield from action.option_strings
-        return
-    for action in actions:
-        is_positional = not action.option_strings
-        if is_positional and action.choices:
-            yield from (str(choice) for choice in action.choices)
-    if command in TAKES_RUN:
-        yield from (run.name for run in find_runs())
+    command = table.get(before[0], {})
+    options = command.get("options", {})
+    if _takes_value(options, before[-1]):
+        yield from options[before[-1]]
+    elif last.startswith("-"):
+        yield from options
+    else:
+        yield from command.get("words", ())
+        if command.get("runs"):
+            yield from (run.name for run in find_runs())
 
 
-def _option_of(actions: list[argparse.Action], word: str) -> argparse.Action | None:
-    """Return the option that expects a value after this word, or None."""
-    for action in actions:
-        # nargs is 0 for a flag, which takes no value.
-        if word in action.option_strings and action.nargs != 0:
-            return action
-    return None
+def _takes_value(options: dict[str, Any], word: str) -> bool:
+    """Return whether a word is an option that a value follows; the table has null for a flag."""
+    return options.get(word) is not None
+
+
+def _takes_file(before: list[str], last: str) -> bool:
+    """Return whether a file may be the last word: not a command, an option, or a value of a known set."""
+    if not before or last.startswith("-"):
+        return False
+    table = json.loads(TABLE.read_text("utf-8"))
+    options = table.get(before[0], {}).get("options", {})
+    return not options.get(before[-1])

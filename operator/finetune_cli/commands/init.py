@@ -23,6 +23,7 @@ from finetune_cli.exit_codes import INVALID
 from finetune_cli.forecast.learning_rate import start_rate
 from finetune_cli.manifest import yaml_reader
 from finetune_cli.manifest.fields import UriField, sources, targets
+from finetune_cli.manifest.json_schema import write_schema
 from finetune_cli.manifest.manifest import read_text
 from finetune_cli.manifest.messages import PATTERNS
 from finetune_cli.manifest.value_check import resembles_repository
@@ -32,11 +33,11 @@ from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract.environment import is_pattern
 
 DESCRIPTION = """\
-Write a valid manifest with comments. A model and records on this machine are read: they decide the name, the context
-length, the batch and the columns. On a terminal, the command asks for the base model and the training data if
---model or --data is not given; elsewhere the manifest then has the placeholders base-model and data.jsonl. ORG/NAME
-that is no path on this machine means the repository of the Hugging Face hub. With --cluster, a pod must be able to read
-every source.
+Write a valid manifest with comments, and beside it .finetune/schema.json for editors. A model and records on this
+machine are read: they decide the name, the context length, the batch and the columns. On a terminal, the command asks
+for the base model and the training data if --model or --data is not given; elsewhere the manifest then has the
+placeholders base-model and data.jsonl. ORG/NAME that is no path on this machine means the repository of the Hugging
+Face hub. With --cluster, a pod must be able to read every source.
 """
 DEFAULT_NAME = "my-pipeline"
 DEFAULT_MODEL = "base-model"
@@ -121,6 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         print(f"{file}: cannot be written: {error.strerror}", file=sys.stderr)
         return INVALID
+    write_schema(file)
     if arguments.cluster:
         spec = read_text(file, text).manifests[0].spec
         for missing in _missing_on_cluster(spec):

@@ -12,8 +12,10 @@ from finetune_cli.arguments import (
     NAME_OR_FILE,
     add_cluster_arguments,
     add_local_arguments,
+    add_set,
     claims,
     manifest_path,
+    overrides,
     run_on_cluster,
     targets_cluster,
     workdir_for,
@@ -64,6 +66,7 @@ def register(commands: Commands) -> None:
         "plan", help="show what would run, and why", description=DESCRIPTION
     )
     parser.add_argument("name", metavar="NAME|FILE", help=NAME_OR_FILE)
+    add_set(parser)
     add_local_arguments(parser)
     add_cluster_arguments(parser)
     text = "the operator's placement (values of its chart): show with it where the stages run, and the expected cost"
@@ -78,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the forecast."""
     if targets_cluster(arguments.name, arguments):
         return run_on_cluster("apply_forecast", arguments)
-    manifest = read(manifest_path(arguments.name))
+    manifest = read(manifest_path(arguments.name), overrides(arguments))
     workdir = workdir_for(manifest, arguments.workdir)
     # The links to claims go to a folder outside the work folder: a plan writes nothing there.
     with tempfile.TemporaryDirectory() as links:

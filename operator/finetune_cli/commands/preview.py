@@ -6,7 +6,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from finetune_cli.arguments import add_local_arguments, claims, workdir_for
+from finetune_cli.arguments import (
+    add_local_arguments,
+    add_set,
+    claims,
+    overrides,
+    workdir_for,
+)
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import INVALID
@@ -43,6 +49,7 @@ def register(commands: Commands) -> None:
         metavar="N",
         help="number of records to show (default: 3)",
     )
+    add_set(parser)
     add_local_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.set_defaults(run=run)
@@ -52,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the preview; return INVALID if prepare would fail."""
     if arguments.examples < 0:
         raise UsageError(f"--examples {arguments.examples}: must be 0 or more")
-    manifest = read(arguments.file)
+    manifest = read(arguments.file, overrides(arguments))
     report = _report(manifest, arguments)
     if arguments.json:
         print(report.model_dump_json(by_alias=True, indent=1))
@@ -71,7 +78,7 @@ def _report(manifest: Manifest, arguments: argparse.Namespace) -> PreviewReport:
     if report is None:
         raise UsageError(
             "the data cannot be previewed: prepare runs a program of your own, or the trainer is not installed here; "
-            "run .ci/install trainer in a clone of the project"
+            "pip install 'finetune-operator[trainer]'"
         )
     return report
 

@@ -12,8 +12,10 @@ from rich.console import Console
 
 from finetune_cli.arguments import (
     add_local_arguments,
+    add_set,
     claims,
     manifest_path,
+    overrides,
     workdir_for,
 )
 from finetune_cli.commands import Commands
@@ -47,6 +49,7 @@ def register(commands: Commands) -> None:
         "run", help="run a pipeline on this machine", description=DESCRIPTION
     )
     add_arguments(parser)
+    add_set(parser)
     parser.set_defaults(run=run, retry=False)
 
 
@@ -76,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser, target: str = RUN_OR_FILE) ->
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the pipeline until it has finished or is stopped, and return the exit code."""
-    manifest = read(manifest_path(arguments.file))
+    manifest = read(manifest_path(arguments.file), overrides(arguments))
     faults = [fault("evict")(text) for text in arguments.evict]
     faults += [fault("kill")(text) for text in arguments.kill]
     workdir = workdir_for(manifest, arguments.workdir)

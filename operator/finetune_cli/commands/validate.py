@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from finetune_cli.arguments import add_local_arguments, claims, workdir_for
+from finetune_cli.arguments import (
+    add_local_arguments,
+    add_set,
+    claims,
+    overrides,
+    workdir_for,
+)
 from finetune_cli.checks.sources import check_manifest
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import Diagnostic, sort_diagnostics
@@ -47,6 +53,7 @@ def register(commands: Commands) -> None:
         action="store_true",
         help="also look at sources and targets that manifests name",
     )
+    add_set(parser)
     add_local_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
@@ -55,7 +62,8 @@ def register(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check every file; return 0 if all are valid, else INVALID."""
     folders = claims(arguments.claim)
-    results = {file: read_all(file) for file in arguments.files}
+    changes = overrides(arguments)
+    results = {file: read_all(file, changes) for file in arguments.files}
     not_looked_at: dict[Path, list[str]] = {file: [] for file in results}
     if arguments.check:
         for file, result in results.items():

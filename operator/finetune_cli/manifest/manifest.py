@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -21,6 +21,7 @@ from finetune_cli.manifest.affinity import Affinity
 from finetune_cli.manifest.annotations import annotation_at
 from finetune_cli.manifest.messages import describe
 from finetune_cli.manifest.other_files import is_other_file, other_file
+from finetune_cli.manifest.overrides import Override, apply_overrides
 from finetune_cli.manifest.schema_check import SchemaChecker, broken_rules, format_path
 from finetune_cli.manifest.yaml_reader import Location, YamlFile, YamlNode
 from finetune_operator.api.group import API_VERSIONS, KIND
@@ -130,9 +131,9 @@ class ReadResult:
     warnings: list[Diagnostic] = field(default_factory=list)
 
 
-def read(path: Path) -> Manifest:
+def read(path: Path, overrides: Sequence[Override] = ()) -> Manifest:
     """Return the only pipeline of a file; raises InvalidManifest with all errors."""
-    result = read_all(path)
+    result = read_all(path, overrides)
     for extra in result.manifests[1:]:
         message = "a second pipeline; this command accepts one pipeline per file"
         result.diagnostics.append(Diagnostic(path, extra.line, "", message))
@@ -141,9 +142,12 @@ def read(path: Path) -> Manifest:
     return result.manifests[0]
 
 
-def read_all(path: Path) -> ReadResult:
-    """Return all manifests, errors and warnings of a file; raises nothing."""
-    return _checked(path, yaml_reader.load(path))
+def read_all(path: Path, overrides: Sequence[Override] = ()) -> ReadResult:
+    """Return all manifests, errors and warnings of a file, after the overrides of its fields.
+
+    Raises UsageError for an override of a list's entry that is not there, and nothing else.
+    """
+    return _checked(path, yaml_reader.load(path), overrides)
 
 
 def read_text(path: Path, text: str) -> ReadResult:
@@ -151,13 +155,17 @@ def read_text(path: Path, text: str) -> ReadResult:
     return _checked(path, yaml_reader.parse(path, text.encode()))
 
 
-def _checked(path: Path, file: YamlFile) -> ReadResult:
+def _checked(
+    path: Path, file: YamlFile, overrides: Sequence[Override] = ()
+) -> ReadResult:
     result = ReadResult(diagnostics=file.diagnostics)
     if file.documents and is_other_file(file.documents[0]):
         # All other errors would be about a manifest that it is not.
         result.diagnostics = []
         file.documents[1:] = []
     for document in file.documents:
+        if isinstance(document.data, dict):
+            apply_overrides(document, overrides)
         _check(path, document, result)
     result.diagnostics = sort_diagnostics(result.diagnostics)
     return result

@@ -15,9 +15,9 @@ from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.local.applied import Fields, fields_of, with_fields
+from finetune_operator.local.file_names import PIPELINE_FILE
 from finetune_trainer.files import write_durably
 
-FILE = "pipeline.json"
 APPLIED = "applied"
 """Key of the fields that the manifest has set."""
 
@@ -26,7 +26,7 @@ class PipelineFile:
     """Reads and writes pipeline.json. Every write is atomic and durable."""
 
     def __init__(self, workdir: Path) -> None:
-        self.path = workdir / FILE
+        self.path = workdir / PIPELINE_FILE
 
     def read(self) -> Pipeline | None:
         """Return the pipeline, or None in a new work folder; raise ClusterError if the file is not a valid pipeline."""

@@ -343,8 +343,8 @@ def test_missing_kubernetes_client_is_reported():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == (
-        "finetune: a cluster needs the Kubernetes client library, which is not installed; "
-        "run .ci/install operator in a clone of the project\n"
+        "finetune: a cluster needs the Kubernetes client library, which is not installed: "
+        "pip install 'finetune-operator[operator]'\n"
     )
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+import sys
 
 import pytest
 from support.cli.installed_command import install
@@ -53,6 +54,9 @@ def test_names_of_local_runs_and_files_are_completed(complete):
 def test_options_and_their_choices_are_completed(complete):
     assert complete("run", "--ke") == ["--keep-serving"]
     assert complete("run", "--until", "p") == ["prepare", "push"]
+    assert complete("run", "--until", "d") == ["deploy"]  # and not done.yaml
+    assert {"--until", "--set"} <= {*complete("run", "--")}
+    assert complete("init", "--model", "do") == ["done.yaml"]
     assert complete("logs", "docstrings", "ev") == ["evaluate"]
 
 
@@ -61,6 +65,24 @@ def test_unknown_command_completes_files_only(complete):
 
 
 def test_scripts_name_both_programs(capsys):
-    for shell in ("bash", "zsh"):
+    for shell in ("bash", "zsh", "fish"):
         assert main(["completion", shell]) == 0
-        assert "_finetune finetune kubectl-finetune" in capsys.readouterr().out
+        output = capsys.readouterr().out
+        assert "finetune" in output
+        assert "kubectl-finetune" in output
+
+
+def test_completion_imports_no_command(tmp_path):
+    # A shell waits for each completion: the models alone take half a second to import.
+    program = (
+        "import sys; from finetune_cli.__main__ import main;"
+        "main(['completion', 'bash', '--words=get\\n']);"
+        "sys.exit('pydantic' in sys.modules or 'rich' in sys.modules)"
+    )
+    here, environment = install(tmp_path)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=here, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.split() == ["docstrings", "tickets", ":files"]
