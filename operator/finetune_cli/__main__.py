@@ -17,6 +17,7 @@ COMMANDS = {
         name: name
         for name in (
             "init",
+            "convert",
             "validate",
             "preview",
             "plan",

@@ -42,9 +42,14 @@ def run(arguments: argparse.Namespace) -> int:
         findings.append(finding)
         if not arguments.json:
             # At once: the checks of PyTorch and of the cluster take seconds.
-            print(f"{finding.verdict:<5}  {finding.subject:<8}  {finding.message}", flush=True)
+            print(
+                f"{finding.verdict:<5}  {finding.subject:<8}  {finding.message}",
+                flush=True,
+            )
     if arguments.json:
-        print(json.dumps({"findings": [vars(finding) for finding in findings]}, indent=1))
+        print(
+            json.dumps({"findings": [vars(finding) for finding in findings]}, indent=1)
+        )
     is_broken = any(finding.verdict is Verdict.ERROR for finding in findings)
     return FAILED if is_broken else 0
 

@@ -30,7 +30,11 @@ def register(commands: Commands) -> None:
         "explain", help="explain a field or a reason", description=DESCRIPTION
     )
     parser.add_argument(
-        "topic", nargs="?", default="spec", metavar="FIELD|REASON", help="what to look up"
+        "topic",
+        nargs="?",
+        default="spec",
+        metavar="FIELD|REASON",
+        help="what to look up",
     )
     parser.set_defaults(run=run)
 

@@ -54,7 +54,9 @@ def write_schema(manifest: Path) -> None:
 def _converted(schema: Schema) -> Schema:
     """Return a structural schema of Kubernetes as JSON Schema: unknown fields are errors."""
     result = {
-        key: value for key, value in schema.items() if not key.startswith("x-kubernetes")
+        key: value
+        for key, value in schema.items()
+        if not key.startswith("x-kubernetes")
     }
     if INT_OR_STRING in schema:
         result.pop("type", None)
@@ -69,6 +71,10 @@ def _converted(schema: Schema) -> Schema:
         result["items"] = _converted(schema["items"])
     if isinstance(schema.get("additionalProperties"), dict):
         result["additionalProperties"] = _converted(schema["additionalProperties"])
+    for limit in ("Minimum", "Maximum"):
+        # Kubernetes has the switch of earlier dialects, JSON Schema the limit itself.
+        if result.pop(f"exclusive{limit}", False):
+            result[f"exclusive{limit}"] = result.pop(limit.lower())
     if result.pop("nullable", False) and isinstance(result.get("type"), str):
         result["type"] = [result["type"], "null"]
     return result

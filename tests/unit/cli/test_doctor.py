@@ -22,7 +22,9 @@ def without(monkeypatch):
     def without(*packages):
         installed = machine.is_installed
         monkeypatch.setattr(
-            machine, "is_installed", lambda name: name not in packages and installed(name)
+            machine,
+            "is_installed",
+            lambda name: name not in packages and installed(name),
         )
 
     return without
@@ -77,7 +79,9 @@ def test_small_disk_and_offline_hub_are_said(monkeypatch, without, tmp_path):
     assert "HF_HUB_OFFLINE" in of("hub", findings).message
 
 
-def test_cluster_is_an_error_only_if_it_is_asked_for(without, tmp_path, monkeypatch, capsys):
+def test_cluster_is_an_error_only_if_it_is_asked_for(
+    without, tmp_path, monkeypatch, capsys
+):
     without("torch")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert main(["doctor", "-n", "team"]) == 1
@@ -101,7 +105,10 @@ def test_commands_are_named_as_other_programs_name_them(tmp_path, capsys):
     [
         (["runn"], "there is no command 'runn'; did you mean run?"),
         (["xyzzy"], "there is no command 'xyzzy'; `finetune --help` lists all"),
-        (["run", "a.yaml", "--keepserving"], "run has no option --keepserving; did you mean --keep-serving?"),
+        (
+            ["run", "a.yaml", "--keepserving"],
+            "run has no option --keepserving; did you mean --keep-serving?",
+        ),
         (["plan", "a.yaml", "b.yaml"], "plan takes no further argument 'b.yaml'"),
     ],
 )

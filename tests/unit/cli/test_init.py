@@ -300,19 +300,6 @@ def test_init_without_a_file_writes_pipeline_yaml(tmp_path, monkeypatch):
     assert (tmp_path / "pipeline.yaml").exists()
 
 
-def test_missing_command_prints_usage_and_exits_with_2(capsys):
-    assert main([]) == 2
-    assert "usage: finetune" in capsys.readouterr().err
-
-
-def test_unknown_command_exits_with_2_and_lists_the_commands(capsys):
-    with pytest.raises(SystemExit) as exited:
-        main(["trian"])
-    assert exited.value.code == 2
-    message = capsys.readouterr().err
-    assert all(f"'{command}'" in message for command in COMMANDS)
-
-
 def test_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("finetune ")
