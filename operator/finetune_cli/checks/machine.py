@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineCheck:
     """What a check has observed."""
 
     verdict: Verdict
@@ -53,7 +53,9 @@ class Finding:
     """The observed value and, unless all is well, the fix."""
 
 
-def machine_findings(folder: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
+def machine_findings(
+    folder: Path, environment: Mapping[str, str]
+) -> Iterator[MachineCheck]:
     """Yield what this machine has for runs in a folder."""
     yield _python()
     yield from _trainer()
@@ -64,57 +66,59 @@ def machine_findings(folder: Path, environment: Mapping[str, str]) -> Iterator[F
     yield _hub(environment)
 
 
-def _python() -> Finding:
+def _python() -> MachineCheck:
     text = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info < OLDEST_PYTHON:
-        return Finding(Verdict.ERROR, "python", f"{text}: install 3.11 or newer")
-    return Finding(Verdict.OK, "python", text)
+        return MachineCheck(Verdict.ERROR, "python", f"{text}: install 3.11 or newer")
+    return MachineCheck(Verdict.OK, "python", text)
 
 
-def _trainer() -> Iterator[Finding]:
+def _trainer() -> Iterator[MachineCheck]:
     missing = [name for name in TRAINER if not is_installed(name)]
     if missing:
         text = f"{', '.join(missing)} not installed: pip install 'finetune-operator[trainer]'"
-        yield Finding(Verdict.ERROR, "trainer", text)
+        yield MachineCheck(Verdict.ERROR, "trainer", text)
         return
     versions = [f"{name} {_version(name)}" for name in TRAINER]
-    yield Finding(Verdict.OK, "trainer", ", ".join(versions))
+    yield MachineCheck(Verdict.OK, "trainer", ", ".join(versions))
 
 
 def _version(package: str) -> str:
     return importlib.metadata.version(DISTRIBUTIONS.get(package, package))
 
 
-def _extras() -> Finding:
+def _extras() -> MachineCheck:
     installed = [name for name, package in PACKAGES.items() if is_installed(package)]
     missing = [name for name in PACKAGES if name not in installed]
     text = f"installed: {', '.join(installed) or 'none'}"
     if not missing:
-        return Finding(Verdict.OK, "extras", text)
+        return MachineCheck(Verdict.OK, "extras", text)
     fix = f"pip install 'finetune-operator[{missing[0]}]'"
     text += f"; for manifests that name them, {', '.join(missing)}: {fix}"
-    return Finding(Verdict.NOTE, "extras", text)
+    return MachineCheck(Verdict.NOTE, "extras", text)
 
 
-def _gpu() -> Finding:
+def _gpu() -> MachineCheck:
     """Return what PyTorch sees, beside what the driver sees: a driver that is too old hides the GPUs from PyTorch."""
     if not is_installed("torch"):
-        return Finding(Verdict.NOTE, "gpu", "not looked at: PyTorch is not installed")
+        return MachineCheck(
+            Verdict.NOTE, "gpu", "not looked at: PyTorch is not installed"
+        )
     # In a process: the import takes seconds, and a broken installation may kill it.
     answer = _output((sys.executable, "-P", "-c", TORCH_PROGRAM))
     if answer is None:
         text = "PyTorch cannot be imported: pip install --force-reinstall torch"
-        return Finding(Verdict.ERROR, "gpu", text)
+        return MachineCheck(Verdict.ERROR, "gpu", text)
     _, *devices = answer
     query = "--query-gpu=name,driver_version,memory.total"
     drivers = _output(("nvidia-smi", query, "--format=csv,noheader")) or []
     if devices:
-        return Finding(Verdict.OK, "gpu", "; ".join(drivers or devices))
+        return MachineCheck(Verdict.OK, "gpu", "; ".join(drivers or devices))
     if drivers:
         text = f"{'; '.join(drivers)}; PyTorch sees none: install a driver for CUDA {_cuda()} or newer"
-        return Finding(Verdict.ERROR, "gpu", text)
+        return MachineCheck(Verdict.ERROR, "gpu", text)
     text = "none: training runs on the CPU, which is right for small models only"
-    return Finding(Verdict.NOTE, "gpu", text)
+    return MachineCheck(Verdict.NOTE, "gpu", text)
 
 
 def _cuda() -> str:
@@ -134,28 +138,28 @@ def _output(command: tuple[str, ...]) -> list[str] | None:
     return done.stdout.splitlines()
 
 
-def _memory() -> Finding:
+def _memory() -> MachineCheck:
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     text = f"{format_size(size)}, {os.cpu_count()} CPUs"
     if size < ENOUGH_MEMORY:
         text += "; a run of more than a tiny model needs 4 GiB: `finetune plan FILE` has the forecast"
-        return Finding(Verdict.NOTE, "memory", text)
-    return Finding(Verdict.OK, "memory", text)
+        return MachineCheck(Verdict.NOTE, "memory", text)
+    return MachineCheck(Verdict.OK, "memory", text)
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> MachineCheck:
     free = shutil.disk_usage(folder).free
     text = f"{format_size(free)} free in {folder.absolute()}"
     if not os.access(folder, os.W_OK):
         text += ", which cannot be written: choose another folder"
-        return Finding(Verdict.ERROR, "disk", text)
+        return MachineCheck(Verdict.ERROR, "disk", text)
     if free < ENOUGH_DISK:
         text += "; a base model of 1B parameters with its checkpoints needs 20 GiB"
-        return Finding(Verdict.NOTE, "disk", text)
-    return Finding(Verdict.OK, "disk", text)
+        return MachineCheck(Verdict.NOTE, "disk", text)
+    return MachineCheck(Verdict.OK, "disk", text)
 
 
-def _hub(environment: Mapping[str, str]) -> Finding:
+def _hub(environment: Mapping[str, str]) -> MachineCheck:
     # The rules of huggingface_hub for its folder.
     home = environment.get("HF_HOME") or "~/.cache/huggingface"
     folder = environment.get("HF_HUB_CACHE") or f"{home}/hub"
@@ -163,4 +167,4 @@ def _hub(environment: Mapping[str, str]) -> Finding:
     text = f"downloads are kept in {folder}, {token} HF_TOKEN"
     if environment.get("HF_HUB_OFFLINE", "0").lower() in {"1", "true", "yes", "on"}:
         text += "; HF_HUB_OFFLINE is set, so nothing is downloaded"
-    return Finding(Verdict.OK, "hub", text)
+    return MachineCheck(Verdict.OK, "hub", text)

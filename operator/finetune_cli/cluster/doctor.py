@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 
-from finetune_cli.checks.machine import Finding, Verdict
+from finetune_cli.checks.machine import MachineCheck, Verdict
 from finetune_cli.cluster.session import ClusterSession, connect
 from finetune_cli.diagnostics import UsageError
 from finetune_operator.api.group import GROUP, PLURAL
@@ -15,30 +15,30 @@ SECONDS = 20.0
 """Time in which the API server must answer all questions."""
 
 
-async def finding(arguments: argparse.Namespace, problem: Verdict) -> Finding:
+async def finding(arguments: argparse.Namespace, problem: Verdict) -> MachineCheck:
     """Return what the cluster is good for; `problem` is the verdict if it is good for nothing."""
     arguments.name = None
     try:
         async with asyncio.timeout(SECONDS), connect(arguments) as session:
             return await _looked_at(session, problem)
     except (UsageError, ClusterError, OSError) as error:
-        return Finding(problem, "cluster", str(error))
+        return MachineCheck(problem, "cluster", str(error))
     except TimeoutError:
         text = f"the API server has not answered for {SECONDS:.0f} s: check the network and KUBECONFIG"
-        return Finding(problem, "cluster", text)
+        return MachineCheck(problem, "cluster", text)
 
 
-async def _looked_at(session: ClusterSession, problem: Verdict) -> Finding:
+async def _looked_at(session: ClusterSession, problem: Verdict) -> MachineCheck:
     server = await session.api.get(paths.SERVER_VERSION) or {}
     context = session.context
     text = f"Kubernetes {server.get('gitVersion', 'of an unknown version')}, namespace {context.namespace}"
     if not await _has_crd(session):
         fix = "the operator is not installed: helm install finetune-operator (docs/guides/quickstart.md)"
-        return Finding(problem, "cluster", f"{text}; {fix}")
+        return MachineCheck(problem, "cluster", f"{text}; {fix}")
     if not await _may_create(session):
         fix = f"you may not create {PLURAL} there: ask for a Role with that right, or choose -n NAMESPACE"
-        return Finding(problem, "cluster", f"{text}; {fix}")
-    return Finding(Verdict.OK, "cluster", f"{text}; you may create {PLURAL}")
+        return MachineCheck(problem, "cluster", f"{text}; {fix}")
+    return MachineCheck(Verdict.OK, "cluster", f"{text}; you may create {PLURAL}")
 
 
 async def _has_crd(session: ClusterSession) -> bool:
@@ -47,7 +47,7 @@ async def _has_crd(session: ClusterSession) -> bool:
 
 
 async def _may_create(session: ClusterSession) -> bool:
-    """Return whether the user may create a pipeline; an API server that does not answer the question may let the user."""
+    """Return whether the user may create a pipeline, as far as the API server tells."""
     attributes = {
         "group": GROUP,
         "resource": PLURAL,

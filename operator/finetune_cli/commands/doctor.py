@@ -11,7 +11,7 @@ from pathlib import Path
 
 from finetune_cli.arguments import CLIENT_PACKAGES, add_cluster_arguments
 from finetune_cli.checks.extras import is_installed
-from finetune_cli.checks.machine import Finding, Verdict, machine_findings
+from finetune_cli.checks.machine import MachineCheck, Verdict, machine_findings
 from finetune_cli.commands import Commands
 from finetune_cli.exit_codes import FAILED
 
@@ -54,15 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if is_broken else 0
 
 
-def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
-    yield Finding(Verdict.OK, "finetune", version("finetune-operator"))
+def _findings(arguments: argparse.Namespace) -> Iterator[MachineCheck]:
+    yield MachineCheck(Verdict.OK, "finetune", version("finetune-operator"))
     yield from machine_findings(Path(), os.environ)
     is_asked = bool(arguments.context or arguments.namespace)
     problem = Verdict.ERROR if is_asked else Verdict.NOTE
     missing = [package for package in CLIENT_PACKAGES if not is_installed(package)]
     if missing:
         text = "the client library is not installed: pip install 'finetune-operator[operator]'"
-        yield Finding(problem, "cluster", text)
+        yield MachineCheck(problem, "cluster", text)
         return
     # Imported only here: the client takes longer to import than most commands take.
     cluster = importlib.import_module("finetune_cli.cluster.doctor")

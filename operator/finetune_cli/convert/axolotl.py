@@ -12,6 +12,7 @@ from finetune_cli.convert.conversion import (
     says,
     take_over,
     to,
+    without_effect,
 )
 from finetune_cli.convert.settings import (
     SHARED,
@@ -34,7 +35,7 @@ READ_ALIKE = frozenset(
     {"chat_template", "sharegpt", "alpaca", "alpaca_chat", "completion"}
 )
 """Types of data sets whose records prepare recognises by their columns."""
-FRAME = "axolotl frames the question with `### Instruction:`; here it is a message of the user, in the model's chat template"
+FRAME = "axolotl frames the question with `### Instruction:`; here it is a message of the user, in the chat template"
 
 
 def convert(config: Mapping[str, Any]) -> Conversion:
@@ -266,34 +267,11 @@ TABLE: Table = {
     "saves_per_epoch": ignore,
     "mlflow_tracking_uri": to("tracking.mlflow.uri"),
     "mlflow_experiment_name": to("tracking.mlflow.experiment"),
-    **dict.fromkeys(
-        (
-            "base_model",
-            "model_type",
-            "tokenizer_type",
-            "adapter",
-            "load_in_4bit",
-            "load_in_8bit",
-            "datasets",
-            "test_datasets",
-            "val_set_size",
-            "sequence_len",
-            "sample_packing",
-            "eval_sample_packing",
-            "micro_batch_size",
-            "num_epochs",
-            "strict",
-            "train_on_inputs",
-            "lora_fan_in_fan_out",
-            "base_model_config",
-            "is_llama_derived_model",
-            "is_mistral_derived_model",
-            "shuffle_merged_datasets",
-            "is_preprocess",
-            "lora_mlp_kernel",
-            "lora_qkv_kernel",
-            "lora_o_kernel",
-        ),  # fmt: skip
-        ignore,
+    **without_effect(
+        "base_model model_type tokenizer_type adapter load_in_4bit load_in_8bit datasets test_datasets"
+        " val_set_size sequence_len sample_packing eval_sample_packing micro_batch_size num_epochs strict"
+        " train_on_inputs lora_fan_in_fan_out base_model_config is_llama_derived_model"
+        " is_mistral_derived_model shuffle_merged_datasets is_preprocess lora_mlp_kernel lora_qkv_kernel"
+        " lora_o_kernel"
     ),
 }

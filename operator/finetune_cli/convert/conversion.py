@@ -40,7 +40,7 @@ class Conversion:
             parent.pop(last, None)
 
     def note(self, setting: str, text: str) -> None:
-        """Say what became of a setting."""
+        """Add what became of a setting."""
         self.notes.append((setting, text))
 
 
@@ -61,6 +61,11 @@ def says(setting: str, text: str) -> Rule:
 
 def ignore(_conversion: Conversion, _value: Any) -> None:
     """Leave out a setting that changes no result."""
+
+
+def without_effect(names: str) -> Table:
+    """Return the rules of settings that change no result, or that are read elsewhere; blanks separate the names."""
+    return dict.fromkeys(names.split(), ignore)
 
 
 def take_over(conversion: Conversion, config: Mapping[str, Any], table: Table) -> None:

@@ -4,7 +4,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from finetune_cli.convert.conversion import Conversion, Rule, Table, ignore, says, to
+from finetune_cli.convert.conversion import (
+    Conversion,
+    Rule,
+    Table,
+    says,
+    to,
+    without_effect,
+)
 
 OWNER_AND_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """A repository of the hub, as the tools write it."""
@@ -128,7 +135,7 @@ def precision(conversion: Conversion, value: Any) -> None:
 
 
 def half_precision(conversion: Conversion, value: Any) -> None:
-    """Say that float16 becomes bfloat16."""
+    """Add a note that float16 becomes bfloat16."""
     if value:
         text = (
             "train.dtype is BF16, which needs no loss scaling; FP32 on GPUs without it"
@@ -181,54 +188,16 @@ SHARED: Table = {
         "loss_watchdog_threshold",
         "not taken over: train.earlyStopping ends a training that gets worse",
     ),
-    **dict.fromkeys(
-        (
-            # What only decides how fast, how often reported, or in which folder.
-            "bf16",
-            "tf32",
-            "flash_attention",
-            "sdp_attention",
-            "xformers_attention",
-            "attn_implementation",
-            "logging_steps",
-            "logging_first_step",
-            "log_level",
-            "report_to",
-            "output_dir",
-            "dataset_prepared_path",
-            "dataset_processes",
-            "dataset_num_proc",
-            "dataloader_num_workers",
-            "dataloader_pin_memory",
-            "gradient_checkpointing_kwargs",
-            "pad_to_sequence_len",
-            "group_by_length",
-            "save_strategy",
-            "eval_strategy",
-            "evaluation_strategy",
-            "do_train",
-            "do_eval",
-            "eval_batch_size",
-            "per_device_eval_batch_size",
-            "overwrite_output_dir",
-            "hub_strategy",
-            "push_to_hub",
-            "save_safetensors",
-            "local_rank",
-            "wandb_watch",
-            "wandb_log_model",
-            "wandb_name",
-            "wandb_run_id",
-            "run_name",
-            "ddp_timeout",
-            "use_liger_kernel",
-            "remove_unused_columns",
-            "load_best_model_at_end",
-            "resume_from_checkpoint",
-            "auto_resume_from_checkpoints",
-            "debug",
-        ),  # fmt: skip
-        ignore,
+    **without_effect(
+        # What only decides how fast, how often reported, or in which folder.
+        "bf16 tf32 flash_attention sdp_attention xformers_attention attn_implementation logging_steps"
+        " logging_first_step log_level report_to output_dir dataset_prepared_path dataset_processes"
+        " dataset_num_proc dataloader_num_workers dataloader_pin_memory gradient_checkpointing_kwargs"
+        " pad_to_sequence_len group_by_length save_strategy eval_strategy evaluation_strategy do_train do_eval"
+        " eval_batch_size per_device_eval_batch_size overwrite_output_dir hub_strategy push_to_hub"
+        " save_safetensors local_rank wandb_watch wandb_log_model wandb_name wandb_run_id run_name ddp_timeout"
+        " use_liger_kernel remove_unused_columns load_best_model_at_end resume_from_checkpoint"
+        " auto_resume_from_checkpoints debug"
     ),
 }
 """Setting -> its rule. The order counts: a warm-up in steps needs the number of steps."""

@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from finetune_cli.convert.conversion import Conversion, Table, ignore, take_over, to
+from finetune_cli.convert.conversion import (
+    Conversion,
+    Table,
+    take_over,
+    to,
+    without_effect,
+)
 from finetune_cli.convert.settings import (
     SHARED,
     optimizer,
@@ -132,31 +138,10 @@ TABLE: Table = {
     "dtype": precision,
     "torch_dtype": precision,
     "chat_template_path": to("prepare.chatTemplate"),
-    **dict.fromkeys(
-        (
-            "model_name_or_path",
-            "dataset_name",
-            "dataset_config",
-            "dataset_train_split",
-            "dataset_test_split",
-            "dataset_text_field",
-            "max_length",
-            "max_seq_length",
-            "packing",
-            "use_peft",
-            "load_in_4bit",
-            "load_in_8bit",
-            "num_train_epochs",
-            "per_device_train_batch_size",
-            "lora_task_type",
-            "eval_packing",
-            "packing_strategy",
-            "padding_free",
-            "completion_only_loss",
-            "assistant_only_loss",
-            "precompute_ref_log_probs",
-            "hub_private_repo",
-        ),  # fmt: skip
-        ignore,
+    **without_effect(
+        "model_name_or_path dataset_name dataset_config dataset_train_split dataset_test_split"
+        " dataset_text_field max_length max_seq_length packing use_peft load_in_4bit load_in_8bit"
+        " num_train_epochs per_device_train_batch_size lora_task_type eval_packing packing_strategy"
+        " padding_free completion_only_loss assistant_only_loss precompute_ref_log_probs hub_private_repo"
     ),
 }

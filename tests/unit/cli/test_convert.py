@@ -155,10 +155,8 @@ def name_of(path):
 
 def value_at(spec, path):
     for step in path.split("."):
-        if isinstance(spec, list):
-            spec = spec[int(step)]
-        else:
-            spec = (spec or {}).get(step)
+        fields = dict(enumerate(spec)) if isinstance(spec, list) else spec or {}
+        spec = fields.get(int(step) if step.isdigit() else step)
     return spec
 
 
@@ -202,7 +200,7 @@ def test_what_is_not_as_it_was_is_said(convert, path):
     assert noted <= known | renamed
 
 
-def test_converted_manifest_trains_what_a_hand_written_one_trains(tmp_path, convert):
+def test_converted_manifest_equals_a_hand_written_one(tmp_path, convert):
     written = tmp_path / "written.yaml"
     written.write_text(
         """

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from support.cli.installed_command import install
 
 from finetune_cli.__main__ import main
 from finetune_cli.checks import machine

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from finetune_cli.__main__ import COMMANDS, main
+from finetune_cli.__main__ import main
 from finetune_cli.manifest.manifest import read
 from finetune_operator.api.spec import STAGES
 
