@@ -83,7 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
     faults = [fault("evict")(text) for text in arguments.evict]
     faults += [fault("kill")(text) for text in arguments.kill]
     workdir = workdir_for(manifest, arguments.workdir)
-    settings = Settings(until=arguments.until, placement_defaults=None)
+    # On this machine, a command explains a reason.
+    settings = Settings(
+        until=arguments.until, placement_defaults=None, troubleshooting_url=""
+    )
     with display_for(manifest.name, to_stderr=arguments.json) as display:
         commit = _commit(manifest.path.parent)
         local_run = LocalRun.create(manifest, workdir, display.event, commit)

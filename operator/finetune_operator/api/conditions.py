@@ -149,6 +149,8 @@ def link(reason: Reason, url: str) -> str:
     """Return the end of a message that names the section of its reason. It is empty if there is nothing to fix."""
     if reason in NOTHING_TO_FIX:
         return ""
+    if not url:
+        return f" (see `finetune explain {reason}`)"
     # The page's headings are the reasons, and Markdown renderers make anchors of headings in lower case.
     return f" (see {url}#{reason.lower()})"
 

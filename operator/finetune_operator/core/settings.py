@@ -52,7 +52,7 @@ class Settings:
     job_history: int = 2
     """Ended Jobs of each stage that are kept. A finished pipeline keeps one."""
     troubleshooting_url: str = TROUBLESHOOTING_URL
-    """Address of docs/guides/troubleshooting.md, to which messages link."""
+    """Address of docs/guides/troubleshooting.md, to which messages link. Empty: they name `finetune explain`."""
     until: str | None = None
     """Last stage to start, for `finetune run --until`. None: all stages."""
 

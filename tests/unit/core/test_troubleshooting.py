@@ -40,6 +40,16 @@ def test_condition_links_to_the_page_of_the_settings():
     assert message == f"prepare: line 3 is not JSON (see {PAGE}#datainvalid)"
 
 
+def test_local_run_names_the_command_that_explains():
+    scenario = Scenario(settings=Settings(troubleshooting_url=""))
+    scenario.cluster.fail(scenario.start("prepare"), 65, "line 3 is not JSON")
+    conditions = scenario.reconcile_until_stable().status.conditions
+    messages = [item.message for item in conditions if item.type == "Ready"]
+    assert messages == [
+        "prepare: line 3 is not JSON (see `finetune explain DataInvalid`)"
+    ]
+
+
 def test_events_of_a_failure_link_to_its_reason():
     events = {event.reason: event for _, event in failed().cluster.emitted}
     for reason in ("AttemptFailed", "StageFailed", "PipelineFailed"):
