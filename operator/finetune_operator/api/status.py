@@ -162,12 +162,17 @@ class PlacementStatus(ExtensibleModel):
 
 
 class Begun(ExtensibleModel):
-    """What the first attempt of a stage began with. Later attempts go on with it, also after an upgrade."""
+    """What the first attempt of a stage began with.
+
+    Later attempts go on with it, also after an upgrade. Another version compares an edit of the spec with it.
+    """
 
     config: str
     """Config of the stage's process, as JSON: all values, defaults included."""
     image: str
     """Image of the stage's container. Later attempts use it if the operator's own trainer has other results."""
+    program: str = ""
+    """Hash of the program that the user runs in place of the trainer; empty without one."""
 
 
 # Stages are a map by name in Python, and a list in JSON, so that a new stage changes no structure of the schema.
@@ -187,7 +192,7 @@ class StageStatus(ExtensibleModel):
     results_version: int = 0
     """Results version of the trainer for which the identity was made. An upgrade of the operator keeps it."""
     begun: Begun | None = None
-    """What the first attempt with this identity began with. Absent before it, and as soon as the stage is done."""
+    """What the first attempt with this identity began with. Absent before it."""
     execution: str = ""
     """Hash of how the stage runs: resources, placement, image and environment."""
     attempts: Annotated[

@@ -11,8 +11,15 @@ from functools import lru_cache
 
 from pydantic import ValidationError
 
+from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import Begun, StageStatus
-from finetune_operator.core.identity import contents_of, release
+from finetune_operator.core.identity import (
+    contents_of,
+    hashes_of,
+    have_equal_values,
+    program_of,
+    release,
+)
 from finetune_operator.core.pipeline import Pipeline
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 
@@ -49,6 +56,43 @@ def adopt(status: StageStatus, inputs: str, execution: str) -> StageStatus:
     return status.model_copy(
         update={"inputs": inputs, "execution": execution, "attempts": attempts}
     )
+
+
+def is_edited_since_other_version(pipeline: Pipeline) -> bool:
+    """Return whether the spec has changed since another version has written the status, or may have."""
+    status = pipeline.status
+    is_this_version = status.observed_version in {"", release()}
+    return not is_this_version and not is_from_other_version(pipeline)
+
+
+def adopt_unedited(
+    status: StageStatus,
+    spec: StageSpec,
+    config: StageConfig,
+    source_digests: Mapping[str, str],
+) -> StageStatus:
+    """Return a stage of another version with this version's hash of its inputs, if the edit since changed none of them.
+
+    The values with which the stage began are compared with the values of the present spec. A field that the other
+    version did not know counts with this version's default. A changed stage, or one that cannot be compared, is
+    returned as it is. The execution is compared as usual: its hash leaves defaults out.
+    """
+    begun = status.begun
+    if begun is None or begun.program != program_of(spec):
+        return status
+    try:
+        recorded = _read(type(config), begun.config)
+    except ValidationError:
+        return status
+    inputs, execution = hashes_of(spec, config, source_digests)
+    if contents_of(status.inputs) != contents_of(inputs):
+        return status
+    if not have_equal_values(spec, config, recorded):
+        return status
+    # How a server runs is a part of its inputs.
+    if spec.runs_server and status.execution != execution:
+        return status
+    return status.model_copy(update={"inputs": inputs})
 
 
 def with_adopted(pipeline: Pipeline, stages: Mapping[str, StageStatus]) -> Pipeline:

@@ -14,7 +14,9 @@ from finetune_operator.api.status import (
 )
 from finetune_operator.core.adoption import (
     adopt,
+    adopt_unedited,
     go_on_with,
+    is_edited_since_other_version,
     is_from_other_version,
     is_outdated,
 )
@@ -110,6 +112,7 @@ class _Assessor:
             for refusal in pipeline.status.refusals
         }
         self.from_other_version = is_from_other_version(pipeline)
+        self.edited_since_other = is_edited_since_other_version(pipeline)
         stages = pipeline.status.stages
         # No stage of this pipeline has made an adopted model.
         adopted = is_adopted(stages)
@@ -153,6 +156,8 @@ class _Assessor:
         inputs, execution = hashes_of(spec, config, digests)
         if self.from_other_version and status.identity:
             status = adopt(status, inputs, execution)
+        elif self.edited_since_other and status.identity:
+            status = adopt_unedited(status, spec, config, digests)
         status = reset_if_changed(status, inputs, execution)
         goes_on = self.pipeline.retry is None and self.observation.keeps_images
         if is_outdated(status, goes_on=goes_on):

@@ -274,11 +274,7 @@ def _count_outcome(
         fields["active_seconds"] = status.active_seconds + running_seconds(ended)
         result = result_of(ended, job) if job else None
         if result:
-            fields |= {
-                "result": result,
-                "finished_at": ended.finished_at,
-                "begun": None,
-            }
+            fields |= {"result": result, "finished_at": ended.finished_at}
         if isinstance(result, PrepareResult):
             fields |= {
                 "model_digest": result.model_digest,

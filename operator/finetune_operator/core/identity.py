@@ -115,6 +115,12 @@ def inputs_of(
     return f"{_hash(values)}-{_hash([digests, earlier])}"
 
 
+def have_equal_values(spec: StageSpec, config: StageConfig, other: StageConfig) -> bool:
+    """Return whether two configs of a stage ask for the same result, apart from their contents."""
+    inputs, others = (inputs_of(spec, each, {}) for each in (config, other))
+    return inputs.partition("-")[0] == others.partition("-")[0]
+
+
 def contents_of(inputs: str) -> str:
     """Return the part of the inputs that no version of the operator computes in another way."""
     return inputs.partition("-")[2]
@@ -123,6 +129,12 @@ def contents_of(inputs: str) -> str:
 def identity_of(inputs: str) -> str:
     """Return the name of the result of these inputs, as this version of the trainer makes it."""
     return _hash([RESULTS_VERSION, inputs])
+
+
+def program_of(spec: StageSpec) -> str:
+    """Return the hash of the program that the user runs in place of the trainer; empty without one."""
+    program = _program(spec)
+    return _hash(program) if program else ""
 
 
 def _program(spec: StageSpec) -> dict[str, object]:

@@ -37,6 +37,7 @@ from finetune_operator.core.history import (
     next_attempt_number,
     start_attempt,
 )
+from finetune_operator.core.identity import program_of
 from finetune_operator.core.job_template import JobTemplate, job_template
 from finetune_operator.core.metadata import job_name
 from finetune_operator.core.pipeline import Pipeline
@@ -177,7 +178,11 @@ class _Planner:
         if stage.spec and stage.config and may_start and self._is_startable(stage):
             attempt, placement = self._next_attempt(stage.spec, stage.status)
             job = self._job(stage.spec, stage.config, stage.status, attempt)
-            begun = Begun(config=job.env[CONFIG], image=self._own_image(stage.spec))
+            begun = Begun(
+                config=job.env[CONFIG],
+                image=self._own_image(stage.spec),
+                program=program_of(stage.spec),
+            )
             started = start_attempt(stage.status, attempt, placement, begun)
             return started, tuple(self._creation(stage.spec, job))
         return self._with_preview(stage), ()

@@ -314,7 +314,7 @@ class KubernetesCluster:
     async def mark_invalid(self, key: Key, error: InvalidObject) -> None:
         """Set phase and conditions of an object that the operator cannot read; the rest of its status stays.
 
-        A finished pipeline keeps its status if a newer operator can read the object. An object that waits for no newer
+        A finished pipeline keeps its status, unless its spec has changed since. An object that waits for no newer
         operator gets an Event, once for each generation and message.
         """
         current = await self.api.get(paths.pipeline(key))
@@ -323,11 +323,9 @@ class KubernetesCluster:
         generation = current["metadata"]["generation"]
         before = current.get("status") or {}
         is_newer = isinstance(error, NewerObject)
-        if (
-            is_newer
-            and before.get("finishedAt")
-            and before.get("observedGeneration") == generation
-        ):
+        # An operator has read this very spec: another CRD has added a default to it, or a rule of this version is new.
+        was_read = before.get("observedGeneration") == generation
+        if was_read and before.get("finishedAt"):
             return
         status = unreadable_status(
             str(error),
@@ -336,6 +334,9 @@ class KubernetesCluster:
             self.troubleshooting_url,
             stalled=not is_newer,
         )
+        if was_read:
+            # The stages describe this spec, so that an operator that can read it goes on with them.
+            del status["observedVersion"]
         # Without this check, each reconcile would write the same report with a new time.
         if is_same_report(status, before):
             return

@@ -128,6 +128,36 @@ def test_finished_pipeline_of_a_newer_crd_keeps_its_status(env):
     assert env.api.objects[PIPELINE]["status"] == status
 
 
+@pytest.mark.parametrize("newer", [True, False], ids=["newer field", "new rule"])
+def test_unchanged_spec_stays_the_one_that_the_stages_describe(env, newer):
+    """A newer CRD's default, or a new rule, is no edit: the next operator goes on with the stages."""
+    status = {"observedGeneration": 1, "observedVersion": "before", "phase": "Running"}
+    env.api.put(PIPELINE, {**env.api.objects[PIPELINE], "status": status})
+    error = InvalidObject("train: no")
+    if newer:
+        error = error_of(env.api.objects[PIPELINE], NEWER)
+    for _ in range(2):
+        asyncio.run(env.cluster.mark_invalid(env.pipeline.key, error))
+    assert env.api.objects[PIPELINE]["status"]["observedVersion"] == "before"
+    env.api.objects[PIPELINE]["metadata"]["generation"] = 2
+    for _ in range(2):
+        asyncio.run(env.cluster.mark_invalid(env.pipeline.key, error))
+    assert env.api.objects[PIPELINE]["status"]["observedVersion"] == "unread"
+
+
+def test_finished_pipeline_keeps_its_status_under_a_new_rule(env):
+    status = {
+        "finishedAt": "2030-01-01T00:00:00Z",
+        "observedGeneration": 1,
+        "phase": "Succeeded",
+    }
+    env.api.put(PIPELINE, {**env.api.objects[PIPELINE], "status": status})
+    error = InvalidObject("push.placement: no")
+    asyncio.run(env.cluster.mark_invalid(env.pipeline.key, error))
+    assert env.api.objects[PIPELINE]["status"] == status
+    assert env.cluster.events.waiting == {}
+
+
 def test_wrong_value_beside_a_newer_field_is_invalid(env):
     wrong = merged(NEWER, {"spec": {"seed": -1}})
     assert not isinstance(error_of(env.api.objects[PIPELINE], wrong), NewerObject)
