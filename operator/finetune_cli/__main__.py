@@ -26,6 +26,7 @@ COMMANDS = {
             "workspaces",
             "get",
             "logs",
+            "card",
             "retry",
             "explain",
             "schema",

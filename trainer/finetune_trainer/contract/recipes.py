@@ -146,7 +146,7 @@ class Checkpoint(ContractModel):
 
 
 class Samples(ContractModel):
-    """Texts that the model generates at each validation, greedily. They do not change the result."""
+    """Texts that the model generates before training and at each validation, greedily. They change no result."""
 
     prompts: tuple[
         Annotated[str, StringConstraints(min_length=1, max_length=4096)], ...

@@ -12,9 +12,10 @@ LOG_PREFIX = "sample "
 
 @dataclass(frozen=True)
 class SampleRow:
-    """The text that the model generated from a prompt at a validation."""
+    """The text that the model generated from a prompt, before the first step or at a validation."""
 
     step: int
+    """Finished optimizer steps; 0 before training."""
     prompt: str
     text: str
 

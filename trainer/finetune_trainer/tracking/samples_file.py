@@ -1,4 +1,4 @@
-"""The file samples.jsonl: texts that the model generated at each validation, one JSON object a line."""
+"""The file samples.jsonl: texts that the model generated before and in training, one JSON object a line."""
 
 import sys
 from collections.abc import Iterable

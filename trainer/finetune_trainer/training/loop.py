@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 
 from finetune_trainer.contract import TrainConfig
-from finetune_trainer.contract.sample_rows import SampleRow
 from finetune_trainer.runtime.errors import Interrupted, short_reason
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
@@ -174,9 +173,12 @@ def train(run: TrainingRun, checkpoints: Checkpoints) -> None:
 
     Every decision depends only on `run.state` at a step boundary, so a resumed process makes the same decisions.
     """
-    throughput = ThroughputMeter(run, checkpoints)
     run.model.model.train()
     try:
+        # To compare with later texts; without validation rows there are none.
+        if run.state.step == 0 and run.validator.has_examples:
+            generate_samples(run)
+        throughput = ThroughputMeter(run, checkpoints)
         while True:
             # Before the validation, which may take long: a kill in it costs no step if a checkpoint was due.
             if run.should_save(checkpoints):
@@ -338,7 +340,7 @@ def generate_samples(run: TrainingRun) -> None:
         if run.ranks.is_sharded:
             # Every process runs the passes of a sharded model, so all must stop at the same token.
             raise_if_stop_requested = run.raise_if_stop_requested
-        texts = run.samples.texts(run.model, raise_if_stop_requested)
+        rows = run.samples.rows(run.model, run.state.step, raise_if_stop_requested)
     except Interrupted:
         raise
     except Exception as error:  # noqa: BLE001  generation of an architecture that only its own code knows
@@ -347,9 +349,7 @@ def generate_samples(run: TrainingRun) -> None:
             f"train: no samples: {short_reason(error)}; training continues without them"
         )
         return
-    run.metrics.record_samples(
-        SampleRow(run.state.step, prompt, text) for prompt, text in texts.items()
-    )
+    run.metrics.record_samples(rows)
 
 
 class ThroughputMeter:

@@ -1,4 +1,4 @@
-"""Texts that the model generates at validations, for people. Training gets the same bytes with them and without."""
+"""Texts that the model generates before training and at validations. Training gets the same bytes without them."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -15,6 +15,7 @@ from transformers import (
 from typing_extensions import override
 
 from finetune_trainer.contract import Samples
+from finetune_trainer.contract.sample_rows import SampleRow
 from finetune_trainer.data.chat_templates import use_chat_templates
 from finetune_trainer.data.records.chat_template import dated_template_of, end_tokens
 from finetune_trainer.publishing.generation_config import all_end_tokens
@@ -43,6 +44,16 @@ class SampleGenerator:
         if conversations:
             self._tokenizer.chat_template = dated_template_of(self._tokenizer)
         self._settings = settings
+
+    def rows(
+        self,
+        model: TrainedModel,
+        step: int,
+        raise_if_stop_requested: Callable[[], None],
+    ) -> list[SampleRow]:
+        """Return the text of each prompt as the rows of a step. Raise as `texts`."""
+        texts = self.texts(model, raise_if_stop_requested)
+        return [SampleRow(step, prompt, text) for prompt, text in texts.items()]
 
     def texts(
         self, model: TrainedModel, raise_if_stop_requested: Callable[[], None]

@@ -127,7 +127,7 @@ class Train(StageSpec, TrainRecipe):
     """When checkpoints are saved, and how many are kept."""
 
     samples: Samples | None = None
-    """Texts to generate at each validation. Absent: none."""
+    """Texts to generate before training and at each validation. Absent: none."""
 
     @override
     def source_uris(self) -> tuple[str, ...]:

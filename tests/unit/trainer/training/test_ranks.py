@@ -291,7 +291,7 @@ def test_samples_of_a_sharded_model_do_not_change_the_adapter(new_training):
     assert sampling.run().digest == plain.digest
     assert [
         row.step for row in read_samples(stage_folder(sampling.workspace) / SAMPLES)
-    ] == [4, 8]
+    ] == [0, 4, 8]
 
 
 def test_failure_of_another_process_is_that_of_the_stage(new_training):

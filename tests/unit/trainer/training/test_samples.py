@@ -34,6 +34,8 @@ from finetune_trainer.tracking.samples_file import SamplesFile
 STEPS = 24
 PROMPTS = ("A reader opens", "The parser\nreturns", "ß\u2028?")
 VALIDATED = [7, 14, 21, 24]
+SAMPLED = [0, *VALIDATED]
+"""Before the first step, too."""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,7 @@ def test_samples_of_every_validation_do_not_change_the_adapter(undisturbed):
     workspace, without = undisturbed
     assert adapter_digest(workspace) == without
     assert rows_of(workspace) == [
-        (step, prompt) for step in VALIDATED for prompt in PROMPTS
+        (step, prompt) for step in SAMPLED for prompt in PROMPTS
     ]
     assert all(row.text for row in read_samples(stage_folder(workspace) / SAMPLES))
     assert not (stage_folder(workspace, "w" * 16) / SAMPLES).exists()
@@ -108,18 +110,24 @@ def test_kills_leave_the_same_adapter_and_each_sample_once(
 ):
     generator = random.Random(seed)
     codes = []
-    for number in (
-        signal.SIGKILL,
-        signal.SIGTERM,
-        signal.SIGKILL,
-        signal.SIGTERM,
-        signal.SIGKILL,
+    # The first two before the first step, and the others at validations.
+    for attempt, number in enumerate(
+        (
+            signal.SIGKILL,
+            signal.SIGTERM,
+            signal.SIGKILL,
+            signal.SIGTERM,
+            signal.SIGKILL,
+            signal.SIGTERM,
+        )
     ):
         (workspace / "progress.json").unlink(missing_ok=True)
         process = fork_server.start(
             config, environment(workspace), workspace / "log", slow_disk=0.01
         )
-        reached = process.until(lambda: "generating samples" in progress_of(workspace))
+        reached = process.until(
+            lambda first=attempt < 2: is_sampling(workspace, first=first)
+        )
         if reached:
             time.sleep(generator.uniform(0, 0.06))
             process.kill(number)
@@ -132,11 +140,14 @@ def test_kills_leave_the_same_adapter_and_each_sample_once(
     assert lines_of(workspace) == lines_of(first)
 
 
-def progress_of(workspace):
+def is_sampling(workspace, *, first):
+    """Return whether a process generates samples, before the first step or at a validation."""
     try:
-        return (workspace / "progress.json").read_text()
-    except OSError:
-        return ""
+        progress = json.loads((workspace / "progress.json").read_text())
+    except (OSError, ValueError):
+        return False
+    is_first = progress["step"] == 0
+    return progress.get("note") == "generating samples" and is_first == first
 
 
 def test_failing_generation_is_logged_once_and_training_goes_on(
@@ -171,7 +182,7 @@ def test_samples_end_at_the_last_position_of_the_model(
     assert adapter_digest(workspace) == undisturbed[1]
     assert [
         row.step for row in read_samples(stage_folder(workspace) / SAMPLES)
-    ] == VALIDATED
+    ] == SAMPLED
 
 
 def test_prompt_that_is_too_long_ends_the_samples_only(
@@ -216,7 +227,7 @@ def test_prompts_are_conversations_where_the_records_are(
         workspace,
     )
     assert seen == ["user: Hi\n\nassistant:"]
-    assert rows_of(workspace) == [(step, "Hi") for step in VALIDATED]
+    assert rows_of(workspace) == [(step, "Hi") for step in SAMPLED]
 
 
 def test_prompts_have_the_template_of_prepare(tiny_model):
@@ -310,7 +321,7 @@ def test_samples_do_not_change_the_adapter_of_other_recipes(
     )
     for config in (plain, sampling):
         run_train(config, workspace)
-    assert len(read_samples(stage_folder(workspace, "s" * 16) / SAMPLES)) == 2 * len(
+    assert len(read_samples(stage_folder(workspace, "s" * 16) / SAMPLES)) == 3 * len(
         PROMPTS
     )
     assert adapter_digest(workspace) == adapter_digest(workspace, "s" * 16)
