@@ -24,6 +24,7 @@ COMMANDS = {
             "list",
             "workspaces",
             "get",
+            "compare",
             "logs",
             "retry",
         )
