@@ -25,6 +25,7 @@ COMMANDS = {
             "list",
             "workspaces",
             "get",
+            "compare",
             "logs",
             "card",
             "retry",

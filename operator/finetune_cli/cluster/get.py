@@ -25,10 +25,11 @@ from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import exit_code, has_finished, ready_message
 from finetune_cli.manifest.fields import gate_lines
 from finetune_cli.output.costs import cost_lines
+from finetune_cli.output.model_text import model_text
 from finetune_cli.output.notes import with_notes
 from finetune_cli.output.status_text import interruptions_line
 from finetune_cli.output.status_tree import live_table
-from finetune_cli.output.table import COLUMNS, aligned, row
+from finetune_cli.output.table import COLUMNS, fitted, row
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.status import AttemptStatus
@@ -100,23 +101,30 @@ async def _list(
         console.print(f"no pipelines in {scope}")
         return 0
     now = _now()
-    rows = [(*COLUMNS, "REASON"), *(_row(pipeline, now) for pipeline in pipelines)]
-    if namespace is None:
-        namespaces = [pipeline["metadata"]["namespace"] for pipeline in pipelines]
+    namespaces = [pipeline["metadata"]["namespace"] for pipeline in pipelines]
+
+    def rows(gain: bool) -> list[tuple[str, ...]]:  # noqa: FBT001  a table with or without it
+        cells = [
+            (*COLUMNS, "REASON"),
+            *(_row(pipeline, now, gain=gain) for pipeline in pipelines),
+        ]
+        if namespace is not None:
+            return cells
         first_column = ["NAMESPACE", *namespaces]
-        rows = [(first, *row) for first, row in zip(first_column, rows, strict=True)]
-    for line in aligned(rows):
+        return [(first, *row) for first, row in zip(first_column, cells, strict=True)]
+
+    for line in fitted(rows):
         console.print(line, markup=False)
     return 0
 
 
-def _row(pipeline: Object, now: datetime) -> tuple[str, ...]:
+def _row(pipeline: Object, now: datetime, *, gain: bool) -> tuple[str, ...]:
     status = pipeline.get("status") or {}
     reason = ""
     for condition in status.get("conditions") or []:
         if condition.get("type") == READY:
             reason = str(condition.get("reason") or "")
-    return (*row(pipeline, now), reason)
+    return (*row(pipeline, now, gain=gain), reason)
 
 
 async def _watch(session: ClusterSession, console: Console) -> int:
@@ -178,7 +186,7 @@ def _summary(pipeline: Pipeline) -> Iterable[str]:
     yield from cost_lines(status)
     yield from gate_lines(status)
     if status.model:
-        yield f"model {status.model.uri}  {status.model.digest}"
+        yield f"model: {model_text(status.model)}"
         endpoint = status.model.endpoint
         if endpoint:
             command = port_forward(pipeline, endpoint)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from finetune_cli.arguments import add_cluster_arguments, run_on_cluster
 from finetune_cli.commands import Commands
+from finetune_cli.local.history_list import print_history
 from finetune_cli.output.notes import with_notes
-from finetune_cli.output.table import COLUMNS, aligned, row
-from finetune_cli.runs import RUNS, find_runs
+from finetune_cli.output.table import COLUMNS, fitted, row
+from finetune_cli.runs import RUNS, find_runs, run_named
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.job_folder import is_locked
@@ -28,9 +29,14 @@ def register(commands: Commands) -> None:
     parser = commands.add_parser(
         "list", help="list runs, or pipelines on a cluster", description=DESCRIPTION
     )
-    text = f"folders with runs, or of one run (default: {RUNS})"
+    text = f"name of a run, or folder with runs or of one run (default: {RUNS})"
     parser.add_argument(
-        "folders", nargs="*", type=Path, metavar="FOLDER", default=[RUNS], help=text
+        "folders",
+        nargs="*",
+        type=Path,
+        metavar="NAME|FOLDER",
+        default=[RUNS],
+        help=text,
     )
     add_cluster_arguments(parser)
     parser.add_argument(
@@ -42,14 +48,19 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the whole objects as JSON"
     )
+    parser.add_argument(
+        "--history",
+        action="store_true",
+        help="list the generations of each run: what an edit changed, and what was measured before and after it",
+    )
     parser.set_defaults(run=run, name=None, watch=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the list."""
     if arguments.context or arguments.namespace or arguments.all_namespaces:
-        return run_on_cluster("get", arguments)
-    runs = [run for folder in arguments.folders for run in find_runs(folder)]
+        return run_on_cluster("history" if arguments.history else "get", arguments)
+    runs = [run for folder in arguments.folders for run in _runs(folder)]
     # With --json, an empty list is an answer.
     if not runs and not arguments.json:
         folders = ", ".join(map(str, arguments.folders))
@@ -57,8 +68,19 @@ def run(arguments: argparse.Namespace) -> int:
             f"no runs in {folders}; list the pipelines on a cluster with -n NAMESPACE or -A"
         )
         return 0
+    if arguments.history:
+        print_history(runs, as_json=arguments.json)
+        return 0
     print_runs(runs, as_json=arguments.json)
     return 0
+
+
+def _runs(folder: Path) -> list[Path]:
+    """Return the runs in a folder, or the run of this name."""
+    named = run_named(str(folder))
+    if named and not folder.is_dir():
+        return [named]
+    return find_runs(folder)
 
 
 def print_runs(runs: list[Path], *, as_json: bool) -> None:
@@ -71,12 +93,13 @@ def print_runs(runs: list[Path], *, as_json: bool) -> None:
         print(json.dumps(listed, indent=1))
         return
     now = datetime.now(UTC)  # noqa: TID251  an edge
-    rows = [_row(run, now) for run in runs]
-    for line in aligned([COLUMNS, *rows]):
+    for line in fitted(
+        lambda gain: [COLUMNS, *(_row(run, now, gain=gain) for run in runs)]
+    ):
         print(line)
 
 
-def _row(run: Path, now: datetime) -> tuple[str, ...]:
+def _row(run: Path, now: datetime, *, gain: bool) -> tuple[str, ...]:
     # As the user selects the run: by its name, or by --workdir with its folder.
     name = run.name
     if run.parent != RUNS:
@@ -88,5 +111,5 @@ def _row(run: Path, now: datetime) -> tuple[str, ...]:
         pipeline = None
     if pipeline is None:
         return (name, "Unreadable", *[""] * (len(COLUMNS) - 2))
-    cells = row(to_object(pipeline), now, working=is_locked(run))
+    cells = row(to_object(pipeline), now, working=is_locked(run), gain=gain)
     return (name, *cells[1:])

@@ -125,6 +125,7 @@ class LocalRun:
             annotations[RETRY_ANNOTATION] = retry
         # Before the manifest: what has changed after that is an edit.
         self._adopt_other_version()
+        self._keep_edited_generation(annotations)
         applied = self.cluster.pipeline_file.apply(
             self.key, self.manifest.spec, annotations
         )
@@ -132,6 +133,18 @@ class LocalRun:
             str(self.manifest.path.absolute()), "utf-8"
         )
         return applied
+
+    def _keep_edited_generation(self, annotations: dict[str, str]) -> None:
+        """Keep what was measured of the stored manifest, if this manifest is another."""
+        file = self.cluster.pipeline_file
+        before = file.read()
+        edited = file.edited(self.manifest.spec, annotations)
+        if before is None or edited is None or before.key != self.key:
+            return
+        # A generation that no run has begun has the results of the generation before it.
+        is_observed = before.status.observed_generation == before.generation
+        if is_observed and edited.generation != before.generation:
+            self.cluster.keep_generation()
 
     def _adopt_other_version(self) -> None:
         """Record this version's hashes of the stages that another version has run."""

@@ -7,15 +7,18 @@ from pathlib import Path
 from finetune_cli.exit_codes import ready_message
 from finetune_cli.manifest.fields import gate_lines
 from finetune_cli.output.costs import cost_lines
+from finetune_cli.output.model_text import (
+    LATEST,
+    model_text,
+    short_digest,
+    target_of,
+)
 from finetune_cli.output.status_text import interruptions_line
 from finetune_cli.runs import RUNS, manifest_of
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL, link
 from finetune_operator.api.model_status import ModelStatus
 from finetune_operator.api.status import PipelineStatus, StageState
 from finetune_trainer.contract import DeployResult
-
-DIGEST_CHARACTERS = 19
-"""sha256: and twelve digits."""
 
 
 def summary_lines(status: PipelineStatus, run: Path) -> Iterator[str]:
@@ -28,8 +31,7 @@ def summary_lines(status: PipelineStatus, run: Path) -> Iterator[str]:
     yield from cost_lines(status)
     yield from gate_lines(status)
     if status.model:
-        digest = status.model.digest[:DIGEST_CHARACTERS]
-        yield f"model: {_location(status.model, run)} ({digest}…)"
+        yield f"model: {_location(status.model, run)}"
         yield from _serving_line(status, run)
     yield outcome_line(status)
 
@@ -65,13 +67,21 @@ def relative_path(path: Path) -> str:
 
 
 def _location(model: ModelStatus, run: Path) -> str:
-    """Return the URI of a model, with its folder on this machine if the URI names a claim."""
+    """Return where a model is, with its folder on this machine if the URI names a claim."""
     scheme, _, rest = model.uri.partition("://")
     claim, _, path = rest.partition("/")
     link = run / "claims" / claim
     if scheme != "pvc" or not link.is_dir():
-        return model.uri
-    return f"{model.uri} = {link.resolve() / path}"
+        return model_text(model)
+    folder = link.resolve() / path
+    # Another pipeline may have published to the same target since then.
+    latest = folder.parent / LATEST
+    if target_of(model):
+        if latest.resolve() != folder.resolve():
+            # The folder's name is the digest.
+            return _relative(folder)
+        folder = latest
+    return f"{_relative(folder)} ({short_digest(model.digest)})"
 
 
 def _serving_line(status: PipelineStatus, run: Path) -> Iterator[str]:

@@ -313,31 +313,40 @@ def gate_lines(status: PipelineStatus) -> list[str]:
     return lines
 
 
-def score_of(status: Mapping[str, Any]) -> str:
+def score_of(status: Mapping[str, Any], *, gain: bool = False) -> str:
     """Return the score of the gate, or the first score that was measured, beside the base model's if it is known.
 
-    Empty before a score is known.
+    With `gain`, the difference from the base model follows with its error. Empty before a score is known.
 
     `status` is the status as JSON, which another version of the operator may have written.
     """
     for gate in status.get("gates") or ():
         if gate.get("score") is not None:
             return (
-                f"{gate.get('metric')} {_beside_base(gate.get('base'), gate['score'])}"
+                f"{gate.get('metric')} {_beside_base(gate, gate['score'], gain=gain)}"
             )
     stages = {stage.get("name"): stage for stage in status.get("stages") or ()}
     evaluate = stages.get("evaluate") or {}
     result = evaluate.get("result") or {}
     for metrics in (result.get("scores") or {}).values():
         for metric, score in metrics.items():
-            return f"{metric} {_beside_base(score.get('base'), score.get('value'))}"
+            return f"{metric} {_beside_base(score, score.get('value'), gain=gain)}"
     return ""
 
 
-def _beside_base(base: Any, value: Any) -> str:
+def _beside_base(score: Mapping[str, Any], value: Any, *, gain: bool) -> str:
+    base = score.get("base")
     if base is None:
         return _number(value)
-    return f"{_number(base)} → {_number(value)}"
+    text = f"{_number(base)} → {_number(value)}"
+    is_known = isinstance(base, int | float) and isinstance(value, int | float)
+    if not gain or not is_known:
+        return text
+    difference = f"{value - base:+.3g}"
+    stderr = score.get("differenceStderr")
+    if isinstance(stderr, int | float):
+        difference += f" ± {stderr:.2g}"
+    return f"{text} ({difference})"
 
 
 def _number(value: Any) -> str:

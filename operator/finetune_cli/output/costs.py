@@ -19,7 +19,28 @@ def cost_lines(status: PipelineStatus) -> Iterator[str]:
     if costs:
         seconds = sum(cost.seconds for cost in costs)
         attempts = sum(cost.attempts for cost in costs)
-        yield f"{format_duration(seconds)} of running time in {_counted(attempts, 'attempt')}"
+        yield _running_time(status, seconds, attempts)
+
+
+def _running_time(status: PipelineStatus, seconds: float, attempts: int) -> str:
+    """Return the running time of the present manifest, and of all edits together if that is more."""
+    # Attempts with another identity worked for an earlier manifest.
+    own = [
+        attempt
+        for stage in status.stages.values()
+        for attempt in stage.attempts
+        if attempt.identity == stage.identity and attempt.finished_at
+    ]
+    total = (
+        f"{format_duration(seconds)} of running time in {_counted(attempts, 'attempt')}"
+    )
+    if not own or len(own) == attempts:
+        return total
+    own_seconds = sum(attempt.seconds or 0.0 for attempt in own)
+    return (
+        f"this run: {format_duration(own_seconds)} of running time in {_counted(len(own), 'attempt')}; "
+        f"with earlier edits {total}"
+    )
 
 
 def _money(costs: PipelineCosts) -> str:

@@ -1,7 +1,7 @@
 """The loss curve of a stage, drawn in one line that fits the terminal."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -20,6 +20,8 @@ ASCII_BLOCKS = ".:-=+*#@"
 # No sign of ASCII_BLOCKS, so that a mark is no loss.
 ASCII_MARK = "|"
 INDENT = " " * 6
+NUMBER_CELLS = 6
+"""Characters of most losses."""
 LEAST_CELLS = 8
 """A narrower curve shows nothing: the line then exceeds the width."""
 
@@ -89,12 +91,18 @@ def _signs(*, plain: bool) -> tuple[str, str]:
 
 
 def sparkline(
-    curve: LossCurve, interrupted: Sequence[int], width: int, *, plain: bool = False
+    curve: LossCurve,
+    interrupted: Sequence[int],
+    width: int,
+    *,
+    plain: bool = False,
+    bounds: Sequence[float] = (),
 ) -> str:
     """Return the curve in at most `width` characters, with a mark after the cell of each step in `interrupted`.
 
     A cell is one point, or the mean of several. The scale is logarithmic if all losses are positive: linearly, the
-    first steps would leave one block for all others. With `plain`, all characters are ASCII.
+    first steps would leave one block for all others. It includes the losses in `bounds`, so that several curves may
+    have one scale. With `plain`, all characters are ASCII.
     """
     blocks, mark = _signs(plain=plain)
     points = len(curve.losses)
@@ -108,7 +116,7 @@ def sparkline(
     cells = max(1, min(points, free))
     edges = [cell * points // cells for cell in range(cells + 1)]
     means = [_mean(curve.losses[start:end]) for start, end in pairwise(edges)]
-    levels = _levels(means, len(blocks))
+    levels = _levels(means, len(blocks), bounds)
     line = ""
     if 0 in ends:
         line = mark
@@ -120,18 +128,44 @@ def sparkline(
     return line
 
 
-def _levels(means: Sequence[float], blocks: int) -> list[int]:
+def _levels(means: Sequence[float], blocks: int, bounds: Sequence[float]) -> list[int]:
     """Return for each mean the index of its block, 0 for the lowest; all 0 if the means are equal."""
-    heights = list(means)
-    if min(means) > 0:
-        heights = [math.log(mean) for mean in means]
+    heights = [*means, *bounds]
+    if min(heights) > 0:
+        heights = [math.log(height) for height in heights]
     low = min(heights)
     high = max(heights)
     # A flat curve has no scale.
     if high == low:
-        return [0] * len(heights)
+        return [0] * len(means)
     scale = (blocks - 1) / (high - low)
-    return [round((height - low) * scale) for height in heights]
+    return [round((height - low) * scale) for height in heights[: len(means)]]
+
+
+def curves_above_each_other(
+    curves: Mapping[str, LossCurve], width: int, *, plain: bool = False
+) -> Iterator[str]:
+    """Yield a line for each curve by its name, with its first and its last loss.
+
+    All have one scale and one axis of steps, so that what is above each other is the same step.
+    """
+    bounds = [bound for curve in curves.values() for bound in _bounds(curve)]
+    steps = max((curve.step for curve in curves.values()), default=1)
+    names = max(map(len, curves), default=0)
+    numbers = 2 * (NUMBER_CELLS + 1)
+    free = max(LEAST_CELLS, width - names - 1 - numbers)
+    points = max((len(curve.losses) for curve in curves.values()), default=1)
+    cells = min(free, points)
+    for name, curve in curves.items():
+        share = max(1, round(cells * curve.step / steps))
+        line = sparkline(curve, [], share, plain=plain, bounds=bounds)
+        first = _number(curve.losses[0]).rjust(NUMBER_CELLS)
+        last = _number(curve.losses[-1])
+        yield f"{name.ljust(names)} {first} {line.ljust(cells)} {last}"
+
+
+def _bounds(curve: LossCurve) -> tuple[float, float]:
+    return min(curve.losses), max(curve.losses)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from finetune_cli.comparison.best import HIGHER_IS_BETTER, LOWER_IS_BETTER
 from finetune_cli.output.results import (
     CHANGED,
     COMMON_SHARE,
@@ -24,9 +25,6 @@ from finetune_trainer.contract import (
     TrainResult,
 )
 
-HIGHER_IS_BETTER = frozenset({"acc", "acc_norm", "exact_match"})
-LOWER_IS_BETTER = frozenset({"validation_loss"})
-"""Metrics whose direction is known."""
 LN_2 = math.log(2)
 """DPO's loss of a model that equals its reference."""
 # The losses of single points are noisy, also in a training that goes well.

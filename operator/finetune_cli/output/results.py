@@ -62,18 +62,25 @@ def score_texts(result: EvaluateResult) -> Iterator[str]:
 def score_text(score: Score) -> str:
     """Return a score, as in 0.172 → 0.477 (+0.305 ± 0.034) if the base model's score is known."""
     if score.base is None:
-        return f"{_number(score.value)}{_margin(score.stderr)}"
-    gain = f"{score.value - score.base:+.3g}{_margin(score.difference_stderr)}"
-    return f"{_number(score.base)} → {_number(score.value)} ({gain})"
+        return f"{number_text(score.value)}{margin_text(score.stderr)}"
+    gain = difference_text(score.value - score.base, score.difference_stderr)
+    return f"{number_text(score.base)} → {number_text(score.value)} ({gain})"
 
 
-def _margin(stderr: float | None) -> str:
+def difference_text(difference: float, stderr: float | None) -> str:
+    """Return a difference with its sign and its standard error, as in +0.305 ± 0.034."""
+    return f"{difference:+.3g}{margin_text(stderr)}"
+
+
+def margin_text(stderr: float | None) -> str:
+    """Return a standard error behind its number, as in ± 0.034; empty if it is not known."""
     if stderr is None or not math.isfinite(stderr):
         return ""
     return f" ± {stderr:.2g}"
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
+    """Return a score as people compare it."""
     # Three digits behind the point, as scores between 0 and 1 are compared; larger numbers such as perplexities fewer.
     if abs(value) < 1:
         return f"{value:.3f}"

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from finetune_cli.comparison.attempts import reused_text
 from finetune_cli.diagnostics import UsageError, quoted
 from finetune_cli.output.costs import attempt_cost, attempt_place
 from finetune_operator.api.conditions import Reason
@@ -43,6 +44,9 @@ def stage_summary(stage: StageStatus, now: datetime | None = None) -> str:
 
 
 def _done(stage: StageStatus) -> str:
+    reused = reused_text(stage)
+    if reused:
+        return reused
     if not stage.active_seconds:
         return "done"
     return f"done in {format_duration(stage.active_seconds)}"

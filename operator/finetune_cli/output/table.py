@@ -1,6 +1,8 @@
 """Lists of pipelines, one line each: on a cluster and on this machine with the same columns."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,11 +14,16 @@ COLUMNS = ("NAME", "PHASE", "STAGE", "PROGRESS", "SCORE", "DURATION", "AGE", "NO
 
 
 def row(
-    pipeline: Mapping[str, Any], now: datetime, *, working: bool = True
+    pipeline: Mapping[str, Any],
+    now: datetime,
+    *,
+    working: bool = True,
+    gain: bool = False,
 ) -> tuple[str, ...]:
     """Return the cells of one pipeline, which is an object as an API server returns it.
 
-    `working` is False if no process works on the pipeline: its duration then ends with its last attempt.
+    With `gain`, a score has its difference from the base model's. `working` is False if no process works on the
+    pipeline: its duration then ends with its last attempt.
     """
     # Plain objects and not models: another version of the operator may have written them.
     meta = pipeline["metadata"]
@@ -34,7 +41,7 @@ def row(
         str(phase),
         str(status.get("stage") or ""),
         str(status.get("progress") or ""),
-        score_of(status),
+        score_of(status, gain=gain),
         _between(started, end),
         _between(created, now),
         ", ".join(note.reason for note in notes_of_object(pipeline)),
@@ -46,6 +53,15 @@ def _between(start: datetime | None, end: datetime | None) -> str:
     if start is None or end is None:
         return ""
     return format_duration((end - start).total_seconds())
+
+
+def fitted(rows: Callable[[bool], Sequence[Sequence[str]]]) -> Iterator[str]:
+    """Yield aligned lines of the rows with gains, or without them if the terminal is too narrow."""
+    wide = list(aligned(rows(True)))
+    width = shutil.get_terminal_size().columns
+    if sys.stdout.isatty() and max(map(len, wide)) > width:
+        return aligned(rows(False))
+    return iter(wide)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -142,7 +142,7 @@ def _compare_score(gate: Gate, score: Score) -> GateStatus:
     stderr = score.stderr
     text = f"{gate.task} {gate.metric} = {score.value:.4g}"
     if gate.against == "Base" and score.base is not None:
-        measured = _difference(score.value, score.base)
+        measured = difference(score.value, score.base)
         stderr = score.difference_stderr
         text += f", base {score.base:.4g}: difference {measured:.4g}"
     if stderr is not None:
@@ -168,7 +168,7 @@ def _compare_score(gate: Gate, score: Score) -> GateStatus:
     )
 
 
-def _difference(value: float, base: float) -> float:
+def difference(value: float, base: float) -> float:
     """Return the difference, exact in decimal: in binary 0.8 - 0.7 is more than 0.1."""
     if not (math.isfinite(value) and math.isfinite(base)):
         return value - base

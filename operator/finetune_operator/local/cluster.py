@@ -29,6 +29,7 @@ from finetune_operator.core.observation import Blocker, Observation, ObservedJob
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.digests import SourceDigests
+from finetune_operator.local.history import has_measured, keep, loses_results
 from finetune_operator.local.job_folder import observe_job
 from finetune_operator.local.pipeline_file import PipelineFile
 from finetune_operator.local.runner import (
@@ -135,6 +136,12 @@ class LocalCluster:
         )
         return Observation(jobs, source_digests=digests, keeps_images=False)
 
+    def keep_generation(self) -> None:
+        """Keep the stored pipeline in the history of the run; raise ClusterError if that fails."""
+        pipeline = self.pipeline_file.read()
+        if pipeline and has_measured(pipeline.status):
+            keep(self.folders.workdir, pipeline, self.folders.workspace(pipeline))
+
     def job(self, name: str) -> ObservedJob | None:
         """Return the current state of one attempt's Job, or None if it never started."""
         return observe_job(self.folders.job(name))
@@ -142,7 +149,12 @@ class LocalCluster:
     async def write_status(
         self, pipeline: Pipeline, status: PipelineStatus
     ) -> Pipeline:
-        """Write the status to pipeline.json; raise ClusterError if that fails."""
+        """Write the status to pipeline.json; raise ClusterError if that fails.
+
+        What was measured is kept before another result begins.
+        """
+        if loses_results(pipeline, status):
+            self.keep_generation()
         try:
             return self.pipeline_file.write_status(pipeline, status)
         except OSError as error:

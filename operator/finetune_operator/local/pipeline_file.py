@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from finetune_trainer.files import write_durably
 
 APPLIED = "applied"
 """Key of the fields that the manifest has set."""
+UNREADABLE = (ValueError, KeyError, TypeError, ValidationError)
+"""Errors of `pipeline_of` for what is no pipeline."""
 
 
 class PipelineFile:
@@ -37,23 +40,14 @@ class PipelineFile:
         """Return the pipeline, and the fields that its manifest has set; None in a new work folder."""
         try:
             content = json.loads(self.path.read_bytes())
-            meta = content["metadata"]
-            pipeline = Pipeline(
-                key=Key(meta["namespace"], meta["name"]),
-                uid=meta["uid"],
-                generation=meta["generation"],
-                resource_version=meta["resourceVersion"],
-                annotations=meta["annotations"],
-                spec=PipelineSpec.model_validate(content["spec"], context=STORED),
-                status=PipelineStatus.model_validate(content["status"]),
-            )
+            pipeline = pipeline_of(content)
             # A file of an earlier version lacks them: then each stored field counts as set.
             return pipeline, content.get(APPLIED, content["spec"])
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ClusterError(f"cannot read {self.path}: {error}") from error
-        except (ValueError, KeyError, TypeError, ValidationError) as error:
+        except UNREADABLE as error:
             raise ClusterError(
                 f"cannot read {self.path}: {error}; it may be damaged, or written by another version: "
                 "use another --workdir, or remove this file (finished stages are found again in the workspace)"
@@ -118,6 +112,20 @@ def _edited(
     # As in Kubernetes, annotations do not count as an edit of the spec.
     generation = previous.generation + (previous.spec != spec)
     return replace(previous, spec=spec, annotations=annotations, generation=generation)
+
+
+def pipeline_of(content: Mapping[str, Any]) -> Pipeline:
+    """Return the pipeline in the JSON of `to_object`. Raise one of UNREADABLE for other JSON."""
+    meta = content["metadata"]
+    return Pipeline(
+        key=Key(meta["namespace"], meta["name"]),
+        uid=meta["uid"],
+        generation=meta["generation"],
+        resource_version=meta["resourceVersion"],
+        annotations=meta["annotations"],
+        spec=PipelineSpec.model_validate(content["spec"], context=STORED),
+        status=PipelineStatus.model_validate(content["status"]),
+    )
 
 
 def to_object(pipeline: Pipeline) -> dict[str, Any]:

@@ -86,6 +86,9 @@ result = {
 }
 state = folder / "state.json"
 if (folder / "result.json").exists():
+    reuse = {"stage": stage, "step": 0, "reused": True}
+    reuse["updatedAt"] = datetime.now(UTC).isoformat()
+    replace(Path(os.environ["FINETUNE_PROGRESS_FILE"]), reuse)
     end({"result": result}, 0)
 begin = json.loads(state.read_text()) if state.exists() else 0
 saved = begin

@@ -91,8 +91,15 @@ class CliWorkspace:
 
     def finetune(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a verb of the CLI to its end."""
+        return self._run(self.command(verb, *arguments))
+
+    def finetune_in(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the CLI with these arguments alone."""
+        return self._run([sys.executable, "-m", "finetune_cli", *arguments])
+
+    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(verb, *arguments),
+            command,
             cwd=self.folder,
             capture_output=True,
             text=True,

@@ -75,7 +75,7 @@ def test_get_prints_gate_model_and_reachable_endpoint(cli, scenario):
     scenario.finish(evaluate=scores(0.7, 0.02), deploy={"longRunning": True})
     result = cli.run("get", "demo")
     assert "gate open: " in result.out
-    assert "model pvc://models/demo  sha256:push" in result.out
+    assert "model: pvc://models/demo (sha256:push)" in result.out
     assert "answered 'hello'" in result.out
     assert "endpoint http://demo/v1 inside the cluster" in result.out
     assert "kubectl port-forward -n team service/demo-deploy 8000:80" in result.out

@@ -125,10 +125,7 @@ def test_claim_in_the_models_uri_is_shown_as_its_folder(tmp_path, command):
     (tmp_path / "models").mkdir()
     (tmp_path / ".finetune/demo/claims").mkdir()
     (tmp_path / ".finetune/demo/claims/models").symlink_to(tmp_path / "models")
-    assert (
-        f"model: pvc://models/demo = {tmp_path}/models/demo"
-        in command("get", "demo")[1]
-    )
+    assert "model: models/demo (sha256:push)" in command("get", "demo")[1]
 
 
 def test_stopped_run_is_shown_with_the_command_to_continue(tmp_path, command):

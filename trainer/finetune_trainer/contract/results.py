@@ -314,6 +314,8 @@ class Progress(ProcessOutput):
     """Estimated time to completion, in seconds."""
     note: ShortText = ""
     """Current activity if it is no step, such as loading the model or validating."""
+    reused: bool = False
+    """Whether the result was in the workspace already, so that the stage has done nothing."""
     notice: ShortText | None = None
     """The last announcement that this machine will end, after which the process saves early; absent: none."""
     # Not in the schema, because in the status it is a field of the stage.

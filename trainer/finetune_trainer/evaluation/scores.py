@@ -1,12 +1,19 @@
 """The scores in lm-eval's output, and the paired comparison of two models' outputs."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lm_eval.api.metrics import mean, mean_stderr
+from lm_eval.api.metrics import mean
 
 from finetune_trainer.contract import Score
+from finetune_trainer.contract.question_scores import (
+    MetricFilter,
+    paired_difference,
+    score_names,
+    significant,
+    values_by_question,
+)
 from finetune_trainer.evaluation.task_files import Loaded
 from finetune_trainer.runtime.errors import ConfigInvalid
 
@@ -55,27 +62,29 @@ def compare_scores(
 
 
 def _scores(results: Numbers, base: Numbers, differences: Numbers) -> dict[str, Score]:
-    filters: dict[str, list[str]] = {}
+    # A gate names a metric; it needs the filter only if the task has several.
+    names = score_names(_measured(results))
+    scores = {}
+    for (metric, filter_name), name in names.items():
+        key = f"{metric},{filter_name}"
+        stderr_key = f"{metric}_stderr,{filter_name}"
+        scores[name] = Score(
+            value=_number(results[key]),
+            stderr=_number(results.get(stderr_key)),
+            base=_number(base.get(key)),
+            difference_stderr=_number(differences.get(stderr_key)),
+        )
+    return scores
+
+
+def _measured(results: Numbers) -> Iterator[MetricFilter]:
+    """Yield metric and filter of each number that is a score, and no standard error."""
     for key in results:
         metric, comma, filter_name = key.partition(",")
-        if (
-            comma
-            and not metric.endswith("_stderr")
-            and _number(results[key]) is not None
-        ):
-            filters.setdefault(metric, []).append(filter_name)
-    scores = {}
-    for metric, names in filters.items():
-        for name in names:
-            # A gate names a metric; it needs the filter only if the task has several.
-            key = metric if len(names) == 1 else f"{metric},{name}"
-            scores[key] = Score(
-                value=_number(results[f"{metric},{name}"]),
-                stderr=_number(results.get(f"{metric}_stderr,{name}")),
-                base=_number(base.get(f"{metric},{name}")),
-                difference_stderr=_number(differences.get(f"{metric}_stderr,{name}")),
-            )
-    return scores
+        if not comma or metric.endswith("_stderr"):
+            continue
+        if _number(results[key]) is not None:
+            yield metric, filter_name
 
 
 def numbers_of(scores: Mapping[str, Mapping[str, Score]]) -> dict[str, float]:
@@ -103,7 +112,7 @@ def _number(value: Any) -> float | None:
         return None
     if not math.isfinite(number):
         return None
-    return float(f"{number:.6g}")
+    return significant(number)
 
 
 def paired_differences(
@@ -127,23 +136,25 @@ def paired_differences(
 def _task_differences(
     task: Any, samples: Iterable[Numbers], base_samples: Iterable[Numbers]
 ) -> dict[str, Any]:
-    values = _values_by_question(task, samples)
-    base_values = _values_by_question(task, base_samples)
+    values = _means_by_question(task, samples)
+    base_values = _means_by_question(task, base_samples)
     numbers: dict[str, Any] = {}
     for (metric, filter_name), by_question in values.items():
         of_base = base_values.get((metric, filter_name), {})
         if by_question.keys() != of_base.keys():
             # Without a value for some questions, the two means are not over the same questions.
             continue
-        differences = [
-            value - of_base[question] for question, value in by_question.items()
-        ]
-        numbers[f"{metric},{filter_name}"] = mean(differences)
+        difference = paired_difference(
+            list(by_question.values()),
+            [of_base[question] for question in by_question],
+            [1.0] * len(by_question),
+        )
+        numbers[f"{metric},{filter_name}"] = difference.mean
         # A single question has no standard error; this is lm-eval's own placeholder.
         numbers[f"{metric}_stderr,{filter_name}"] = "N/A"
-        if len(differences) > 1:
-            numbers[f"{metric}_stderr,{filter_name}"] = mean_stderr(differences)
-        numbers["sample_len"] = len(differences)
+        if difference.stderr is not None:
+            numbers[f"{metric}_stderr,{filter_name}"] = difference.stderr
+        numbers["sample_len"] = difference.questions
     return numbers
 
 
@@ -169,16 +180,12 @@ def _group_differences(
     return aggregated
 
 
-def _values_by_question(
+def _means_by_question(
     task: Any, samples: Iterable[Numbers]
-) -> dict[tuple[str, str], dict[int, float]]:
+) -> dict[MetricFilter, dict[int, float]]:
     """Return the values of each metric that is a mean over questions, by metric and filter, then by question."""
     aggregation = task.aggregation()
-    values: dict[tuple[str, str], dict[int, float]] = {}
-    for sample in samples:
-        for metric in sample["metrics"]:
-            # lm-eval, too, takes the mean of a metric that names no aggregation.
-            if aggregation.get(metric, mean) is mean:
-                by_question = values.setdefault((metric, sample["filter"]), {})
-                by_question[sample["doc_id"]] = float(sample[metric])
-    return values
+    # lm-eval, too, takes the mean of a metric that names no aggregation.
+    return values_by_question(
+        samples, lambda metric: aggregation.get(metric, mean) is mean
+    )

@@ -168,6 +168,13 @@ def run_or_reuse(
             existing, config, environment
         ):
             log_line(f"{config.stage}: reusing the existing result {existing.digest}")
+            fields: dict[str, object] = {}
+            if config.stage == "train":
+                # A new identity has emptied the status: the curve is drawn again from the rows.
+                fields = module.progress_of(existing, folder)
+            reused = ProgressReporter(config.stage, environment)
+            reused.report_reuse(fields)
+            on_start(reused)
             return existing
         write_config(folder, config, fence)
         progress = ProgressReporter(config.stage, environment)

@@ -5,6 +5,7 @@ import math
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,6 +88,11 @@ class ProgressReporter:
         if "note" in fields or is_line_due:
             self._printed = clock
             self.log()
+
+    def report_reuse(self, fields: Mapping[str, Any]) -> None:
+        """Report that the result was there already, with what is known of its making. The log says it by itself."""
+        self.now = self.now.model_copy(update={"reused": True, **fields})
+        self._write_file()
 
     def _write_file(self) -> None:
         if self._file is None:

@@ -20,7 +20,7 @@ METRICS = {
         (field.description or "").removesuffix(".").split()
     )
     for name, field in Progress.model_fields.items()
-    if name not in {"stage", "updated_at", "note", "notice", "loss_curve"}
+    if name not in {"stage", "updated_at", "note", "reused", "notice", "loss_curve"}
 }
 """Name and help text of each metric: the fields of Progress that are numbers."""
 # The operator waits 2 s for an answer, Prometheus 10 s by default.

@@ -24,6 +24,7 @@ from finetune_trainer.contract import (
     PrepareResult,
     Score,
 )
+from finetune_trainer.contract.question_scores import HELD_OUT_FILE, SAMPLES
 from finetune_trainer.data.chat_templates import read_chat_templates
 from finetune_trainer.data.packing.rows import PackedRows, open_prepared
 from finetune_trainer.data.records.chat_template import end_tokens
@@ -102,7 +103,7 @@ def run(config: EvaluateConfig, context: Context) -> EvaluateResult:
         outputs = ask(evaluation, config, context, model, base)
     with atomic_folder(context.folder / "output", fence=context.fence) as output_folder:
         for prefix, sums in measured.items():
-            sums.write(output_folder / f"{prefix}held-out.jsonl")
+            sums.write(output_folder / f"{prefix}{HELD_OUT_FILE}")
         for prefix, output in outputs.items():
             write_output(output, output_folder, prefix)
         digest = seal(output_folder)
@@ -346,7 +347,7 @@ def write_output(output: Output, folder: Path, prefix: str = "") -> None:
             json.dumps(sample, default=handle_non_serializable) + "\n"
             for sample in task_samples
         ]
-        (folder / f"{prefix}samples-{task}.jsonl").write_text("".join(lines))
+        (folder / f"{prefix}{SAMPLES.format(task)}").write_text("".join(lines))
 
 
 class RequestProgress:

@@ -3,6 +3,7 @@
 import importlib.metadata
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,7 @@ from finetune_trainer.contract import (
     TrainConfig,
     TrainResult,
 )
+from finetune_trainer.contract.metric_rows import METRICS, read_rows
 from finetune_trainer.contract.step_size import few_steps
 from finetune_trainer.data.chat_templates import read_chat_templates
 from finetune_trainer.data.packing.rows import PackedRows, open_prepared
@@ -30,6 +32,7 @@ from finetune_trainer.runtime.errors import (
 from finetune_trainer.runtime.gpu import check_gpu
 from finetune_trainer.runtime.notices import watch_notices
 from finetune_trainer.runtime.stage_folder import Context, read_result
+from finetune_trainer.tracking.loss_curve import LossCurveBuilder
 from finetune_trainer.tracking.registry import open_trackers
 from finetune_trainer.tracking.trackers import Trackers
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
@@ -60,6 +63,8 @@ from finetune_trainer.training.samples import SampleGenerator
 from finetune_trainer.training.validation import Validator
 
 CHECKPOINTS = "checkpoints"
+ACCURACY = "rewards/accuracies"
+"""DPO's metric that is a field of the progress."""
 UNLIKE = (
     "the last bits of their weights may differ, so run all pods on nodes of one kind"
 )
@@ -125,6 +130,18 @@ def run_with(
     ):
         weights = train_to_end(run, checkpoints)
         return publish(run, weights, context, source) if weights else None
+
+
+def progress_of(result: TrainResult, folder: Path) -> dict[str, object]:
+    """Return fields of the progress of a training that is done: its loss curve, and DPO's accuracy."""
+    rows = read_rows(folder / METRICS)
+    curve = LossCurveBuilder(result.steps)
+    curve.restart(rows)
+    fields: dict[str, object] = {"loss_curve": curve.curve()}
+    accuracies = [row.values[ACCURACY] for row in rows if ACCURACY in row.values]
+    if accuracies:
+        fields["reward_accuracy"] = accuracies[-1]
+    return fields
 
 
 def open_sources(

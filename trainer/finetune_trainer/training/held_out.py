@@ -1,7 +1,6 @@
 """The loss of a trained model on the validation rows, beside the base model's: the task held_out of evaluate."""
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from finetune_trainer.contract import Score, TrainRecipe
+from finetune_trainer.contract.question_scores import (
+    HELD_OUT_SCORES,
+    WEIGHT,
+    mean_of,
+    paired_difference,
+    significant,
+    stderr_of,
+)
 from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.training.distributed.ranks import ALONE
@@ -21,8 +28,6 @@ from finetune_trainer.training.model.model import TrainedModel
 from finetune_trainer.training.objectives.base import LOSS, Start
 from finetune_trainer.training.objectives.registry import objective_of
 
-SCORES = {LOSS: "validation_loss", "rewards/accuracies": "reward_accuracy"}
-"""Means of an objective -> the names of the scores."""
 # DPO's rewards are relative to the base model, whose own rewards are 0.
 WITHOUT_BASE = frozenset({"reward_accuracy"})
 """Scores that the base model does not have."""
@@ -43,7 +48,7 @@ class Sums:
     def write(self, path: Path) -> None:
         """Write one JSON object a line for each example."""
         columns = {name: values.tolist() for name, values in self.by_mean.items()}
-        columns["weight"] = self.weights.tolist()
+        columns[WEIGHT] = self.weights.tolist()
         lines = [
             json.dumps(dict(zip(columns, values, strict=True))) + "\n"
             for values in zip(*columns.values(), strict=True)
@@ -107,25 +112,28 @@ class HeldOut:
         table = np.array(rows, dtype=np.float64).T
         names = (LOSS, *self._objective.metrics)
         by_name = dict(zip(names, table, strict=True))
-        by_mean = {name: by_name[name] for name in SCORES if name in by_name}
+        by_mean = {name: by_name[name] for name in HELD_OUT_SCORES if name in by_name}
         return Sums(by_mean, np.array(weights, dtype=np.float64))
 
 
 def held_out_scores(model: Sums, base: Sums | None) -> dict[str, Score]:
     """Return the means over all examples, and the base model's beside them if it was measured."""
     scores = {}
-    for mean, name in SCORES.items():
+    weights = model.weights.tolist()
+    for mean, name in HELD_OUT_SCORES.items():
         if mean not in model.by_mean:
             continue
-        sums = model.by_mean[mean]
+        sums = model.by_mean[mean].tolist()
         score = Score(
-            value=_mean(sums, model.weights), stderr=_stderr(sums, model.weights)
+            value=significant(mean_of(sums, weights)),
+            stderr=_rounded(stderr_of(sums, weights)),
         )
         if base is not None and name not in WITHOUT_BASE:
-            differences = sums - base.by_mean[mean]
+            base_sums = base.by_mean[mean].tolist()
+            difference = paired_difference(sums, base_sums, weights)
             compared = {
-                "base": _mean(base.by_mean[mean], base.weights),
-                "difference_stderr": _stderr(differences, model.weights),
+                "base": significant(mean_of(base_sums, base.weights.tolist())),
+                "difference_stderr": _rounded(difference.stderr),
             }
             score = score.model_copy(update=compared)
         scores[name] = score
@@ -141,25 +149,5 @@ def _reporter(context: Context, name: str) -> OnExample:
     return report
 
 
-def _mean(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
-    return _rounded(float(sums.sum() / weights.sum()))
-
-
-def _stderr(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> float | None:
-    """Return the standard error of a mean over targets whose examples are independent; None for a single example.
-
-    It is the error of a ratio estimator (Cochran 1977, Sampling Techniques, section 6.4): rows differ in their numbers
-    of targets.
-    """
-    count = len(sums)
-    if count == 1:
-        return None
-    residuals = sums - sums.sum() / weights.sum() * weights
-    variance = count / (count - 1) * float(residuals @ residuals)
-    stderr = math.sqrt(variance) / float(weights.sum())
-    return _rounded(stderr) if math.isfinite(stderr) else None
-
-
-def _rounded(number: float) -> float:
-    # As the scores of lm-eval: sixteen tasks must fit into a termination message.
-    return float(f"{number:.6g}")
+def _rounded(stderr: float | None) -> float | None:
+    return None if stderr is None else significant(stderr)

@@ -1,0 +1,1 @@
+"""Runs beside each other: what differs in their manifests, and what was measured."""
