@@ -17,7 +17,8 @@ from finetune_operator.local.history import (
     newest_number,
     question_scores,
 )
-from finetune_operator.local.pipeline_file import FILE, PipelineFile, to_object
+from finetune_operator.local.file_names import PIPELINE_FILE
+from finetune_operator.local.pipeline_file import PipelineFile, to_object
 
 NO_QUESTIONS = "the values of single questions are no longer in the workspace, or evaluate has not run"
 
@@ -58,7 +59,7 @@ def _folder(name: str) -> Path:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / FILE).is_file()
+    return (path / PIPELINE_FILE).is_file()
 
 
 def _unknown_run(name: str) -> str:
