@@ -11,13 +11,13 @@ from finetune_cli.runs import find_runs, run_named
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.cluster import Folders
+from finetune_operator.local.file_names import PIPELINE_FILE
 from finetune_operator.local.history import (
     Generation,
     earlier_generations,
     newest_number,
     question_scores,
 )
-from finetune_operator.local.file_names import PIPELINE_FILE
 from finetune_operator.local.pipeline_file import PipelineFile, to_object
 
 NO_QUESTIONS = "the values of single questions are no longer in the workspace, or evaluate has not run"

@@ -15,7 +15,7 @@ from finetune_cli.output.model_text import (
 )
 from finetune_cli.output.status_text import interruptions_line
 from finetune_cli.runs import RUNS, manifest_of
-from finetune_operator.api.conditions import TROUBLESHOOTING_URL, link
+from finetune_operator.api.conditions import link
 from finetune_operator.api.model_status import ModelStatus
 from finetune_operator.api.status import PipelineStatus, StageState
 from finetune_trainer.contract import DeployResult
@@ -42,7 +42,7 @@ def outcome_line(status: PipelineStatus) -> str:
         return ready_message(status)
     for name, stage in status.stages.items():
         if stage.state is StageState.FAILED:
-            return f"{status.phase} at {name}{link(stage.reason, TROUBLESHOOTING_URL)}"
+            return f"{status.phase} at {name}{link(stage.reason, '')}"
     return f"{status.phase}: {ready_message(status)}"
 
 
@@ -79,9 +79,9 @@ def _location(model: ModelStatus, run: Path) -> str:
     if target_of(model):
         if latest.resolve() != folder.resolve():
             # The folder's name is the digest.
-            return _relative(folder)
+            return relative_path(folder)
         folder = latest
-    return f"{_relative(folder)} ({short_digest(model.digest)})"
+    return f"{relative_path(folder)} ({short_digest(model.digest)})"
 
 
 def _serving_line(status: PipelineStatus, run: Path) -> Iterator[str]:

@@ -37,6 +37,21 @@ def is_from_other_version(pipeline: Pipeline) -> bool:
     return same_spec and status.observed_version != release()
 
 
+def adopt_stage(
+    pipeline: Pipeline,
+    status: StageStatus,
+    spec: StageSpec,
+    config: StageConfig,
+    source_digests: Mapping[str, str],
+) -> StageStatus:
+    """Return a stage with the hashes of this version, if another version has begun it and no edit concerns it."""
+    if pipeline.status.observed_version == release():
+        return status
+    if is_from_other_version(pipeline):
+        return adopt(status, *hashes_of(spec, config, source_digests))
+    return adopt_unedited(status, spec, config, source_digests)
+
+
 def adopt(status: StageStatus, inputs: str, execution: str) -> StageStatus:
     """Return a stage of another version with the hashes of this version; itself if its contents have changed.
 
@@ -56,13 +71,6 @@ def adopt(status: StageStatus, inputs: str, execution: str) -> StageStatus:
     return status.model_copy(
         update={"inputs": inputs, "execution": execution, "attempts": attempts}
     )
-
-
-def is_edited_since_other_version(pipeline: Pipeline) -> bool:
-    """Return whether the spec has changed since another version has written the status, or may have."""
-    status = pipeline.status
-    is_this_version = status.observed_version in {"", release()}
-    return not is_this_version and not is_from_other_version(pipeline)
 
 
 def adopt_unedited(

@@ -13,11 +13,8 @@ from finetune_operator.api.status import (
     StageStatus,
 )
 from finetune_operator.core.adoption import (
-    adopt,
-    adopt_unedited,
+    adopt_stage,
     go_on_with,
-    is_edited_since_other_version,
-    is_from_other_version,
     is_outdated,
 )
 from finetune_operator.core.assessment import (
@@ -111,12 +108,11 @@ class _Assessor:
             refusal.subject: Blocker(refusal.reason, refusal.message)
             for refusal in pipeline.status.refusals
         }
-        self.from_other_version = is_from_other_version(pipeline)
-        self.edited_since_other = is_edited_since_other_version(pipeline)
         stages = pipeline.status.stages
         # No stage of this pipeline has made an adopted model.
-        adopted = is_adopted(stages)
-        self.stages_to_verify = frozenset() if adopted else stages_to_verify(stages)
+        self.stages_to_verify = (
+            frozenset() if is_adopted(stages) else stages_to_verify(stages)
+        )
         self.adopts = pipeline.adopt is not None and may_adopt(stages)
         self.gates: tuple[GateStatus, ...] = ()
         self.active_time = timedelta()
@@ -154,10 +150,8 @@ class _Assessor:
         config = spec.config(self._config_context())
         digests = self.observation.source_digests
         inputs, execution = hashes_of(spec, config, digests)
-        if self.from_other_version and status.identity:
-            status = adopt(status, inputs, execution)
-        elif self.edited_since_other and status.identity:
-            status = adopt_unedited(status, spec, config, digests)
+        if status.identity:
+            status = adopt_stage(self.pipeline, status, spec, config, digests)
         status = reset_if_changed(status, inputs, execution)
         goes_on = self.pipeline.retry is None and self.observation.keeps_images
         if is_outdated(status, goes_on=goes_on):
