@@ -41,6 +41,14 @@ class Blocked(Exception):
 
 
 WEBHOOK_FIX = "the platform team must repair this admission webhook, or the network to it; the operator retries"
+# A policy's own text may name anything, such as a quota or a PriorityClass.
+DENIED = re.compile("denied (the )?request")
+"""Words of the API server about the answer of a webhook or a ValidatingAdmissionPolicy."""
+DENIED_FIX = (
+    "change the field that the message names, or ask the platform team to admit it"
+)
+QUOTA = "exceeded quota: "
+"""Words of the API server before the name of the quota."""
 TOO_LARGE = re.compile("request is too large|message larger than max", re.IGNORECASE)
 """Errors of etcd and of the API server's client of etcd, which come with status 500."""
 
@@ -49,7 +57,7 @@ def classify_api_error(error: ApiError) -> Blocker | None:
     """Return the blocker for a rejection that people can fix; None if the API server is only busy."""
     message = str(error)
     # First: a quota's refusal is a 403 as well.
-    if "exceeded quota" in message:
+    if QUOTA in message and not DENIED.search(message):
         fix = "the operator retries until other workloads have finished or the quota is raised"
         return Blocker(Reason.WAITING_FOR_QUOTA, f"{message}; {fix}")
     if error.status == HTTPStatus.FORBIDDEN and "being terminated" in message:
@@ -75,6 +83,8 @@ def _classify_lasting_failure(status: int, message: str) -> Blocker | None:
         and "failed calling webhook" in message
     ):
         return Blocker(Reason.DEPENDENCY_NOT_READY, f"{message}; {WEBHOOK_FIX}")
+    if DENIED.search(message):
+        return Blocker(Reason.POD_REFUSED, f"{message}; {DENIED_FIX}")
     return None
 
 

@@ -36,7 +36,9 @@ ZONE_FIX = (
 )
 STARTING = frozenset({"ContainerCreating", "PodInitializing", "", None})
 """Reasons of a container that waits for nothing special."""
-PASSES = frozenset({Reason.WAITING_FOR_CAPACITY, Reason.WAITING_FOR_QUOTA})
+PASSES = frozenset(
+    {Reason.PROGRESSING, Reason.WAITING_FOR_CAPACITY, Reason.WAITING_FOR_QUOTA}
+)
 """Reasons that may pass without people."""
 
 
@@ -110,6 +112,9 @@ def _unscheduled(pod: ObservedPod) -> Blocker | None:
     if scheduled.get("status") != "False":
         return None
     message = str(scheduled.get("message") or "no node accepts the pod")
+    if pod.is_gated:
+        fix = "another controller, such as a queue, holds the pod back: it starts when its scheduling gates are removed"
+        return Blocker(Reason.WAITING_FOR_QUOTA, f"{message}; {fix}")
     # The scheduler's words: persistentvolumeclaim … not found, unbound PersistentVolumeClaims,
     # PersistentVolume's affinity.
     lacking = sorted(set(re.findall(r"Insufficient ([\w.-]+/[\w-]+)", message)))

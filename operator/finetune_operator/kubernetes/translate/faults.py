@@ -36,6 +36,11 @@ def fault_of(pod: ObservedPod) -> PodFault | None:
         fault = _storage_exceeded(pod) or _node_pressure(pod)
         if fault:
             return fault
+    if pod.status_reason == "DeadlineExceeded":
+        fix = "an admission policy has set activeDeadlineSeconds of the pod: raise or remove it"
+        return PodFault(
+            Reason.STAGE_FAILED, f"{pod.status_message.rstrip('. ')}: {fix}"
+        )
     device = _no_device(pod)
     if device or pod.disruption:
         return device

@@ -210,11 +210,16 @@ class ObservedPod:
 
     @property
     def unschedulable_since(self) -> datetime | None:
-        """The time since which no node accepts the pod; None for a pod that is scheduled."""
+        """The time since which no node accepts the pod; None for a pod that is scheduled, or held back by a gate."""
         scheduled = self.condition("PodScheduled")
-        if scheduled.get("status") != "False":
+        if scheduled.get("status") != "False" or self.is_gated:
             return None
         return time_of(scheduled.get("lastTransitionTime"))
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the scheduler does not look at the pod yet, because another controller holds it back."""
+        return self.condition("PodScheduled").get("reason") == "SchedulingGated"
 
     @property
     def finished_at(self) -> datetime | None:
@@ -302,7 +307,15 @@ def terminations(container: Object) -> Iterator[Object]:
 
 
 DISRUPTION_REASONS = frozenset(
-    {"NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "NodeAffinity"}
+    {
+        "Evicted",
+        "NodeLost",
+        "NodeShutdown",
+        "Shutdown",
+        "Terminated",
+        "Preempting",
+        "NodeAffinity",
+    }
 )
 """Reasons in a pod's status with which a kubelet ends or rejects a pod that is not at fault."""
 STATUS_UNKNOWN_REASONS = frozenset({"ContainerStatusUnknown", "Unknown"})

@@ -102,6 +102,10 @@ def _has_failed(status: Object) -> bool:
     state = status.get("state") or {}
     if (state.get("terminated") or {}).get("exitCode"):
         return True
+    # It has recovered, however often it failed before. A native sidecar runs before it has started.
+    has_started = status.get("started") or not status.get("isInit")
+    if state.get("running") and has_started:
+        return False
     failures = [end for end in terminations(status) if end.get("exitCode")]
     restarts = int(status.get("restartCount") or 0)
     waits = (state.get("waiting") or {}).get("reason") == "CrashLoopBackOff"

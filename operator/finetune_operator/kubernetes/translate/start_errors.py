@@ -7,7 +7,12 @@ import re
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker
-from finetune_operator.kubernetes.translate.api_errors import WEBHOOK_FIX
+from finetune_operator.kubernetes.translate.api_errors import (
+    DENIED,
+    DENIED_FIX,
+    QUOTA,
+    WEBHOOK_FIX,
+)
 
 ABSENT = re.compile(r'(?i)\b(secret|configmap)s? "([^"]+)" not found')
 ABSENT_KEY = re.compile(r"(?i)couldn't find key (\S+) in (secret|configmap) (\S+)")
@@ -27,54 +32,62 @@ KINDS = {
     "configmap": (Reason.CONFIG_MAP_NOT_FOUND, "ConfigMap"),
     "config": (Reason.CONFIG_MAP_NOT_FOUND, "ConfigMap"),
 }
+PROGRAM_FIX = (
+    "correct the stage's pod.command, or name an image that contains the program"
+)
 CONTAINER_FIXES = (
     (
         "runAsNonRoot|non-numeric user",
         "the image needs a numeric USER other than 0: build it with one",
     ),
-    (
-        r"not found in \$PATH|no such file or directory",
-        "correct the stage's pod.command, or name an image that contains the program",
-    ),
+    (r"not found in \$PATH", PROGRAM_FIX),
     ("(?i)device|nvidia|cdi", "check the device plugin and the runtime of the node"),
+    ("no such file or directory", PROGRAM_FIX),
     ("", "check the stage's pod.command, its devices and its runtimeClassName"),
 )
+# First the answers of policies, whose texts may hold the words of all others.
 REFUSALS = (
+    ("failed calling webhook", Reason.DEPENDENCY_NOT_READY, WEBHOOK_FIX),
+    (DENIED.pattern, Reason.POD_REFUSED, DENIED_FIX),
     (
-        "exceeded quota",
+        QUOTA,
         Reason.WAITING_FOR_QUOTA,
         "the pod is created once other workloads have finished or the quota is raised",
     ),
     (
-        "PodSecurity",
+        'violates PodSecurity "',
         Reason.POD_REFUSED,
         "the namespace's Pod Security level does not admit the pod: relax it, or use another namespace",
     ),
     (
-        "serviceaccount .* not found",
+        'serviceaccount "[^"]+" not found',
         Reason.DEPENDENCY_NOT_READY,
         "create the ServiceAccount, or remove serviceAccountName from the stage",
     ),
     (
-        "RuntimeClass",
+        'RuntimeClass "[^"]*" not found',
         Reason.DEPENDENCY_NOT_READY,
         "create the RuntimeClass, or remove runtimeClassName from the stage",
     ),
     (
-        "PriorityClass",
+        "no PriorityClass with name",
         Reason.DEPENDENCY_NOT_READY,
         "create the PriorityClass, or remove priorityClassName from the stage",
     ),
-    ("failed calling webhook", Reason.DEPENDENCY_NOT_READY, WEBHOOK_FIX),
+    (
+        "insufficient quota to match these scopes",
+        Reason.POD_REFUSED,
+        "create a quota for these scopes in the namespace, or change the stage's priorityClassName",
+    ),
     (
         "usage per (Container|Pod) is|limit to request ratio",
         Reason.POD_REFUSED,
         "a LimitRange of the namespace refuses the pod: change the stage's pod.resources",
     ),
     (
-        "is forbidden|is invalid|denied the request",
+        "is forbidden|is invalid",
         Reason.POD_REFUSED,
-        "change the field that the message names, or ask the platform team to admit it",
+        DENIED_FIX,
     ),
     (
         "",
@@ -85,9 +98,39 @@ REFUSALS = (
 """Words -> reason and fix of a pod that the controller of its Job or ReplicaSet cannot create; the first match."""
 
 
+VOLUME_FIXES = (
+    (
+        "Multi-Attach",
+        "a pod on another node still has the volume until it ends; if its node is lost, delete that pod",
+    ),
+    ("access denied", "the server of the volume must allow node {node} to mount it"),
+    (
+        "list of registered CSI drivers",
+        "the platform team must install this CSI driver on node {node}",
+    ),
+    (
+        "SecretProviderClass",
+        "create the SecretProviderClass in this namespace, or correct the stage's pod.volumes",
+    ),
+    (
+        "wrong fs type|bad option",
+        "the platform team must repair the file system of the volume or its mount options",
+    ),
+    (
+        "AttachVolume|MountDevice",
+        "run `kubectl describe pvc`: the platform team must repair the volume or its driver",
+    ),
+    (
+        "",
+        "if this lasts, run `kubectl describe pvc` and check the volume that the message names",
+    ),
+)
+"""Words -> fix of a volume that the kubelet cannot mount; the first match."""
+
+
 def pod_not_created(warning: str) -> Blocker:
     """Return why the controller of the Job or ReplicaSet could not create the pod."""
-    if "failed quota" in warning:
+    if "failed quota: " in warning and not DENIED.search(warning):
         return _quota_requires(warning)
     # The last pattern matches always.
     matches = [entry for entry in REFUSALS if re.search(entry[0], warning)]
@@ -110,7 +153,10 @@ def missing_object(text: str) -> Blocker | None:
     absent = ABSENT.search(text)
     if absent:
         reason, kind = KINDS[absent[1].lower()]
-        fix = "in this namespace, or remove it from the stage's pod.envFrom and pod.env"
+        place = "the stage's pod.envFrom and pod.env"
+        if text.startswith("MountVolume"):
+            place = "the stage's pod.volumes, or the chart's trustedCAs"
+        fix = f"in this namespace, or remove it from {place}"
         return Blocker(reason, f"{text}; create the {kind} {absent[2]} {fix}")
     key = ABSENT_KEY.search(text)
     if key:
@@ -155,5 +201,8 @@ def pod_not_started(warning: str, node: str) -> Blocker | None:
     if fix:
         return Blocker(Reason.CONTAINER_NOT_STARTED, f"{warning}; {fix}")
     if MOUNT.search(warning):
-        return Blocker(Reason.VOLUME_NOT_READY, warning)
+        # The last pattern matches always.
+        fixes = [fix for words, fix in VOLUME_FIXES if re.search(words, warning)]
+        text = fixes[0].format(node=node)
+        return Blocker(Reason.VOLUME_NOT_READY, f"{warning}; {text}")
     return None
