@@ -1,11 +1,12 @@
 """The Job of one attempt, independent of whether Kubernetes or a local process runs it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
-from finetune_operator.api.placement import ON_DEMAND
+from finetune_operator.api.placement import ON_DEMAND, PlacementDefaults
 from finetune_operator.api.stages.base import Serving, StageSpec
 from finetune_operator.api.stages.pod import Pod
 from finetune_operator.api.status import AttemptStatus
@@ -19,6 +20,7 @@ from finetune_trainer.contract.environment import CONFIG
 
 TRAINER = ("python", "-P", "-m", "finetune_trainer")
 """-P keeps the working directory out of sys.path, so that no file there shadows a library."""
+REQUIRED_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
 CLAIM_URI = re.compile(r"pvc://([a-z0-9][a-z0-9.-]*)(/\S*)?")
 """Matches whole strings only, because a prompt or an argument may begin like a URI."""
 
@@ -151,18 +153,35 @@ def _in_zone_of_later_stages(
     """
     if settings.placement_defaults is None or spec.needs:
         return placement
-    for later in pipeline.spec.stages().values():
-        pod = later.over(settings.defaults.pod_defaults).pod
-        zone = {
-            label: value
-            for label, value in pod.node_selector.items()
-            if label in ZONE_LABELS
-        }
+    for each in pipeline.spec.stages().values():
+        later = each.over(settings.defaults.pod_defaults)
+        zone = _zone_of(later, settings.placement_defaults)
         # A server has no volume of the pipeline.
         if zone and later.needs and not later.runs_server:
             selector = {**zone, **placement.node_selector}
             return replace(placement, node_selector=selector)
     return placement
+
+
+def _zone_of(spec: StageSpec, defaults: PlacementDefaults) -> dict[str, str]:
+    """Return the label of the zone that a stage asks for: by its pod's selector or affinity, or by its pool."""
+    selector = pod_placement(spec, spec.placement.capacity, "", defaults).node_selector
+    labels = {**_required_labels(spec.pod.affinity), **selector}
+    return {label: value for label, value in labels.items() if label in ZONE_LABELS}
+
+
+def _required_labels(affinity: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels of which an affinity requires a single value."""
+    required = (affinity.get("nodeAffinity") or {}).get(REQUIRED_AFFINITY) or {}
+    terms = required.get("nodeSelectorTerms") or []
+    # Of several terms, any may hold.
+    if len(terms) != 1:
+        return {}
+    return {
+        expression["key"]: expression["values"][0]
+        for expression in terms[0].get("matchExpressions") or []
+        if expression.get("operator") == "In" and len(expression["values"]) == 1
+    }
 
 
 def referenced_claims(config: StageConfig) -> tuple[str, ...]:

@@ -336,3 +336,19 @@ def test_prepare_binds_the_volume_in_the_zone_of_train(prepare, zone):
     jobs = templates(Scenario(spec, settings=settings))
     assert jobs["prepare"].placement.node_selector == {ZONE: zone}
     assert jobs["train"].placement.node_selector.items() >= selector.items()
+
+
+def test_zone_of_the_pool_or_of_the_affinity_counts_too():
+    pool = PlacementDefaults.model_validate(
+        {"pools": {"training": {"nodeSelector": {ZONE: "c"}}}}
+    )
+    jobs = templates(Scenario(settings=Settings(placement_defaults=pool)))
+    assert jobs["prepare"].placement.node_selector == {ZONE: "c"}
+    term = {"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["d"]}]}
+    required = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}
+    }
+    pod = {"affinity": {"nodeAffinity": required}}
+    settings = Settings(placement_defaults=PlacementDefaults())
+    jobs = templates(Scenario(a_pipeline(train={"pod": pod}), settings=settings))
+    assert jobs["prepare"].placement.node_selector == {ZONE: "d"}
