@@ -1,4 +1,4 @@
-"""The model card, README.md: origin, scores, training, hyperparameters and versions."""
+"""The model card, README.md: origin, use, scores, training, loss, hyperparameters and versions."""
 
 import json
 import math
@@ -24,7 +24,10 @@ from finetune_trainer.contract import (
     TrainResult,
 )
 from finetune_trainer.contract.environment import GIT_SHA
+from finetune_trainer.contract.metric_rows import METRICS, read_rows
 from finetune_trainer.contract.uris import hub_id, without_secrets
+from finetune_trainer.contract.usage import load_code
+from finetune_trainer.publishing.loss_chart import loss_section
 from finetune_trainer.runtime.artifacts import digest_of
 from finetune_trainer.runtime.stage_folder import read_config, read_result
 
@@ -32,6 +35,8 @@ from finetune_trainer.runtime.stage_folder import read_config, read_result
 LIBRARIES = ("torch", "transformers", "peft", "lm_eval")
 ADAPTER_SETTINGS = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
 """Keys of adapter_config.json that training chose."""
+SERVE = "vllm serve ."
+"""Command that serves a merged model of this folder."""
 NO_ID = re.compile(r"[^\w.-]+", re.ASCII)
 """Matches what the id of a data set must not have."""
 OBJECTIVES = {
@@ -69,8 +74,10 @@ def card(
         f"# {name}",
         kind,
         _origin(config, prepared, train_config, train_folder / "output"),
+        _usage(config, prepared, form),
         _evaluation(scores),
         _training(config, trained, train_config),
+        loss_section(read_rows(train_folder / METRICS)),
         _hyper_parameters(train_config, adapter),
         _versions(),
     ]
@@ -224,6 +231,23 @@ def _place(uri: str, revision: str | None, pin: str | None) -> str:
     if pin and pin != revision:
         text += f" (`{pin}`)"
     return text
+
+
+def _usage(config: PushConfig, prepared: AnyResult | None, form: str) -> str:
+    """Return the code that loads the model, and the command that serves it."""
+    base = None
+    serve = f"To serve it: `{SERVE}`."
+    if form == "Adapter":
+        uri = config.model.uri
+        base = hub_id(uri) or without_secrets(uri)
+        serve = ""
+    conversations = isinstance(prepared, PrepareResult) and prepared.conversations
+    code = load_code(".", base, conversations=conversations)
+    place = (
+        "`.` is a copy of this folder; a name on the Hugging Face hub works as well."
+    )
+    parts = ["## How to use", f"```python\n{code}\n```", f"{place} {serve}".rstrip()]
+    return "\n\n".join(parts)
 
 
 def _evaluation(scores: EvaluateResult | None) -> str:
