@@ -25,6 +25,7 @@ COMMANDS = {
             "workspaces",
             "get",
             "logs",
+            "card",
             "retry",
         )
     },

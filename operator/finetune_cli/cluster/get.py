@@ -181,12 +181,12 @@ def _summary(pipeline: Pipeline) -> Iterable[str]:
         yield f"model {status.model.uri}  {status.model.digest}"
         endpoint = status.model.endpoint
         if endpoint:
-            command = _port_forward(pipeline, endpoint)
+            command = port_forward(pipeline, endpoint)
             yield f"endpoint {endpoint} inside the cluster; from this machine: {command}"
     yield ready_message(status) or "not yet reconciled by the operator"
 
 
-def _port_forward(pipeline: Pipeline, endpoint: str) -> str:
+def port_forward(pipeline: Pipeline, endpoint: str) -> str:
     """Return the command that makes the Service of the model server available on port 8000 of this machine."""
     port = urlsplit(endpoint).port or HTTP_PORT
     service = service_name(pipeline.key.name)

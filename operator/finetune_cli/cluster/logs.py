@@ -31,7 +31,11 @@ from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.translate.api_errors import ApiError
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_trainer.contract.metric_rows import METRICS
-from finetune_trainer.contract.sample_rows import LOG_PREFIX, parse_samples
+from finetune_trainer.contract.sample_rows import (
+    LOG_PREFIX,
+    SampleRow,
+    parse_samples,
+)
 
 # A stage in another state may still get an attempt, whose log --follow prints.
 ENDED_STATES = frozenset({StageState.SUCCEEDED, StageState.FAILED, StageState.SKIPPED})
@@ -97,15 +101,7 @@ async def _print_samples(
     stage = _stage(pipeline, TRAIN)
     if not stage.attempts:
         raise no_attempt(TRAIN, None, ())
-    lines: list[str] = []
-    for attempt in stage.attempts:
-        pod = await pod_of(session, attempt)
-        # The log is lost with its pod, and the other attempts may still have theirs.
-        if pod is None or not pod.started_at:
-            print(_no_log_message(attempt, pod, stage), file=sys.stderr)
-        else:
-            lines += [line async for line in _sample_lines(session, pod)]
-    rows = parse_samples(lines)
+    rows = await samples_in_logs(session, stage)
     if not rows:
         print(
             "no log has a sample: train.samples may not be set, or no validation has run yet",
@@ -114,6 +110,21 @@ async def _print_samples(
         return FAILED
     print_samples(rows, output)
     return 0
+
+
+async def samples_in_logs(
+    session: ClusterSession, stage: StageStatus
+) -> list[SampleRow]:
+    """Return the samples of all attempts whose pods exist; print to stderr which logs are lost."""
+    lines: list[str] = []
+    for attempt in stage.attempts:
+        pod = await pod_of(session, attempt)
+        # The log is lost with its pod, and the other attempts may still have theirs.
+        if pod is None or not pod.started_at:
+            print(_no_log_message(attempt, pod, stage), file=sys.stderr)
+        else:
+            lines += [line async for line in _sample_lines(session, pod)]
+    return parse_samples(lines)
 
 
 async def _sample_lines(

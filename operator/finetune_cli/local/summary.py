@@ -52,11 +52,11 @@ def run_argument(run: Path) -> str:
     file = "FILE"
     manifest = manifest_of(run)
     if manifest:
-        file = _relative(manifest)
+        file = relative_path(manifest)
     return shlex.join([file, "--workdir", str(run)])
 
 
-def _relative(path: Path) -> str:
+def relative_path(path: Path) -> str:
     """Return a path relative to the current folder, if it is below it."""
     here = Path.cwd()
     if path.is_relative_to(here):
