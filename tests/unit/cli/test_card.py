@@ -133,6 +133,7 @@ def test_costs_go_from_on_demand_to_spent(record, reader):
     assert costs.lost > 0
     cheaper = (costs.spent - costs.lost - costs.on_demand).quantize(Decimal("0.01"))
     assert f"cheaper nodes: {cheaper} {costs.currency}" in reader.text
+    assert "prepare 1 1m 0s not known not known not known" in reader.text
     assert f"spent: {costs.spent:.2f} {costs.currency}" in reader.text
     assert f"lost to interruptions: {costs.lost:.2f} {costs.currency}" in reader.text
 
