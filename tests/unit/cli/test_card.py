@@ -166,6 +166,18 @@ def test_code_that_loads_the_model_is_a_program(reader):
     assert "place = 'models/demo'" in blocks[0]
 
 
+def test_code_of_an_adapter_attaches_it_to_its_base_model(record):
+    stages = dict(record.status.stages)
+    result = stages["push"].result
+    target = result.published[0].model_copy(update={"format": "Adapter"})
+    adapter = result.model_copy(update={"published": (target,)})
+    stages["push"] = stages["push"].model_copy(update={"result": adapter})
+    texts = PageReader(page(with_status(record, stages=stages))).texts
+    [code] = [text for text in texts if "PeftModel.from_pretrained" in text]
+    ast.parse(code)
+    assert "base = 'org/base'" in code
+
+
 def test_manifest_of_the_card_asks_for_the_same_results(record):
     secret = {
         "env": [{"name": "HF_TOKEN", "value": "hf_secret"}],
