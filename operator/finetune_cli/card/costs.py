@@ -88,7 +88,10 @@ def _rows(record: RunRecord, money: PipelineCosts | None) -> list[list[str]]:
 
 def _row(name: str, costs: Costs, lost: str, money: PipelineCosts | None) -> list[str]:
     cells = [name, f"{costs.attempts:,}", format_duration(costs.seconds), lost]
-    if money:
+    # Zero would be wrong: attempts without a price have a cost, too.
+    if money and costs.unpriced == costs.attempts:
+        cells += ["not known"] * 3
+    elif money:
         amounts = (costs.spent, costs.lost, costs.on_demand)
         cells += [amount_text(amount, "").strip() for amount in amounts]
     return cells

@@ -22,7 +22,7 @@ class RunRecord:
     base_errors: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """Task and metric -> standard error of the base model's score. The status has none of the base model."""
     folders: Mapping[str, str] = field(default_factory=dict)
-    """URI of a published model -> its folder on this machine."""
+    """URI of a published model, or of the base model -> its folder on this machine."""
     serve_commands: Sequence[str] = ()
     """Commands that serve the model, or that lead to its server."""
     reproduce_command: str = ""

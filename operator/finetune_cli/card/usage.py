@@ -60,7 +60,7 @@ def _code_of(record: RunRecord, target: PublishedTarget) -> str:
 
 def _base(record: RunRecord) -> str:
     uri = record.pipeline.spec.model.uri
-    return hub_id(uri) or without_secrets(uri)
+    return hub_id(uri) or record.folders.get(uri) or without_secrets(uri)
 
 
 def _serve(record: RunRecord) -> Markup:

@@ -94,7 +94,7 @@ def _identity(pipeline: Pipeline, stage: str) -> str:
 
 
 def _folders(pipeline: Pipeline, workspace: Path, workdir: Path) -> dict[str, str]:
-    """Return URI -> folder of each published model that is on this machine."""
+    """Return URI -> folder of the base model and of each published model, as far as they are on this machine."""
     stage = pipeline.status.stages.get("push")
     if stage is None or not isinstance(stage.result, PushResult):
         return {}
@@ -105,10 +105,11 @@ def _folders(pipeline: Pipeline, workspace: Path, workdir: Path) -> dict[str, st
         manifest_dir=manifest.parent if manifest else None,
     )
     folders = {}
-    for target in stage.result.published:
+    published = [target.uri for target in stage.result.published]
+    for uri in (pipeline.spec.model.uri, *published):
         # A store, or a claim that is no longer linked: the card then names the URI.
         with contextlib.suppress(InvalidLocation):
-            folders[target.uri] = relative_path(environment.locate(target.uri))
+            folders[uri] = relative_path(environment.locate(uri))
     return folders
 
 

@@ -133,6 +133,7 @@ def test_costs_go_from_on_demand_to_spent(record, reader):
     assert costs.lost > 0
     cheaper = (costs.spent - costs.lost - costs.on_demand).quantize(Decimal("0.01"))
     assert f"cheaper nodes: {cheaper} {costs.currency}" in reader.text
+    assert "prepare 1 1m 0s not known not known not known" in reader.text
     assert f"spent: {costs.spent:.2f} {costs.currency}" in reader.text
     assert f"lost to interruptions: {costs.lost:.2f} {costs.currency}" in reader.text
 
@@ -163,6 +164,18 @@ def test_code_that_loads_the_model_is_a_program(reader):
     assert len(blocks) == 1
     ast.parse(blocks[0])
     assert "place = 'models/demo'" in blocks[0]
+
+
+def test_code_of_an_adapter_attaches_it_to_its_base_model(record):
+    stages = dict(record.status.stages)
+    result = stages["push"].result
+    target = result.published[0].model_copy(update={"format": "Adapter"})
+    adapter = result.model_copy(update={"published": (target,)})
+    stages["push"] = stages["push"].model_copy(update={"result": adapter})
+    texts = PageReader(page(with_status(record, stages=stages))).texts
+    [code] = [text for text in texts if "PeftModel.from_pretrained" in text]
+    ast.parse(code)
+    assert "base = 'org/base'" in code
 
 
 def test_manifest_of_the_card_asks_for_the_same_results(record):

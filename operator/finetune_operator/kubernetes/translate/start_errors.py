@@ -153,10 +153,9 @@ def missing_object(text: str) -> Blocker | None:
     absent = ABSENT.search(text)
     if absent:
         reason, kind = KINDS[absent[1].lower()]
-        place = "the stage's pod.envFrom and pod.env"
+        fix = "in this namespace, or remove it from the stage's pod.envFrom and pod.env"
         if text.startswith("MountVolume"):
-            place = "the stage's pod.volumes, or the chart's trustedCAs"
-        fix = f"in this namespace, or remove it from {place}"
+            fix = "in this namespace, or remove it from the stage's pod.volumes, or from the chart's trustedCAs"
         return Blocker(reason, f"{text}; create the {kind} {absent[2]} {fix}")
     key = ABSENT_KEY.search(text)
     if key:

@@ -1,5 +1,6 @@
 """The model card's loss, and its code: it loads the published model."""
 
+import ast
 import contextlib
 import io
 import json
@@ -99,5 +100,5 @@ def test_lost_metrics_leave_no_section():
 def test_places_of_the_code_are_texts_of_python():
     hostile = "a'; import os; '"
     code = load_code(hostile, hostile, conversations=False)
-    assert compile(code, "code", "exec")
+    ast.parse(code)
     assert f"place = {hostile!r}" in code
