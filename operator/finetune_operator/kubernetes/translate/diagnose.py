@@ -111,11 +111,14 @@ def first_lost_since(pods: Iterable[ObservedPod], now: datetime) -> datetime | N
 def _node_lost(pod: ObservedPod, now: datetime) -> Blocker | None:
     if lost_since(pod, now) is None:
         return None
+    command = f"`kubectl delete pod {pod.name} --force`"
+    if pod.job:
+        # Before its pod, which the Job's controller keeps until it has ended or the Job is being deleted.
+        command = f"`kubectl delete job {pod.job}` and then {command}"
     return Blocker(
         Reason.NODE_LOST,
         f"node {pod.node} does not answer, so pod {pod.name} may still be running: delete the Node object, as a "
-        f"cloud provider does when the machine is gone; or, if the machine is certainly off, run "
-        f"`kubectl delete pod {pod.name} --force`",
+        f"cloud provider does when the machine is gone; or, if the machine is certainly off, run {command}",
     )
 
 
