@@ -11,6 +11,7 @@ from testcluster.kube_namespace import KubeNamespace
 from testcluster.nodes import NAME
 from testcluster.provider import Provider
 from testcluster.reclaim import reclaim
+from testcluster.volume_provisioner import STRICT
 
 SPOT = {
     "placement": {"capacity": "Spot"},
@@ -123,6 +124,37 @@ def test_unreachable_node_blocks_until_it_is_deleted(
         assert driver.status["interruptions"] == 1
     finally:
         cluster.revive(node)
+
+
+@pytest.mark.skipif(
+    os.environ.get("FAULTS") != "all",
+    reason="waits four minutes, and test_rbac_usage.py has it without nodes; set FAULTS=all",
+)
+def test_attempt_on_a_silent_node_is_replaced(
+    release: Operator,
+    namespace: KubeNamespace,
+    cluster: Provider,
+    lost_nodes: list[str],
+):
+    """A volume for a single pod keeps the old process out. The Node object stays."""
+    release.install("nodeLost.replaceAfterSeconds=5")
+    workspace = {"accessMode": "ReadWriteOncePod", "storageClassName": STRICT}
+    manifest = pipeline(
+        "replaced", steps={"train": 100}, train=SPOT, workspace=workspace
+    )
+    driver = PipelineDriver.start(namespace, manifest)
+    driver.wait_state("train", "Running")
+    host = host_of(driver)["name"]
+    lost = driver.pod("train")
+    lost_nodes.append(node_of(driver))
+    cluster.kill(lost_nodes[0])
+    driver.until(lambda: interrupted(driver), 300)
+    driver.wait_finished(seconds=150)
+    assert namespace.get("node", host)
+    assert lost not in namespace.run("get", "pods", "-o", "name")
+    stage = driver.stage("train")
+    assert (stage["interruptions"], stage["failures"]) == (1, 0)
+    assert "DeletionByTaintManager" in stage["attempts"][0]["message"]
 
 
 def test_deleted_pod_is_an_interruption(operator: Operator, namespace: KubeNamespace):

@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
     replace_unencodable()
+    _provide_home()
     try:
         code = _run(arguments)
         # stdout is None if the parent process closed it.
@@ -75,6 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         code = _exit_on_closed_pipe()
     return code
+
+
+def _provide_home() -> None:
+    """Set HOME to / for a user without a home, as container runtimes do.
+
+    Libraries ask for it when they are imported: the client of Kubernetes raises an error if there is none.
+    """
+    if os.path.expanduser("~") == "~":  # noqa: PTH111  Path.home() raises an error
+        os.environ["HOME"] = "/"
 
 
 def _exit_on_closed_pipe() -> int:

@@ -188,10 +188,21 @@ def _claim(text: str) -> tuple[str, Path]:
         raise UsageError(
             f"--claim {text}: must be NAME=FOLDER; NAME has only lower-case letters, digits, - and ."
         )
-    path = Path(folder).expanduser()
+    path = path_of(folder)
     if not path.is_dir():
         raise UsageError(f"--claim {text}: {path} is not a folder")
     return name, path
+
+
+def path_of(text: str) -> Path:
+    """Return a path with ~ or ~USER replaced by the home folder; raises UsageError for an unknown user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        user = text.partition("/")[0]
+        raise UsageError(
+            f"{text}: {user} is no user of this machine: write the whole path, or ./{text} for a folder of this name"
+        ) from error
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -71,6 +71,7 @@ def _options(chosen: argparse.Namespace) -> Options:
         poll_interval=timedelta(seconds=POLL_SECONDS),
         write_delay=timedelta(seconds=WRITE_DELAY_SECONDS),
         job_history=chosen.job_history,
+        replace_lost_after=_time_or_never(chosen.replace_lost_after),
         troubleshooting_url=chosen.troubleshooting_url,
     )
     return Options(
@@ -89,6 +90,10 @@ def _options(chosen: argparse.Namespace) -> Options:
         node_notices=chosen.node_notices == "true",
         prices=chosen.prices,
     )
+
+
+def _time_or_never(seconds: int) -> timedelta | None:
+    return timedelta(seconds=seconds) if seconds else None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -169,6 +174,13 @@ def _add_pods(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=30,
         help="time from SIGTERM to SIGKILL for a pod (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--replace-lost-after",
+        type=int,
+        default=0,
+        help="seconds after which an attempt on a lost node is replaced, if its old process can publish nothing; "
+        "needs the right to delete pods; 0: never (default: %(default)s)",
     )
     parser.add_argument(
         "--set-user",

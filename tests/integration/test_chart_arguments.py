@@ -1,5 +1,7 @@
 """The arguments and variables that the chart gives to the operator's process, as the process reads them."""
 
+from datetime import timedelta
+
 import pytest
 from support.operator.charts import (
     CLUSTER_WIDE,
@@ -8,6 +10,7 @@ from support.operator.charts import (
     container,
     every_variant,
     grants,
+    names,
     of_kind,
     options,
     parsed_options,
@@ -120,6 +123,23 @@ def test_notices_are_passed_and_decide_the_right_on_nodes():
         ]
 
 
+def test_lost_nodes_are_passed_and_decide_the_right_on_pods():
+    right = ("", "pods", "delete")
+    for namespaces in ([], ["team-a"]):
+        values = {"namespaces": namespaces}
+        default = render(values)
+        custom = render({**values, "nodeLost": {"replaceAfterSeconds": 600}})
+        assert parsed_options(default).settings.replace_lost_after is None
+        assert parsed_options(custom).settings.replace_lost_after == timedelta(
+            seconds=600
+        )
+        assert right not in grants(of_kind(default, "Role", "ClusterRole"))
+        assert right in grants(of_kind(custom, "Role", "ClusterRole"))
+        policies = {"lost-pods.finetune-operator.finetune-system"}
+        kind = "ValidatingAdmissionPolicy"
+        assert names(custom, kind) - names(default, kind) == policies
+
+
 def test_address_of_troubleshooting_is_passed():
     default, custom = (
         parsed_options(render(values)).settings for values in (CLUSTER_WIDE, EVERYTHING)
@@ -131,8 +151,8 @@ def test_address_of_troubleshooting_is_passed():
 def test_limits_and_logging_are_passed_as_options():
     default = options(render(CLUSTER_WIDE))
     custom = options(render(EVERYTHING))
-    names = ("job-history", "workers", "qps", "burst", "log-level", "log-format")
-    assert [default[name] for name in names] == [
+    limits = ("job-history", "workers", "qps", "burst", "log-level", "log-format")
+    assert [default[name] for name in limits] == [
         "2",
         "20",
         "500",
@@ -140,7 +160,7 @@ def test_limits_and_logging_are_passed_as_options():
         "info",
         "json",
     ]
-    assert [custom[name] for name in names] == [
+    assert [custom[name] for name in limits] == [
         "7",
         "15",
         "50.5",

@@ -181,6 +181,10 @@ def test_notes_name_values_that_exist():
         ),
         ({"graceSeconds": 5}, "/graceSeconds'.*minimum"),
         ({"jobHistory": -1}, "/jobHistory'.*minimum"),
+        (
+            {"nodeLost": {"replaceAfterSeconds": -1}},
+            "/nodeLost/replaceAfterSeconds'.*minimum",
+        ),
         ({"workers": 0}, "/workers'.*minimum"),
         ({"apiRateLimit": {"qps": 0}}, "/apiRateLimit/qps'.*exclusiveMinimum"),
         (

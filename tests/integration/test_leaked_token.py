@@ -17,16 +17,22 @@ from support.operator.scenario import merged
 from support.operator.thief import METHODS, Right, Thief
 
 from e2e.pipelines.chart import RELEASE
-from testcluster.kube_namespace import KubeNamespace, temporary_namespace, until
+from testcluster.kube_namespace import (
+    KubeNamespace,
+    pod,
+    temporary_namespace,
+    until,
+)
 from testcluster.provider import Provider
 
+# The most rights that the chart grants.
+VALUES: Object = {**CLUSTER_WIDE, "nodeLost": {"replaceAfterSeconds": 600}}
 OWN = "thief-operator"
 TEAM = "thief-team"
 INSTALLED = (
     *("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"),
     *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
 )
-READ = "the operator reads it; a Secret is not among what it reads"
 BUILT = "the operator builds it; the rules of the policies hold for it"
 EVERY_ACCOUNT = "Kubernetes lets every account ask about itself"
 PIPELINES = "finetunepipelines"
@@ -43,7 +49,10 @@ ALLOWED: dict[tuple[str, str], tuple[str, str]] = {
     ("apps", "deployments"): ("get list watch create patch delete", BUILT),
     ("", "services"): ("get list watch create patch delete", BUILT),
     ("", "persistentvolumeclaims"): ("get list watch create patch", BUILT),
-    ("", "pods"): ("list watch", READ),
+    ("", "pods"): (
+        "list watch delete",
+        "it reads them, and deletes its own on lost nodes (nodeLost.replaceAfterSeconds)",
+    ),
     ("", "events"): ("list watch create", "its Events are about pipelines"),
     ("", "nodes"): ("list watch", "it reads the taints that announce a node's end"),
     ("", "configmaps"): ("list watch", "only finetune-defaults"),
@@ -80,7 +89,7 @@ def scene(
     control_plane: Provider, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Scene]:
     kube = control_plane.kube
-    installed = of_kind(render(CLUSTER_WIDE, namespace=OWN), *INSTALLED)
+    installed = of_kind(render(VALUES, namespace=OWN), *INSTALLED)
     install_crd(kube)
     folder = tmp_path_factory.mktemp("thief")
     account = f"system:serviceaccount:{OWN}:{RELEASE}"
@@ -268,6 +277,37 @@ def test_token_deletes_only_pipelines_whose_user_wants_it(scene: Scene) -> None:
     for name in ("of-a-tenant", "kept", "expiring"):
         assert "denied request: expiry: " in answers[name]
     assert answers["expired"] == ""
+
+
+def kept_pod(name: str, label: str) -> Object:
+    """Return a pod that exists until its finalizer is removed."""
+    manifest = pod(name, "sleep 1")
+    labels = {"app.kubernetes.io/managed-by": label}
+    manifest["metadata"] |= {"labels": labels, "finalizers": ["example.com/kept"]}
+    return manifest
+
+
+def test_token_deletes_only_own_pods_that_end_already(scene: Scene) -> None:
+    labels = {"running": RELEASE, "of-another": "another", "lost": RELEASE}
+    for name, label in labels.items():
+        scene.team.create(kept_pod(name, label))
+    for name in ("of-another", "lost"):
+        scene.team.run("delete", "pod", name, "--wait=false")
+    root = f"/api/v1/namespaces/{TEAM}/pods"
+    now = {"gracePeriodSeconds": 0}
+
+    def answer(name: str) -> str:
+        path = f"{root}/{name}?dryRun=All"
+        return str(scene.thief.send("DELETE", path, now)[1].get("message", ""))
+
+    until(lambda: "denied request: lost: " in answer("running"), 30)
+    for name in labels:
+        print(f"delete pod {name}: {answer(name) or 'allowed'}")
+    assert "denied request: lost: " in answer("of-another")
+    assert "denied" not in answer("lost")
+    for name in labels:
+        patch = '{"metadata":{"finalizers":null}}'
+        scene.team.run("patch", "pod", name, "--type=merge", "-p", patch)
 
 
 def test_status_holds_no_field_of_the_spec(scene: Scene) -> None:

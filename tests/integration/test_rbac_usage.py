@@ -5,7 +5,7 @@ The operator runs as its ServiceAccount on a real control plane. A simulated kub
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,8 @@ Right = tuple[str, str, str]
 """Group, resource with its subresource, verb."""
 OWN = "usage-operator"
 ACCOUNT = f"system:serviceaccount:{OWN}:finetune-operator"
+VALUES: Object = {**CLUSTER_WIDE, "nodeLost": {"replaceAfterSeconds": 1}}
+"""Values with which the chart grants all rights that the operator can use."""
 UNUSED: dict[Right, str] = {
     (
         "finetune.dev",
@@ -77,13 +79,16 @@ def requests(
     with (
         temporary_namespace(kube, OWN) as own,
         temporary_namespace(kube, "usage-team") as team,
+        temporary_namespace(kube, "usage-lost") as lost,
     ):
         with (
             running_operator(own, rendered(), folder) as log,
             simulated_kubelet(team) as kubelet,
         ):
             try:
+                replacement = LostNode.start(lost)
                 live_a_whole_life(team, kubelet)
+                replacement.wait()
                 repair_an_unreadable_pipeline(team)
             finally:
                 print(log.read_text())  # pytest shows it only if the test fails
@@ -91,7 +96,55 @@ def requests(
 
 
 def rendered() -> list[Object]:
-    return render(CLUSTER_WIDE, namespace=OWN)
+    return render(VALUES, namespace=OWN)
+
+
+@dataclass
+class LostNode:
+    """A pipeline whose training runs on a node without a kubelet."""
+
+    driver: PipelineDriver
+    kubelet: SimulatedKubelet
+
+    @classmethod
+    def start(cls, namespace: KubeNamespace) -> "LostNode":
+        """Start the training, and delete its pod, which no kubelet ends."""
+        create_volume(namespace, "lost-workspace")
+        lost = cls(
+            PipelineDriver.start(namespace, manifest("lost")),
+            SimulatedKubelet(namespace, held={"train"}),
+        )
+        lost.driver.until(lost.running)
+        [pod] = lost.running()
+        namespace.kube.apply(
+            [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gone"}}]
+        )
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": pod},
+            "target": {"kind": "Node", "name": "gone"},
+        }
+        namespace.create(binding)
+        # A pod with a node is not deleted before its kubelet says that it has ended.
+        namespace.run("delete", "pod", pod, "--grace-period=1", "--wait=false")
+        return lost
+
+    def running(self) -> list[str]:
+        """Return the names of the running pods of the training, after the next statuses of all pods."""
+        self.kubelet.sync()
+        return [pod["metadata"]["name"] for pod in self.kubelet.running("train")]
+
+    def wait(self) -> None:
+        """Wait until another attempt has replaced the training, and its pod is gone."""
+        self.driver.until(lambda: len(self.driver.stage("train")["attempts"]) > 1, 150)
+        self.driver.until(lambda: len(self.running()) == 1)
+        first, second = self.driver.stage("train")["attempts"]
+        assert first["outcome"] == "Interrupted", first
+        assert [pod["metadata"]["name"] for pod in self.kubelet.pods("train")] == (
+            self.running()
+        )
+        assert self.running()[0].startswith(second["job"])
 
 
 def live_a_whole_life(team: KubeNamespace, kubelet: SimulatedKubelet) -> None:

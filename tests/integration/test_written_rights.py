@@ -17,13 +17,15 @@ WORDS = {
     "leases": "Leases of the operator",
 }
 """Resource -> its name in SECURITY.md, if that is not the resource itself."""
+ALL_RIGHTS = {**CLUSTER_WIDE, "nodeLost": {"replaceAfterSeconds": 600}}
+"""Values with which the chart grants all rights that the operator can use."""
 OF_SOME_NAMESPACES = {"leases"}
 """Resources whose rights differ between namespaces, so that no row of the guide has all of them."""
 
 
 def rights() -> dict[str, set[str]]:
     """Return the verbs of each resource that the operator's own ClusterRole grants."""
-    roles = of_kind(render(CLUSTER_WIDE), "ClusterRole")
+    roles = of_kind(render(ALL_RIGHTS), "ClusterRole")
     own = [role for role in roles if role["metadata"]["name"] == RELEASE]
     verbs: dict[str, set[str]] = {}
     for _, resource, verb in grants(own):
@@ -54,7 +56,7 @@ def test_guide_lists_the_verbs_of_the_role() -> None:
 
 
 def test_security_page_lists_each_rule_of_the_policies() -> None:
-    policies = of_kind(render(CLUSTER_WIDE), "ValidatingAdmissionPolicy")
+    policies = of_kind(render(ALL_RIGHTS), "ValidatingAdmissionPolicy")
     messages = [
         validation["message"]
         for policy in policies

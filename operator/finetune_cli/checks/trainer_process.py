@@ -10,7 +10,7 @@ from typing import Any
 # Not isolated (-I): the process must find the same packages as this process.
 COMMAND = (sys.executable, "-P", "-m")
 # A program ends by itself before that, unless the machine is overloaded.
-LONGEST_SECONDS = 120.0
+LONGEST_SECONDS = 240.0
 """Longest time for an answer."""
 
 

@@ -1,5 +1,6 @@
 """Reads the cluster and namespace from the kubeconfig, or from the pod that the command runs in."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,11 @@ def _hint(context: str, contexts: Mapping[str, Any]) -> str:
 
 def _contexts(files: str) -> tuple[dict[str, Mapping[str, Any]], str | None]:
     """Return the contexts by name, and the name of the current context."""
+    # Without a home, os.path.expanduser leaves ~ as it is, and Path.expanduser raises an error.
     existing = [
-        file for file in files.split(":") if file and Path(file).expanduser().exists()
+        file
+        for file in files.split(":")
+        if file and Path(os.path.expanduser(file)).exists()  # noqa: PTH111
     ]
     # The client's loader raises for missing files; without any, the pod's own cluster may be meant.
     if not existing:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import yaml
 
+from finetune_cli.arguments import path_of
 from finetune_cli.checks.proposal import look_at_base, propose
 from finetune_cli.checks.sample import MAX_BYTES, SAMPLED, Sample, read_sample
 from finetune_cli.checks.sources import path_problems
@@ -321,7 +322,7 @@ def _uri(arguments: argparse.Namespace, kind: Kind, given: str) -> str:
 
 def _check_exists(kind: Literal["model", "data"], given: str) -> None:
     """Raise UsageError if a path cannot be used as a source."""
-    path = Path(given.removeprefix("file://")).expanduser()
+    path = path_of(given.removeprefix("file://"))
     for problem in path_problems(UriField((), given, kind, ""), path):
         raise UsageError(f"--{kind} {given}: {problem}")
 
@@ -330,7 +331,7 @@ def _as_uri(kind: Kind, given: str, manifest: Path) -> str:
     """Return a path as a URI relative to the manifest; ORG/NAME that is no path as the repository of the hub."""
     if "://" in given:
         return given
-    path = Path(given).expanduser()
+    path = path_of(given)
     if not path.exists() and resembles_repository(UriField((), given, kind, "")):
         return f"hf://{given}"
     if path.is_absolute():

@@ -234,7 +234,8 @@ class StageStatus(ExtensibleModel):
     loss_curve: MaybeLossCurve = None
     """Loss of the whole training so far. Stays while the next attempt waits. Absent in stages without a loss."""
     result: StoredResult | None = None
-    """Result of the stage. Absent until it succeeds."""
+    """Result of the stage: its digest, and what its process reports, such as loss, scores, published models or a
+    server's URL. Absent until it succeeds."""
     model_digest: str | None = None
     """Digest of the base model in the latest result of prepare. Stays while prepare is repeated."""
     model_pin: str | None = None
@@ -343,7 +344,8 @@ class PipelineStatus(ExtensibleModel):
     conditions: Annotated[tuple[Condition, ...], ListMap("type")] = ()
     """Conditions: Ready, Reconciling, Stalled, Finished, and a condition for each stage."""
     stages: StagesByName = Field(default_factory=dict)
-    """Status of each stage."""
+    """Status of each stage. A result has a digest and what the process reports, such as loss, scores, published models
+    or a server's URL."""
     gates: Annotated[
         tuple[GateStatus, ...],
         Field(json_schema_extra={"x-kubernetes-list-type": "atomic"}),

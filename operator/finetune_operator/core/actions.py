@@ -19,6 +19,13 @@ class StopJob:
 
 
 @dataclass(frozen=True)
+class ReplaceLost:
+    """Delete a Job with pods on lost nodes, and these pods by force, although their processes may still run."""
+
+    job: str
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """Delete a Job that has ended, with its pod."""
 
@@ -82,6 +89,7 @@ class DeletePipeline:
 
 Action = (
     StopJob
+    | ReplaceLost
     | DeleteService
     | ChangeWorkspace
     | ProbeServer
@@ -102,6 +110,7 @@ def subject_of(action: Action) -> str:
         case (
             StopJob(name, _)
             | DeleteJob(name)
+            | ReplaceLost(name)
             | ProbeServer(name)
             | SwitchTraffic(_, name)
             | ScaleServer(name, _)

@@ -78,6 +78,8 @@ class ObservedJob:
     """Which other container of its pod has failed, if a process may have failed because of it."""
     failed_node: str = ""
     """Name of the node of the pod that ended it; empty if it has not failed."""
+    lost_since: datetime | None = None
+    """Time since which the node of one of its pods counts as lost. None: no node does."""
     suspended_since: datetime | None = None
     """Time since which the Job is suspended and none of its processes is left. None: it is not."""
     resumed_at: datetime | None = None

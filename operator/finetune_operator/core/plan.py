@@ -289,11 +289,14 @@ class _Planner:
         if reason:
             stop = StopJob(attempt.job, reason)
             status = mark_stopping(stage.status, reason, self._failure(stage, reason))
-            return status, (*self._reroute(stage, attempt.job), stop)
+            lost = self.timers.replacement(stage)
+            return status, (*self._reroute(stage, attempt.job), stop, *lost)
         job = self.assessment.observation.jobs.get(attempt.job)
         if job and job.awaits_probe:
             return stage.status, (ProbeServer(attempt.job),)
-        return stage.status, tuple(self._recreation(stage, attempt))
+        lost = self.timers.replacement(stage)
+        status = self.timers.with_replacement(stage)
+        return status, (*lost, *self._recreation(stage, attempt))
 
     def _failure(self, stage: StageAssessment, reason: Reason) -> str:
         """Return the message of an attempt that fails because it is stopped; empty if its stop is no failure."""

@@ -47,6 +47,8 @@ class Settings:
     """Upper limit of that delay."""
     poll_interval: timedelta = timedelta(minutes=5)
     """Interval between two reconciles of a pipeline with a running attempt, if no event triggers one earlier."""
+    replace_lost_after: timedelta | None = None
+    """Time after which an attempt on a lost node is replaced, if its old process can publish nothing. None: never."""
     write_delay: timedelta = timedelta()
     """Time after the start of an attempt before its progress is worth a write of the status."""
     job_history: int = 2

@@ -6,8 +6,13 @@ from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
-from finetune_operator.api.status import Outcome, StageState, StageStatus
-from finetune_operator.core.actions import Action, SwitchTraffic
+from finetune_operator.api.status import (
+    Outcome,
+    StageState,
+    StageStatus,
+    truncate_message,
+)
+from finetune_operator.core.actions import Action, ReplaceLost, SwitchTraffic
 from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
 from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.history import (
@@ -15,6 +20,7 @@ from finetune_operator.core.history import (
     fruitless_interruptions,
     releases_in_a_row,
 )
+from finetune_operator.core.lost_nodes import is_kept_out
 from finetune_operator.core.observation import Blocker, JobState, ObservedJob
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.settings import Settings
@@ -61,6 +67,45 @@ class Timers:
         if job is None or job.outlived_since is None:
             return None
         return job.outlived_since + SIDECAR_GRACE - self.now
+
+    def until_replacement(self, stage: StageAssessment) -> timedelta | None:
+        """Return the time until the attempt on a lost node is replaced; None if no node is lost, or it never is."""
+        attempt = stage.status.running_attempt
+        after = self.settings.replace_lost_after
+        if attempt is None or after is None:
+            return None
+        observation = self.assessment.observation
+        job = observation.jobs.get(attempt.job)
+        if job is None or job.lost_since is None:
+            return None
+        if not is_kept_out(self.pipeline, stage, observation.workspace):
+            return None
+        return job.lost_since + after - self.now
+
+    def replacement(self, stage: StageAssessment) -> Iterator[ReplaceLost]:
+        """Yield the replacement of the attempt on a lost node, if it is due."""
+        attempt = stage.status.running_attempt
+        left = self.until_replacement(stage)
+        if attempt and left is not None and left <= NOTHING:
+            yield ReplaceLost(attempt.job)
+
+    def _replacement_times(self, stage: StageAssessment) -> Iterator[timedelta]:
+        left = self.until_replacement(stage)
+        # A replacement that is due is an action of this plan.
+        if left is not None and left > NOTHING:
+            yield left
+
+    def with_replacement(self, stage: StageAssessment) -> StageStatus:
+        """Return the status of a running stage; on a lost node it says that the operator replaces the attempt."""
+        status = stage.status
+        after = self.settings.replace_lost_after
+        is_replaced = self.until_replacement(stage) is not None
+        if after is None or not is_replaced or status.reason is not Reason.NODE_LOST:
+            return status
+        # Not the time that is left, which would change the status all the time.
+        plan = f"the operator replaces the attempt {after.total_seconds():.0f} s after the loss of the node"
+        message = truncate_message(f"{status.message}; else {plan}")
+        return status.model_copy(update={"message": message})
 
     def pending_left(self, stage: StageAssessment) -> timedelta | None:
         """Return the time until the running attempt has waited too long for a person; None if it does not wait."""
@@ -158,6 +203,7 @@ class Timers:
         if attempt:
             # Progress triggers no event.
             yield self.settings.poll_interval
+            yield from self._replacement_times(stage)
             # A stop is final: no deadline and no other node class can change it.
             if attempt.stopping:
                 # A Job whose creation was refused sends no event of its end.

@@ -22,6 +22,7 @@ from finetune_operator.api.group import (
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.crd.policy import policy, without_rules
+from finetune_operator.crd.ratchet import with_ratchets
 from finetune_operator.crd.structural import (
     PRESERVE,
     RULES,
@@ -161,7 +162,9 @@ def _older_version(name: str, *, rules: bool) -> dict[str, Any]:
 
 def spec_schema() -> Schema:
     """Return the schema of the spec, with its rules."""
-    return structural(PipelineSpec.model_json_schema(by_alias=True), "$.spec")
+    return with_ratchets(
+        structural(PipelineSpec.model_json_schema(by_alias=True), "$.spec")
+    )
 
 
 def status_schema() -> Schema:

@@ -38,13 +38,17 @@ def without_rules(schema: Schema) -> Schema:
 def policy(spec: Schema) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the policy with the rules in the schema of a spec, and its binding.
 
-    A change that leaves the spec as it is runs no rule, and a field that stays as it is breaks none. So a pipeline from
+    A change that leaves the spec as it is runs no rule, and a part that stays as it is breaks none. So a pipeline from
     before a new rule can be cancelled, lose its finalizers, and be edited elsewhere, as with rules in the schema.
     """
-    errors = _errors_by_field(spec)
+    errors = {
+        path.removeprefix(f"{ROOT}.").replace(".", "_"): _list_of_errors(
+            path, expressions
+        )
+        for path, expressions in _errors_by_part(spec).items()
+    }
     variables = [
-        {"name": name, "expression": _list_of_errors(name, expressions)}
-        for name, expressions in errors.items()
+        {"name": name, "expression": expression} for name, expression in errors.items()
     ]
     lists = " + ".join(f"variables.{name}" for name in errors)
     variables.append(
@@ -76,12 +80,13 @@ def policy(spec: Schema) -> tuple[dict[str, Any], dict[str, Any]]:
     )
 
 
-def _list_of_errors(name: str, expressions: list[str]) -> str:
+def _list_of_errors(path: str, expressions: list[str]) -> str:
     # A line for each rule.
     errors = "[\n" + ",\n".join(expressions) + "\n]"
-    if name == ROOT:
+    if path == ROOT:
         return errors
-    unchanged = f"object.spec.?{name} == oldObject.spec.?{name}"
+    members = path.removeprefix(ROOT).replace(".", ".?")
+    unchanged = f"object.spec{members} == oldObject.spec{members}"
     return f"request.operation == 'UPDATE' && {unchanged} ? [] : {errors}"
 
 
@@ -104,20 +109,18 @@ def _matched() -> dict[str, list[str]]:
     }
 
 
-def _errors_by_field(spec: Schema) -> dict[str, list[str]]:
-    """Return the name of each field of the spec with rules below it -> an expression for each of these rules."""
-    root = _Place("object.spec", ROOT)
-    expressions = {ROOT: [root.error(rule) for rule in spec.get(RULES, ())]}
-    for name, schema in spec["properties"].items():
-        below = list(_errors(schema, root.member(name)))
-        if below:
-            expressions[name] = below
+def _errors_by_part(spec: Schema) -> dict[str, list[str]]:
+    """Return the path of each object and list with rules of its own -> an expression for each of these rules."""
+    expressions: dict[str, list[str]] = {}
+    for part, expression in _errors(spec, _Place("object.spec", ROOT)):
+        expressions.setdefault(part, []).append(expression)
     return expressions
 
 
-def _errors(schema: Schema, place: "_Place") -> Iterator[str]:
+def _errors(schema: Schema, place: "_Place") -> Iterator[tuple[str, str]]:
+    """Yield the path of a part, and the expression of a rule on it; an element belongs to its list."""
     for rule in schema.get(RULES, ()):
-        yield place.error(rule)
+        yield (place.elements_of or place).path, place.error(rule)
     for name, inner in schema.get("properties", {}).items():
         yield from _errors(inner, place.member(name))
     if "items" in schema:

@@ -20,6 +20,7 @@ from finetune_operator.core.actions import (
     DeletePipeline,
     DeleteService,
     ProbeServer,
+    ReplaceLost,
     ScaleServer,
     StopJob,
     SwitchTraffic,
@@ -280,6 +281,8 @@ class KubernetesCluster:
             case StopJob(name, _):
                 if not await self.servers.stop(pipeline, name):
                     await self.jobs.delete(pipeline, name, "Foreground")
+            case ReplaceLost(name):
+                await self.jobs.replace_lost(pipeline, name)
             case DeleteService():
                 await self.servers.delete_service(pipeline)
             case ChangeWorkspace(change):

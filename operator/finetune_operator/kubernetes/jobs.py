@@ -17,6 +17,7 @@ from finetune_operator.kubernetes.resources.job import build_job
 from finetune_operator.kubernetes.resources.owner_references import is_owned_by
 from finetune_operator.kubernetes.translate.api_errors import AlreadyExists, Blocked
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
+from finetune_operator.kubernetes.translate.diagnose import lost_since
 from finetune_operator.kubernetes.translate.job import is_finished, observe_job
 from finetune_operator.kubernetes.translate.object import Object
 from finetune_operator.kubernetes.translate.pod import ObservedPod
@@ -102,6 +103,23 @@ class Jobs:
                 raise Blocked(Reason.DEPENDENCY_NOT_READY, message) from None
         else:
             self.cache.update(JOBS, created)
+
+    async def replace_lost(self, pipeline: Pipeline, name: str) -> None:
+        """Delete a Job, and by force its pods on lost nodes, which no kubelet removes."""
+        # The Job first: with a podFailurePolicy its controller keeps a pod that has not ended, until the Job is being
+        # deleted.
+        await self.delete(pipeline, name, "Foreground")
+        namespace = pipeline.key.namespace
+        job = self.cache.jobs.get((namespace, name))
+        if job and not is_owned_by(pipeline, job):
+            return
+        now = datetime.now(UTC)  # noqa: TID251  an edge
+        uid = job["metadata"]["uid"] if job else None
+        for pod in self.cache.pods_of(namespace, name, uid):
+            if lost_since(pod, now):
+                path = paths.pods(namespace, pod.name)
+                options = {"gracePeriodSeconds": 0}
+                await self.api.delete(path, options=options, uid=pod.uid)
 
     async def delete(self, pipeline: Pipeline, name: str, propagation: str) -> None:
         """Delete a Job; in the foreground, it exists until its pod has ended by SIGTERM, grace period and SIGKILL."""

@@ -19,6 +19,7 @@ from finetune_operator.core.actions import (
     DeletePipeline,
     DeleteService,
     ProbeServer,
+    ReplaceLost,
     ScaleServer,
     StopJob,
     SwitchTraffic,
@@ -184,6 +185,9 @@ class LocalCluster:
                     pass
                 case ProbeServer() | SwitchTraffic() | ScaleServer() | DeleteService():
                     # No local server outlives its attempt.
+                    pass
+                case ReplaceLost():
+                    # A single machine loses no node.
                     pass
         return {}
 

@@ -95,6 +95,7 @@ EVERYTHING: Object = {
         "priceConfigMap": "gpu-prices",
     },
     "interruptionNotices": {"metadata": "EC2", "nodes": False},
+    "nodeLost": {"replaceAfterSeconds": 600},
     "graceSeconds": 90,
     "jobHistory": 7,
     "workers": 15,

@@ -29,6 +29,7 @@ from finetune_operator.core.actions import (
     DeletePipeline,
     DeleteService,
     ProbeServer,
+    ReplaceLost,
     ScaleServer,
     StopJob,
     SwitchTraffic,
@@ -194,7 +195,7 @@ class MemoryCluster:
                     self._execute(pipeline, action)
         return refused
 
-    def _execute(self, pipeline: Pipeline, action: Action) -> None:
+    def _execute(self, pipeline: Pipeline, action: Action) -> None:  # noqa: C901  one case for each action
         match action:
             case CreateJob(template):
                 self._create(pipeline, template)
@@ -205,6 +206,9 @@ class MemoryCluster:
                 )
             case StopJob(name, _):
                 self._ask_to_stop(name)
+            case ReplaceLost(name):
+                self.applied.append(f"replace {name}")
+                self._end(name, JobState.FAILED, disruption="DeletionByTaintManager")
             case DeleteJob(name):
                 self._delete_ended(name)
             case SwitchTraffic(stage, name):

@@ -131,7 +131,7 @@ BLOCKERS = {
         a_pod(running(), deletionTimestamp="2030-01-01T00:10:00Z"),
         "",
         Reason.NODE_LOST,
-        "node spot-1 does not answer",
+        f"run `kubectl delete job {JOB}` and then `kubectl delete pod {JOB}-xyz --force`",
     ),
 }
 

@@ -279,7 +279,8 @@ class PodDefaults(WithRules):
             }
         ),
     ] = Field(default_factory=dict)
-    """Affinity of the pod, as in a pod spec. The API server validates it when the Job is created."""
+    """Affinity of the pod, as in kubectl explain pod.spec.affinity. The API server validates it when the Job is
+    created."""
 
     topology_spread_constraints: Annotated[
         tuple[TopologySpreadConstraint, ...],

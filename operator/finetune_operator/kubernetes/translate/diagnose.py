@@ -1,7 +1,7 @@
 """Why an attempt's process has not started or cannot end, and how to fix it: pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from finetune_operator.api.conditions import Reason
@@ -96,14 +96,31 @@ def diagnose(pod: ObservedPod | None, warning: str, now: datetime) -> Blocker | 
     )
 
 
-def _node_lost(pod: ObservedPod, now: datetime) -> Blocker | None:
-    if pod.gone or pod.deleted_at is None or now < pod.deleted_at + NODE_LOST_AFTER:
+def lost_since(pod: ObservedPod, now: datetime) -> datetime | None:
+    """Return the time since which the node of a pod counts as lost; None if it does not."""
+    if pod.finished or pod.deleted_at is None:
         return None
+    since = pod.deleted_at + NODE_LOST_AFTER
+    return since if since <= now else None
+
+
+def first_lost_since(pods: Iterable[ObservedPod], now: datetime) -> datetime | None:
+    """Return the time since which the node of the first of these pods counts as lost; None if no node does."""
+    times = [lost_since(pod, now) for pod in pods]
+    return min((time for time in times if time), default=None)
+
+
+def _node_lost(pod: ObservedPod, now: datetime) -> Blocker | None:
+    if lost_since(pod, now) is None:
+        return None
+    command = f"`kubectl delete pod {pod.name} --force`"
+    if pod.job:
+        # Before its pod, which the Job's controller keeps until it has ended or the Job is being deleted.
+        command = f"`kubectl delete job {pod.job}` and then {command}"
     return Blocker(
         Reason.NODE_LOST,
         f"node {pod.node} does not answer, so pod {pod.name} may still be running: delete the Node object, as a "
-        f"cloud provider does when the machine is gone; or, if the machine is certainly off, run "
-        f"`kubectl delete pod {pod.name} --force`",
+        f"cloud provider does when the machine is gone; or, if the machine is certainly off, run {command}",
     )
 
 

@@ -6,7 +6,10 @@ from types import MappingProxyType
 
 from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
-from finetune_operator.kubernetes.translate.diagnose import worst_blocker
+from finetune_operator.kubernetes.translate.diagnose import (
+    first_lost_since,
+    worst_blocker,
+)
 from finetune_operator.kubernetes.translate.object import Object, condition_of
 from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_operator.kubernetes.translate.suspension import Suspension
@@ -64,6 +67,7 @@ def observe_job(
         outlived_since=all_pods.outlived_since,
         sidecar=all_pods.sidecar,
         failed_node=_failed_node(state, pod),
+        lost_since=first_lost_since(all_pods.pods, now),
         suspended_since=suspension.since,
         resumed_at=suspension.resumed_at,
         blocker=None if is_over else blocker,

@@ -54,6 +54,12 @@ class ObservedPod:
         return int(text) if text.isascii() and text.isdigit() else 0
 
     @property
+    def job(self) -> str:
+        """The name of its Job; empty for the pod of a server."""
+        labels = self.raw["metadata"].get("labels") or {}
+        return str(labels.get("batch.kubernetes.io/job-name") or "")
+
+    @property
     def memory_limit(self) -> str:
         """The memory limit of the stage's container; empty if it has none."""
         return self.limit_of("memory")
