@@ -16,7 +16,7 @@ from finetune_cli.card.markup import (
     table,
 )
 from finetune_cli.card.record import RunRecord
-from finetune_cli.output.notes import HIGHER_IS_BETTER
+from finetune_cli.comparison.best import HIGHER_IS_BETTER
 from finetune_operator.api.status import GateStatus
 from finetune_trainer.contract import EvaluateResult, Score
 

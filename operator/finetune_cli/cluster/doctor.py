@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 
-from finetune_cli.checks.machine import MachineCheck, Verdict
+from finetune_cli.local.machine import MachineCheck, Verdict
 from finetune_cli.cluster.session import ClusterSession, connect
 from finetune_cli.diagnostics import UsageError
 from finetune_operator.api.group import GROUP, PLURAL

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from finetune_cli.arguments import CLIENT_PACKAGES, add_cluster_arguments
 from finetune_cli.checks.extras import is_installed
-from finetune_cli.checks.machine import MachineCheck, Verdict, machine_findings
+from finetune_cli.local.machine import MachineCheck, Verdict, machine_findings
 from finetune_cli.commands import Commands
 from finetune_cli.exit_codes import FAILED
 

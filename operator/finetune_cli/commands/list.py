@@ -20,7 +20,8 @@ DESCRIPTION = f"""\
 List the runs on this machine, one a line, with phase, score, duration, age and notes. Of a score with an arrow, the
 first number is the base model's. A run whose `finetune run` has ended early is Stopped. FOLDER holds runs that were
 started with --workdir. With -n, -A or --context, list the pipelines on the cluster. Without runs in {RUNS} and
-without a FOLDER, nothing is listed.
+without a FOLDER, nothing is listed. With --history, each run has a line for each generation, named NAME@N as for
+`finetune compare`; a cluster has the newest generations only.
 """
 
 

@@ -199,6 +199,9 @@ def value_text(value: Any) -> str:
     """Return a value of the manifest in one line."""
     if value is None:
         return ABSENT
+    if isinstance(value, float) and value.is_integer():
+        # As in the manifest: epochs: 2.
+        return str(int(value))
     if isinstance(value, str):
         # A line break would break the table.
         return value if value.isprintable() else json.dumps(value)
@@ -331,6 +334,9 @@ def print_comparison(runs: Sequence[Run], arguments: argparse.Namespace) -> None
     console = Console(highlight=False, soft_wrap=True)
     width = console.width if console.is_terminal else None
     plain = not can_encode(BLOCKS, console.encoding)
+    style = ""
     for line in comparison_lines(runs, ranking, width, plain=plain):
-        style = "bold green" if line.startswith("best ") else ""
+        if line.startswith("best "):
+            # The last note, which may have several lines.
+            style = "bold green"
         console.print(line, style=style, markup=False)

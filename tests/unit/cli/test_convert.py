@@ -1,6 +1,7 @@
 """`finetune convert`: configs of axolotl and TRL in the shapes in which they are published."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ from finetune_cli.manifest.manifest import read
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 ALL = sorted(CONFIGS.glob("*/*.yaml"))
-EXPECTED = {
+EXPECTED: dict[str, dict[str, Any]] = {
     "axolotl/qlora-7b": {
         "model.uri": "hf://NousResearch/Llama-2-7b-hf",
         "train.method": "QLoRA",
@@ -114,7 +115,7 @@ EXPECTED = {
     "trl/dft": {"train.objective": None, "train.optimizer.learningRate": 2e-5},
 }
 """Config -> fields of the spec, None for a field that is not set."""
-NOTED = {
+NOTED: dict[str, set[str]] = {
     "axolotl/qlora-7b": {"datasets[0].type", "warmup_steps", "evals_per_epoch"},
     "axolotl/full": {"deepspeed"},
     "axolotl/dpo": {"chat_template"},

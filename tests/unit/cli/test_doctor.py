@@ -5,8 +5,9 @@ import json
 import pytest
 
 from finetune_cli.__main__ import main
-from finetune_cli.checks import machine
-from finetune_cli.checks.machine import Verdict, machine_findings
+from finetune_cli.checks.extras import is_installed
+from finetune_cli.local import machine
+from finetune_cli.local.machine import Verdict, machine_findings
 
 
 def of(subject, findings):
@@ -19,7 +20,7 @@ def without(monkeypatch):
     """A function that makes packages look as if they were not installed."""
 
     def without(*packages):
-        installed = machine.is_installed
+        installed = is_installed
         monkeypatch.setattr(
             machine,
             "is_installed",
