@@ -3,9 +3,9 @@
 import argparse
 import asyncio
 
-from finetune_cli.local.machine import MachineCheck, Verdict
 from finetune_cli.cluster.session import ClusterSession, connect
 from finetune_cli.diagnostics import UsageError
+from finetune_cli.local.machine import MachineCheck, Verdict
 from finetune_operator.api.group import GROUP, PLURAL
 from finetune_operator.errors import ClusterError
 from finetune_operator.kubernetes import paths

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from finetune_cli.arguments import CLIENT_PACKAGES, add_cluster_arguments
 from finetune_cli.checks.extras import is_installed
-from finetune_cli.local.machine import MachineCheck, Verdict, machine_findings
 from finetune_cli.commands import Commands
 from finetune_cli.exit_codes import FAILED
+from finetune_cli.local.machine import MachineCheck, Verdict, machine_findings
 
 DESCRIPTION = """\
 Look at Python, the packages, GPU and driver, memory, disk and the hub's settings on this machine, and at the cluster of
