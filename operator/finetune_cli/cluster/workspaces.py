@@ -1,4 +1,4 @@
-"""`finetune workspaces` on a cluster: the claims, what uses them, and how to delete those that nothing uses."""
+"""`finetune workspaces` on a cluster: the claims, what uses them, and how to delete the unused claims."""
 
 import argparse
 import asyncio
@@ -72,7 +72,7 @@ async def _run(arguments: argparse.Namespace) -> int:
 async def _claims(
     session: ClusterSession, *, all_namespaces: bool
 ) -> list[ListedClaim]:
-    """Return the claims of workspaces: those that the operator has created, and those that a pipeline names."""
+    """Return the claims of workspaces, which the operator has created or a pipeline names."""
     namespace = None if all_namespaces else session.context.namespace
     api = session.api
     pipelines = [item async for item in api.list(paths.pipelines(namespace))]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
@@ -67,6 +68,7 @@ class WithRules(ContractModel):
     """Rules of this class. Rules of its base classes apply too."""
 
     @classmethod
+    @cache
     def all_rules(cls) -> tuple[Rule, ...]:
         """Return the rules of this class and of its base classes."""
         return tuple(

@@ -112,7 +112,8 @@ def trainers_spec() -> Object:
 
 def with_value(spec: Object, path: Path, value: str) -> Object:
     """Return a copy of the spec with the value at the path. If the path ends in KEY, the value names a map's entry."""
-    changed = copy.deepcopy(spec)
+    # Only the objects on the path are copied: thousands of specs are made.
+    changed = copy.copy(spec)
     *parents, last = path
     target: Any = changed
     for name in parents:
@@ -127,9 +128,12 @@ def with_value(spec: Object, path: Path, value: str) -> Object:
 
 
 def _child(target: Any, name: str | int) -> Any:
-    """Return a child of a list or an object, which is created if it is absent; items are created as objects."""
+    """Replace a child of a list or an object by a copy, and return it. An absent child is created."""
     if isinstance(target, list):
-        if not target:
-            target.append({})
-        return target[0]
-    return target.setdefault(name, [] if name in LISTS else {})
+        child: Any = copy.copy(target[0]) if target else {}
+        target[:1] = [child]
+        return child
+    absent: Any = [] if name in LISTS else {}
+    child = copy.copy(target.get(name, absent))
+    target[name] = child
+    return child

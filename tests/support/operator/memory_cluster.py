@@ -147,7 +147,7 @@ class MemoryCluster:
         claim = claim_of(pipeline.key, pipeline.spec)
         sharing = {}
         for key, stored in self.pipelines.items():
-            spec = PipelineSpec.model_validate_json(stored.spec)
+            spec = stored.parsed_spec()
             if stored.uid != pipeline.uid and claim_of(key, spec) == claim:
                 sharing[stored.uid] = _claim_user(key, stored)
         for job in self.jobs.values():
@@ -368,7 +368,7 @@ def _pipeline(key: Key, stored: StoredPipeline) -> Pipeline:
         key,
         stored.uid,
         stored.generation,
-        PipelineSpec.model_validate_json(stored.spec),
+        stored.parsed_spec(),
         PipelineStatus.model_validate_json(stored.status),
         str(stored.version),
         dict(stored.annotations),
@@ -384,7 +384,7 @@ def claim_of(key: Key, spec: PipelineSpec) -> str:
 
 def _claim_user(key: Key, stored: StoredPipeline) -> ClaimUser:
     status = PipelineStatus.model_validate_json(stored.status)
-    suspended = PipelineSpec.model_validate_json(stored.spec).suspend
+    suspended = stored.parsed_spec().suspend
     recorded = not WRITING_STAGES.isdisjoint(status.running_attempts())
     return ClaimUser(
         key.name,

@@ -1,7 +1,9 @@
 """What a cluster in memory stores."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.observation import (
     JobState,
@@ -25,6 +27,15 @@ class StoredPipeline:
     generation: int = 1
     version: int = 1
     annotations: dict[str, str] = field(default_factory=dict)
+
+    def parsed_spec(self) -> PipelineSpec:
+        """Return the spec, of which a cluster's cache also keeps a parsed object."""
+        return _parsed(self.spec)
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> PipelineSpec:
+    return PipelineSpec.model_validate_json(text)
 
 
 @dataclass

@@ -131,7 +131,7 @@ def train_unchanged(
 
 
 def assert_trained(adapter: Path) -> None:
-    """Check that the steps have moved each second factor away from zero, where it starts."""
+    """Check that the steps have moved each second factor away from zero, its first value."""
     from safetensors.torch import load_file  # noqa: PLC0415
 
     tensors = load_file(adapter / "adapter_model.safetensors")

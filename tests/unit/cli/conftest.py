@@ -1,3 +1,8 @@
+import importlib
+import io
+import os
+import subprocess
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -5,6 +10,8 @@ from support.cli.session import CliSession
 from support.operator.fake_api_server import kubeconfig, serving
 from support.operator.scenario import Scenario
 
+from finetune_cli.checks import preview as checks_preview
+from finetune_cli.checks import trainer_process
 from finetune_cli.checks.proposal import BaseAnswer
 from finetune_cli.manifest.manifest import read_all
 from finetune_trainer.contract.preview import PreviewReport
@@ -44,6 +51,35 @@ def any_base(monkeypatch):
     monkeypatch.setattr(
         "finetune_cli.commands.init.look_at_base", lambda *_: BaseAnswer()
     )
+
+
+@pytest.fixture
+def trainer_here(monkeypatch):
+    """The trainer's programs answer in this process: a new process imports PyTorch for seconds.
+
+    test_model_check.py and test_preview_command.py start each program once as a real process.
+    """
+
+    def run_here(module, text, environment, _seconds):
+        program = importlib.import_module(module)
+        if not hasattr(program, "main"):
+            program = importlib.import_module(f"{module}.__main__")
+        output = io.StringIO()
+        errors = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.stdin", io.StringIO(text))
+            for name in os.environ.keys() - environment.keys():
+                patch.delenv(name)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            with redirect_stdout(output), redirect_stderr(errors):
+                program.main()
+        return subprocess.CompletedProcess(
+            module, 0, output.getvalue(), errors.getvalue()
+        )
+
+    monkeypatch.setattr(checks_preview, "run_module", run_here)
+    monkeypatch.setattr(trainer_process, "run_module", run_here)
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from support.trainer.families import FAMILIES, make_family_model
 from finetune_cli.__main__ import main
 from finetune_cli.manifest.manifest import read
 
+pytestmark = pytest.mark.usefixtures("trainer_here")
+
 QUESTION = {"role": "user", "content": "What is blue?"}
 ANSWER = {"role": "assistant", "content": "The sky is blue."}
 OTHER = {"role": "assistant", "content": "I do not know."}

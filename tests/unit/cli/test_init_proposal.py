@@ -58,6 +58,7 @@ def test_one_long_record_of_many_does_not_decide(init):
     assert init(records).prepare.context_length == 256
 
 
+@pytest.mark.usefixtures("trainer_here")
 def test_tokens_are_counted_by_the_tokenizer_of_the_model(init, tiny_model, tmp_path):
     shutil.copytree(tiny_model, tmp_path / "base")
     records = [{"text": "the file " * 150} for _ in range(200)]

@@ -1,4 +1,4 @@
-"""`validate --check` looks at the base model and the recipe, with a real process of the trainer."""
+"""`validate --check` looks at the base model and the recipe; one test starts real processes of the trainer."""
 
 import json
 import shutil
@@ -39,6 +39,7 @@ def validate(folder, capsys, **changes):
     return code, capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("trainer_here")
 def test_quantized_model_is_refused_at_its_line(folder, capsys):
     config = json.loads((folder / "base/config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes"}
@@ -48,6 +49,7 @@ def test_quantized_model_is_refused_at_its_line(folder, capsys):
     assert "p.yaml:7: spec.model.uri: is already quantized (bitsandbytes)" in out
 
 
+@pytest.mark.usefixtures("trainer_here")
 def test_settings_that_do_not_suit_the_model_have_their_lines(folder, capsys):
     train = {"lora": {"targetModules": ["c_attn"]}}
     code, out = validate(folder, capsys, train=train, prepare={"contextLength": 1024})
@@ -57,6 +59,7 @@ def test_settings_that_do_not_suit_the_model_have_their_lines(folder, capsys):
     assert "spec.train.lora.targetModules: c_attn matches no layer" in out
 
 
+@pytest.mark.usefixtures("trainer_here")
 def test_three_epochs_that_are_one_step_are_noted(folder, capsys):
     train = {"epochs": 3, "microBatchSize": 4, "gradientAccumulationSteps": 8}
     code, out = validate(folder, capsys, train=train, prepare={"contextLength": 512})

@@ -1,4 +1,7 @@
-"""`finetune preview`, and the same preview in `validate --check` and `plan`, with a real process of the trainer."""
+"""`finetune preview`, and the same preview in `validate --check` and `plan`, which is a process of the trainer.
+
+The first test starts it, and so do the tests of a process that fails.
+"""
 
 import json
 import sys
@@ -53,6 +56,7 @@ def test_preview_marks_the_learned_part(manifest, capsys):
     assert "20 records: 20 usable" in output
 
 
+@pytest.mark.usefixtures("trainer_here")
 def test_preview_writes_nothing(manifest, tmp_path):
     manifest(RECORDS)
     before = sorted(tmp_path.rglob("*"))
@@ -60,6 +64,7 @@ def test_preview_writes_nothing(manifest, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.usefixtures("trainer_here")
 def test_preview_of_invalid_records_names_line_and_field(manifest, capsys):
     manifest([*RECORDS, {"prompt": "?"}])
     assert main(["preview", "p.yaml", "-n", "0"]) == 2
@@ -69,6 +74,7 @@ def test_preview_of_invalid_records_names_line_and_field(manifest, capsys):
     assert "spec.datasets[0].uri: 1 of 21 records are invalid" in output
 
 
+@pytest.mark.usefixtures("trainer_here")
 def test_check_reads_all_records(manifest, capsys):
     manifest([*RECORDS, {"prompt": "?"}])
     assert main(["validate", "--check", "p.yaml"]) == 2
@@ -77,12 +83,14 @@ def test_check_reads_all_records(manifest, capsys):
     assert "data.jsonl:21: completion is missing" in output
 
 
+@pytest.mark.usefixtures("trainer_here")
 def test_check_says_how_many_records_are_usable(manifest, capsys):
     manifest(RECORDS)
     assert main(["validate", "--check", "p.yaml"]) == 0
     assert "p.yaml: data: 20 records: 20 usable (note)" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("trainer_here")
 def test_plan_before_prepare_knows_rows_tokens_and_steps(manifest, capsys):
     manifest(RECORDS)
     assert main(["plan", "p.yaml"]) == 0

@@ -131,7 +131,7 @@ def test_kopf_watches_from_the_version_of_the_first_list() -> None:
 
 
 def test_kopf_does_not_list_pipelines() -> None:
-    """The installed kopf asks for its list where the operator answers."""
+    """The installed kopf asks the operator for its list, and not the API server."""
     since = []
 
     async def watch_objs(**options: Any) -> Any:

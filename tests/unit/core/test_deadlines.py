@@ -97,7 +97,7 @@ class Run:
         return not self.up
 
     def place(self, job: str, *, spot: bool) -> None:
-        """Start the process where there is a node."""
+        """Start the process if there is a node for it."""
         cluster = self.scenario.cluster
         if spot and not self.up:
             since = cluster.jobs[job].observed.unschedulable_since or cluster.now

@@ -1,6 +1,8 @@
 """A status or a message of another version of the program: what is unknown is kept, and stops nothing."""
 
+import copy
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -55,6 +57,11 @@ def at(status, path: str):
 
 def finished_scenario() -> Scenario:
     """Return a finished pipeline whose training was interrupted once."""
+    return copy.deepcopy(_finished())
+
+
+@cache
+def _finished() -> Scenario:
     scenario = Scenario().run("prepare")
     scenario.cluster.evict(scenario.start("train"), step=5, saved=5)
     job = scenario.reconcile_until_stable().start("train")

@@ -3,8 +3,8 @@
 The command line gets the model as `push` publishes it: merged weights, tokenizer and chat template in one folder. Both
 run with the same threads, data type, batch size and seed. Compared exactly are
 
-- every metric and every standard error of lm-eval's results, those by bootstrap with lm-eval's 100,000 resamples, where
-  the stage itself takes 1,000,
+- every metric and every standard error of lm-eval's results, those by bootstrap with lm-eval's 100,000 resamples; the
+  stage itself takes 1,000,
 - every prompt, log-likelihood and generated text.
 """
 

@@ -1,5 +1,6 @@
 """Push processes that share one target: at the same time, and killed at any moment."""
 
+import os
 import random
 import re
 import shutil
@@ -24,7 +25,7 @@ from finetune_trainer.contract import Environment, ExitCode, PushConfig, PushRes
 from finetune_trainer.publishing.published_model import read_published
 from finetune_trainer.serving.verify import verify_model
 
-KILLS = 50
+KILLS = 50 if os.environ.get("TRAINING") == "all" else 20
 MOST_KILLS = 200
 UNFINISHED = {".sha256-.", ".latest."}
 """Names of a folder and of a link that are not yet renamed, without their random parts."""

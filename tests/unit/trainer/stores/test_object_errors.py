@@ -30,7 +30,7 @@ class Redirect(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def s3(monkeypatch):
-    """Credentials of S3 in the environment, and the address of a server that redirects without saying where."""
+    """Credentials of S3 in the environment, and the address of a server that redirects without an address."""
     monkeypatch.setattr(bucket, "RETRY_SECONDS", 1.0)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Redirect) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -117,7 +117,7 @@ def test_server_that_is_gone_is_unavailable():
 
 
 def test_sigterm_ends_a_request_that_is_never_answered(tmp_path):
-    """obstore waits in Rust, where Python's handlers of signals do not run."""
+    """obstore waits in Rust, and Python's handlers of signals do not run meanwhile."""
     code = """
 import sys
 from pathlib import Path

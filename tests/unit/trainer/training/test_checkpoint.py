@@ -58,7 +58,7 @@ def config_for(model, **changes):
 
 @pytest.fixture(scope="module")
 def stopped(tiny_model, tmp_path_factory):
-    """A workspace with checkpoints at steps 4 and 7, where training was stopped.
+    """A workspace with checkpoints at step 4, and at step 7, after which training was stopped.
 
     Also the result and the adapter digest of an uninterrupted run of the same config.
     """

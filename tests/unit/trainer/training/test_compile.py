@@ -115,7 +115,7 @@ def test_compiled_kernels_change_no_loss(tmp_path, monkeypatch):
 
 
 def test_flat_batches_compile_no_layer_again(tmp_path, monkeypatch):
-    """As on a GPU, where a batch has any number of tokens and documents, and a document may fill it."""
+    """As on a GPU: a batch has any number of tokens and documents, and a document may fill it."""
     monkeypatch.setattr(document_attention, "varlen_attn", attend_in_one_operation)
     monkeypatch.setattr(document_attention, "runs_on", lambda _device, _dtype: True)
     model = make_tiny_model(tmp_path / "model", layers=4)
