@@ -34,7 +34,7 @@ COMMANDS = {
             "doctor",
         )
     },
-    **dict.fromkeys(("cancel", "suspend", "resume"), "verbs"),
+    **dict.fromkeys(("cancel", "suspend", "stop", "resume", "delete"), "verbs"),
     "wait": "wait",
     "drill": "drill",
     "completion": "completion",

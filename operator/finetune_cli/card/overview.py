@@ -17,7 +17,7 @@ from finetune_cli.card.markup import (
     table,
 )
 from finetune_cli.card.record import RunRecord
-from finetune_cli.exit_codes import ready_message
+from finetune_cli.outcome import ready_message
 from finetune_cli.output.notes import notes_of
 from finetune_cli.output.results import records_text, score_texts
 from finetune_operator.api.spec import STAGES

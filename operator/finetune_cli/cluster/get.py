@@ -22,8 +22,8 @@ from finetune_cli.cluster.session import (
     with_retries,
 )
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.exit_codes import exit_code, has_finished, ready_message
 from finetune_cli.manifest.fields import gate_lines
+from finetune_cli.outcome import exit_code, has_finished, ready_message
 from finetune_cli.output.costs import cost_lines
 from finetune_cli.output.model_text import model_text
 from finetune_cli.output.notes import with_notes

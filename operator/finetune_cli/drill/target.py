@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from finetune_cli.exit_codes import ready_message
+from finetune_cli.outcome import ready_message
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import (
