@@ -63,37 +63,40 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the list."""
     if arguments.context or arguments.namespace or arguments.all_namespaces:
         return run_on_cluster("history" if arguments.history else "get", arguments)
-    for folder in arguments.folders:
-        # The usual folder comes with the first run, and a name is no folder.
-        if folder != RUNS and not folder.is_dir() and not run_named(str(folder)):
-            raise UsageError(
-                f"there is no folder {folder}; list the runs in {RUNS} without a FOLDER"
-            )
     runs = [run for folder in arguments.folders for run in _runs(folder)]
     # With --json, an empty list is an answer.
     if not runs and not arguments.json:
-        folders = ", ".join(map(str, arguments.folders))
-        print(
-            f"no runs in {folders}; list the pipelines on a cluster with -n NAMESPACE or -A"
-        )
-        # As arguments of this command, to be copied.
-        others = sorted({str(run.parent) for run in runs_elsewhere()})
-        if others:
-            print(f"runs in other folders: finetune list {shlex.join(others)}")
-        return 0
-    if arguments.history:
+        _print_none(arguments.folders)
+    elif arguments.history:
         print_history(runs, as_json=arguments.json)
-        return 0
-    print_runs(runs, as_json=arguments.json)
+    else:
+        print_runs(runs, as_json=arguments.json)
     return 0
 
 
 def _runs(folder: Path) -> list[Path]:
-    """Return the runs in a folder, or the run of this name."""
+    """Return the runs in a folder, or the run of this name; raises UsageError if there is neither."""
+    # The usual folder comes with the first run.
+    if folder == RUNS or folder.is_dir():
+        return find_runs(folder)
     named = run_named(str(folder))
-    if named and not folder.is_dir():
+    if named:
         return [named]
-    return find_runs(folder)
+    raise UsageError(
+        f"there is no folder {folder}; list the runs in {RUNS} without a FOLDER"
+    )
+
+
+def _print_none(folders: list[Path]) -> None:
+    """Print where there are runs instead."""
+    names = ", ".join(map(str, folders))
+    print(
+        f"no runs in {names}; list the pipelines on a cluster with -n NAMESPACE or -A"
+    )
+    # As arguments of this command, to be copied.
+    others = sorted({str(run.parent) for run in runs_elsewhere()})
+    if others:
+        print(f"runs in other folders: finetune list {shlex.join(others)}")
 
 
 def print_runs(runs: list[Path], *, as_json: bool) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from finetune_cli.runs import MANIFEST, UNTIL
-from finetune_operator.local.pipeline_file import FILE, WRITE_LOCK
+from finetune_operator.local.file_names import PIPELINE_FILE
+from finetune_operator.local.pipeline_file import WRITE_LOCK
 from finetune_operator.local.runner import LOCK
 
 LOG = "run.log"
@@ -20,7 +21,7 @@ DELETED = ".deleted-"
 """Prefix of a folder in the work folder with the files of a run that is being deleted."""
 OWN_FILES = (
     # First: without it, the folder holds no run, whatever is left of its other files.
-    FILE,
+    PIPELINE_FILE,
     "volumes",
     "jobs",
     "claims",
