@@ -27,8 +27,13 @@ CLI_HEAD = """\
 `finetune` runs a pipeline on this machine and talks to pipelines on a cluster. The same program
 is installed as the kubectl plugin `kubectl-finetune`.
 
-A FILE is a run on this machine. A NAME is a run in `.finetune`, else a pipeline on a cluster.
-With `--context` or `-n`, both mean a pipeline on a cluster.
+A FILE is a run on this machine. A NAME is a run in `.finetune`, else a run in the `.finetune` of
+another folder, else a pipeline on a cluster. With `--context` or `-n`, both mean a pipeline on a
+cluster. All verbs work on both, with the same words and exit codes.
+
+A new run of a FILE lives in `.finetune/NAME` of the current folder. If the same file has run
+elsewhere, or beside itself, that run goes on. The index of your runs is a folder of links,
+`~/.local/state/finetune/runs` (`XDG_STATE_HOME`). A run with `--workdir` is not in it.
 
 | exit code | meaning |
 |---|---|

@@ -81,7 +81,7 @@ def test_commands_follow_a_pipeline_through_its_lifecycle(
     assert (
         len(driver.jobs("prepare")) <= 2
     )  # the Job that was blocked, and the Job that ran
-    assert "exit code 75" in terminal.output("get", "observed")
+    assert "saved and stopped" in terminal.output("get", "observed")
 
 
 def test_plan_forecasts_what_an_edit_does(namespace: KubeNamespace, terminal: Terminal):

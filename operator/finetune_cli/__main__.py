@@ -28,7 +28,7 @@ COMMANDS = {
             "retry",
         )
     },
-    **dict.fromkeys(("cancel", "suspend", "resume"), "verbs"),
+    **dict.fromkeys(("cancel", "suspend", "stop", "resume", "delete"), "verbs"),
     "wait": "wait",
     "drill": "drill",
     "completion": "completion",

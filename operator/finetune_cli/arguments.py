@@ -6,9 +6,16 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from finetune_cli.diagnostics import UsageError
+from finetune_cli.diagnostics import UsageError, closest_match
 from finetune_cli.manifest.manifest import Manifest, read
-from finetune_cli.runs import RUNS, find_runs, manifest_of, run_named
+from finetune_cli.runs import (
+    RUNS,
+    find_runs,
+    manifest_of,
+    run_named,
+    run_of_manifest,
+    runs_elsewhere,
+)
 from finetune_operator.api.names import DNS_SUBDOMAIN
 from finetune_operator.core.durations import HOUR, MINUTE
 
@@ -24,6 +31,8 @@ LOCAL_FLAGS = {
 """Attribute of the parsed arguments -> a flag that only a run on this machine has."""
 CLIENT_PACKAGES = frozenset({"kubernetes", "aiohttp"})
 """Packages of the Kubernetes client: if another module is missing, that is a bug, not a missing extra."""
+SHOWN_RUNS = 10
+"""So many runs are named by an error: a machine may have hundreds."""
 NAME_OR_FILE = "name of a run on this machine or of a pipeline on a cluster, or the manifest of a run on this machine"
 
 
@@ -104,8 +113,9 @@ def add_workdir(parser: argparse.ArgumentParser) -> None:
 
 
 def workdir_for(manifest: Manifest, given: Path | None) -> Path:
-    """Return the absolute work folder of a manifest's run: the given folder, or RUNS/NAME."""
-    return (given or RUNS / manifest.name).absolute()
+    """Return the absolute work folder of a manifest's run: the given folder, the folder of its run, or RUNS/NAME."""
+    folder = given or run_of_manifest(manifest.path, manifest.name)
+    return (folder or RUNS / manifest.name).absolute()
 
 
 def find_workdir(name: str | None, given: Path | None) -> Path:
@@ -154,12 +164,16 @@ def manifest_path(target: str | Path) -> Path:
     return recorded
 
 
-def local_runs_hint() -> str:
+def local_runs_hint(name: str = "") -> str:
     """Return which runs there are on this machine, for the error of an unknown name."""
-    names = [run.name for run in find_runs()]
-    if not names:
-        return f"there is no run on this machine in {RUNS}"
-    return f"the runs on this machine are {', '.join(names)}"
+    here = [run.name for run in find_runs()]
+    runs = [*here, *(str(run) for run in runs_elsewhere())]
+    if not runs:
+        return "this machine has no runs; start one with: finetune run FILE"
+    match = closest_match(name, here) if name else None
+    if match:
+        return f"did you mean {match}?"
+    return f"runs of this machine: {', '.join(runs[:SHOWN_RUNS])}"
 
 
 def claims(given: Iterable[str]) -> dict[str, Path]:
@@ -187,22 +201,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_arguments(parser)
 
 
-def add_name(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that select a pipeline on a cluster."""
-    parser.add_argument(
-        "name", metavar="NAME|FILE", help="name of the pipeline, or its manifest"
-    )
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that select a pipeline on a cluster or a run on this machine, whose name is required."""
+    parser.add_argument("name", metavar="NAME|FILE", help=NAME_OR_FILE)
+    add_workdir(parser)
     add_cluster_arguments(parser)
-
-
-def require_cluster(arguments: argparse.Namespace, local_equivalent: str) -> None:
-    """Raise UsageError for a run on this machine; the message recommends `local_equivalent` instead."""
-    # A bare name means a pipeline on a cluster, even if a run on this machine has the same name.
-    if is_manifest(arguments.name) and not targets_cluster(arguments.name, arguments):
-        raise UsageError(
-            f"{arguments.command} works on clusters only: add -n or --context for the pipeline of {arguments.name} "
-            f"there; on this machine, {local_equivalent}"
-        )
 
 
 def parse_timeout(text: str | None) -> float | None:

@@ -1,16 +1,18 @@
-"""`finetune retry`, `cancel`, `suspend` and `resume` on a cluster: patch the object; the operator then acts on it."""
+"""`finetune retry`, `cancel`, `suspend`, `resume` and `delete` on a cluster: requests that the operator acts on."""
 
 import argparse
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from finetune_cli.cluster.session import Object, connect
+from finetune_cli.cluster.session import ClusterSession, Object, connect
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.exit_codes import DONE
+from finetune_cli.exit_codes import DONE, FAILED
+from finetune_cli.output.question import agreed
 from finetune_operator.api.group import CANCEL_ANNOTATION, RETRY_ANNOTATION
 from finetune_operator.kubernetes import paths
 
+DELETE = "delete"
 Patch = tuple[Object | None, str]
 """The merge patch, None if it would change nothing, and the message to print."""
 
@@ -27,10 +29,24 @@ def run(arguments: argparse.Namespace) -> int:
 async def _run(arguments: argparse.Namespace) -> int:
     async with connect(arguments) as session:
         pipeline = await session.get_object()
+        if arguments.command == DELETE:
+            return await _delete(session, pipeline, yes=arguments.yes)
         patch, message = VERBS[arguments.command](pipeline)
         if patch:
             await session.api.patch(paths.pipeline(session.key), patch)
         print(f"{session.key}: {message}")
+    return 0
+
+
+async def _delete(session: ClusterSession, pipeline: Object, *, yes: bool) -> int:
+    claim = "its claim goes only with workspace.whenDeleted: Delete"
+    question = f"delete {session.key} with its Jobs and its server ({claim})?"
+    if not agreed(question, yes=yes):
+        return FAILED
+    # Of this object only: another of its name may have been created since.
+    uid = pipeline["metadata"]["uid"]
+    await session.api.delete(paths.pipeline(session.key), uid=uid)
+    print(f"{session.key}: is being deleted")
     return 0
 
 
@@ -73,6 +89,7 @@ VERBS: dict[str, Callable[[Object], Patch]] = {
     "retry": _retry,
     "cancel": _cancel,
     "suspend": _suspend,
+    "stop": _suspend,
     "resume": _resume,
 }
 

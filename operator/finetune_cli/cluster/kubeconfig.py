@@ -10,6 +10,7 @@ from kubernetes.aio.config import ConfigException, kube_config
 
 from finetune_cli.arguments import local_runs_hint
 from finetune_cli.diagnostics import UsageError, closest_match
+from finetune_cli.runs import RUNS
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """File in which a pod finds its own namespace."""
@@ -24,8 +25,11 @@ class KubeContext:
     namespace: str
 
 
-def read_context(context: str | None) -> KubeContext:
-    """Return the named context, else the current context, else the pod's; raises UsageError if there is none."""
+def read_context(context: str | None, name: str = "") -> KubeContext:
+    """Return the named context, else the current context, else the pod's; raises UsageError if there is none.
+
+    `name` is what the user asked for without naming a cluster; it may be a run on this machine.
+    """
     files = kube_config.KUBE_CONFIG_DEFAULT_LOCATION
     contexts, current = _contexts(files)
     if context and context not in contexts:
@@ -44,6 +48,9 @@ def read_context(context: str | None) -> KubeContext:
         raise UsageError(
             f"{files} has no current context; choose one with --context: {names}"
         )
+    # Without a cluster, only a run on this machine can be meant.
+    if name:
+        raise UsageError(f"no run {name} in ./{RUNS}; {local_runs_hint(name)}")
     raise UsageError(f"no kubeconfig at {files}: set KUBECONFIG; {local_runs_hint()}")
 
 

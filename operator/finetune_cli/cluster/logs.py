@@ -23,6 +23,7 @@ from finetune_cli.output.status_text import (
     no_attempt,
     print_attempt,
     stage_summary,
+    stage_with_log,
 )
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState, StageStatus
 from finetune_operator.core.metadata import STAGE_CONTAINER, workspace_name
@@ -55,6 +56,10 @@ async def _run(arguments: argparse.Namespace) -> int:
             return _print_metrics(pipeline, arguments.output)
         if arguments.samples:
             return await _print_samples(session, pipeline, arguments.output)
+        if arguments.stage is None:
+            arguments.stage = stage_with_log(pipeline.status)
+        if arguments.stage is None:
+            raise UsageError(f"{session.key} has no log yet: no stage has started")
         reader = _Reader(session, arguments.stage, arguments.attempt)
         if arguments.follow:
             return await reader.follow(pipeline)

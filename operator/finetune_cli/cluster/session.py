@@ -88,7 +88,8 @@ async def connect(arguments: argparse.Namespace) -> AsyncIterator[ClusterSession
         raise UsageError(
             f"{name!r} is neither a file nor a pipeline's name: a name {PATTERNS[DNS_SUBDOMAIN]}"
         )
-    context = read_context(arguments.context)
+    names_cluster = arguments.context or arguments.namespace
+    context = read_context(arguments.context, "" if names_cluster else name)
     namespace = _namespace(arguments.namespace, manifest)
     if namespace:
         context = KubeContext(context.name, namespace)

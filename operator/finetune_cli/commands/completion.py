@@ -37,7 +37,23 @@ _finetune() {
 compdef _finetune finetune kubectl-finetune
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH}
-TAKES_RUN = frozenset({"plan", "run", "workspaces", "get", "logs", "retry", "drill"})
+TAKES_RUN = frozenset(
+    {
+        "plan",
+        "run",
+        "workspaces",
+        "get",
+        "logs",
+        "retry",
+        "cancel",
+        "suspend",
+        "stop",
+        "resume",
+        "delete",
+        "wait",
+        "drill",
+    }
+)
 """Commands whose NAME may be a run on this machine."""
 
 

@@ -2,18 +2,20 @@
 
 import argparse
 import json
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
 from finetune_cli.arguments import add_cluster_arguments, run_on_cluster
 from finetune_cli.commands import Commands
+from finetune_cli.diagnostics import UsageError
+from finetune_cli.local.look import look_at
 from finetune_cli.output.notes import with_notes
 from finetune_cli.output.table import COLUMNS, aligned, row
-from finetune_cli.runs import RUNS, find_runs
+from finetune_cli.runs import RUNS, find_runs, runs_elsewhere
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.errors import ClusterError
-from finetune_operator.local.job_folder import is_locked
-from finetune_operator.local.pipeline_file import PipelineFile, to_object
+from finetune_operator.local.pipeline_file import to_object
 
 DESCRIPTION = f"""\
 List the runs on this machine, one a line, with phase, score, duration, age and notes. Of a score with an arrow, the
@@ -49,6 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the list."""
     if arguments.context or arguments.namespace or arguments.all_namespaces:
         return run_on_cluster("get", arguments)
+    for folder in arguments.folders:
+        # The usual folder comes with the first run.
+        if folder != RUNS and not folder.is_dir():
+            raise UsageError(
+                f"there is no folder {folder}; list the runs in {RUNS} without a FOLDER"
+            )
     runs = [run for folder in arguments.folders for run in find_runs(folder)]
     # With --json, an empty list is an answer.
     if not runs and not arguments.json:
@@ -56,6 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(
             f"no runs in {folders}; list the pipelines on a cluster with -n NAMESPACE or -A"
         )
+        # As arguments of this command, to be copied.
+        others = sorted({str(run.parent) for run in runs_elsewhere()})
+        if others:
+            print(f"runs in other folders: finetune list {shlex.join(others)}")
         return 0
     print_runs(runs, as_json=arguments.json)
     return 0
@@ -64,8 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 def print_runs(runs: list[Path], *, as_json: bool) -> None:
     """Print the runs in these folders; one that cannot be read is listed with the phase Unreadable."""
     if as_json:
-        pipelines = [PipelineFile(run).read() for run in runs]
-        items = [with_notes(to_object(pipeline)) for pipeline in pipelines if pipeline]
+        items = [with_notes(to_object(look_at(run).pipeline)) for run in runs]
         # As the API server lists pipelines: the same tools read both.
         listed = {"apiVersion": API_VERSION, "kind": f"{KIND}List", "items": items}
         print(json.dumps(listed, indent=1))
@@ -82,11 +93,9 @@ def _row(run: Path, now: datetime) -> tuple[str, ...]:
     if run.parent != RUNS:
         name = str(run)
     try:
-        pipeline = PipelineFile(run).read()
+        look = look_at(run)
     except ClusterError:
         # One damaged file must not hide the other runs.
-        pipeline = None
-    if pipeline is None:
         return (name, "Unreadable", *[""] * (len(COLUMNS) - 2))
-    cells = row(to_object(pipeline), now, working=is_locked(run))
+    cells = row(to_object(look.pipeline), now, working=look.works)
     return (name, *cells[1:])

@@ -15,7 +15,7 @@ from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.output.metrics import TRAIN, print_rows, print_samples, rows_of_file
-from finetune_cli.output.status_text import no_attempt, print_attempt
+from finetune_cli.output.status_text import no_attempt, print_attempt, stage_with_log
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.local.cluster import Folders
@@ -42,7 +42,7 @@ def register(commands: Commands) -> None:
         "logs", help="print a stage's log", description=DESCRIPTION
     )
     add_run_arguments(parser)
-    text = "stage whose log is printed; not needed with --metrics and --samples"
+    text = "stage whose log is printed (default: the stage that runs, has failed or ran last)"
     parser.add_argument("stage", nargs="?", choices=STAGE_NAMES, help=text)
     parser.add_argument("--attempt", type=int, metavar="N", help="print only attempt N")
     parser.add_argument(
@@ -70,6 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
     if targets_cluster(arguments.name, arguments):
         return run_on_cluster("logs", arguments)
     workdir = find_workdir(arguments.name, arguments.workdir)
+    pipeline = PipelineFile(workdir).read()
+    if arguments.stage is None and pipeline:
+        arguments.stage = stage_with_log(pipeline.status)
+    if arguments.stage is None:
+        raise UsageError(f"{workdir.name} has no log yet: no stage has started")
     if arguments.metrics or arguments.samples:
         return _print_rows(workdir, arguments.output, samples=arguments.samples)
     attempts = _attempts(workdir, arguments.stage)
@@ -99,10 +104,6 @@ def _settle_arguments(arguments: argparse.Namespace) -> None:
     elif arguments.output:
         raise UsageError(
             "-o is the form of metrics and samples: add --metrics or --samples, or leave out -o"
-        )
-    elif arguments.stage is None:
-        raise UsageError(
-            f"name the stage whose log is printed: {', '.join(STAGE_NAMES)}"
         )
 
 

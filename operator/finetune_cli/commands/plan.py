@@ -54,6 +54,8 @@ dry run. NAME of a pipeline on a cluster: what remains to be done.
 """
 
 # Such files alone would make a forecast say "resume" although the attempt begins anew.
+LENGTHS = ("epochs", "maxSteps")
+"""Fields of spec.train that decide how many steps a training has."""
 NO_WORK = frozenset({"config.json", "server.log"})
 """Files that an attempt writes before it has done any work to resume from."""
 
@@ -107,6 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
     warning = learning_rate_line(manifest.spec)
     if warning:
         notes.append(warning)
+    longer = _train_longer(planned)
+    if longer:
+        notes.append(longer)
     if arguments.json:
         print_forecast_json(
             planned.stages,
@@ -140,6 +145,18 @@ def _preview(
         return None
     reads = prepared is None and is_small(spec, local_run.environment)
     return local_run.preview(records=reads, memory=True)
+
+
+def _train_longer(planned: PipelineForecast) -> str:
+    """Return how to train longer from the finished adapter, if an edit asks for more steps; else an empty text."""
+    for stage in planned.stages:
+        is_longer = any(f"spec.train.{name}:" in stage.why for name in LENGTHS)
+        if stage.stage == "train" and stage.action == "run" and is_longer:
+            return (
+                "train: another number of steps is another training, which begins at step 0; "
+                "to train on from the adapter: docs/guides/train.md, Train longer"
+            )
+    return ""
 
 
 def _notes(report: PreviewReport | None) -> list[str]:

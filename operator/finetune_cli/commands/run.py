@@ -5,6 +5,8 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,16 +19,21 @@ from finetune_cli.arguments import (
     workdir_for,
 )
 from finetune_cli.commands import Commands
-from finetune_cli.exit_codes import DONE, FAILED, INTERRUPTED, below_gate
+from finetune_cli.diagnostics import UsageError
+from finetune_cli.exit_codes import FAILED, INTERRUPTED, below_gate, is_until_reached
 from finetune_cli.exit_codes import exit_code as finished_exit_code
-from finetune_cli.local.fault_injection import fault
-from finetune_cli.local.run import LocalRun, is_until_reached
+from finetune_cli.local.background import run_in_background
+from finetune_cli.local.fault_injection import Fault, fault
+from finetune_cli.local.look import as_stopped
+from finetune_cli.local.run import LocalRun
 from finetune_cli.local.serving import keep_serving
 from finetune_cli.local.summary import run_argument, summary_lines
+from finetune_cli.local.work_folder import LOG
 from finetune_cli.manifest.manifest import read
 from finetune_cli.output.display import Display, display_for
 from finetune_cli.output.notes import notes_of
 from finetune_cli.output.status_tree import live_table
+from finetune_cli.runs import RUNS
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.events import Event
@@ -70,53 +77,107 @@ def add_arguments(parser: argparse.ArgumentParser, target: str = RUN_OR_FILE) ->
         help="serve the published model after a run that succeeded, until Ctrl-C",
     )
     parser.add_argument(
+        "-d",
+        "--detach",
+        action="store_true",
+        help="return when all checks have passed, and run in the background",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print only the final status, as JSON"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the pipeline until it has finished or is stopped, and return the exit code."""
+    check_flags(arguments)
     manifest = read(manifest_path(arguments.file))
     faults = [fault("evict")(text) for text in arguments.evict]
     faults += [fault("kill")(text) for text in arguments.kill]
     workdir = workdir_for(manifest, arguments.workdir)
+    if not arguments.workdir and workdir.parent != RUNS.absolute():
+        print(f"{manifest.name} goes on in {workdir}", file=sys.stderr)
+    local_run = LocalRun.create(manifest, workdir, commit=_commit(manifest.path.parent))
+    with local_run.locked():
+        with _display(arguments, local_run) as display:
+            _prepare(arguments, local_run, display)
+
+        def work() -> int:
+            return _work(arguments, local_run, faults)
+
+        if arguments.detach:
+            log = workdir / LOG
+            process = run_in_background(work, log)
+            print(background_text(manifest.name, workdir, process))
+            return 0
+        code = work()
+    if (
+        arguments.keep_serving
+        and local_run.status().phase == "Succeeded"
+        and not keep_serving(local_run)
+    ):
+        return FAILED
+    return code
+
+
+def check_flags(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for flags that contradict --detach."""
+    for name in ("json", "keep_serving"):
+        if arguments.detach and getattr(arguments, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{flag} needs a run that this command waits for: leave out {flag} or --detach"
+            )
+
+
+def background_text(name: str, workdir: Path, process: int) -> str:
+    """Return what a user can do with a run that has gone to the background."""
+    target = run_argument(workdir)
+    return (
+        f"{name} runs in the background (process {process}); its output: {workdir / LOG}\n"
+        f"watch: finetune get {target} -w    wait: finetune wait {target}    stop: finetune stop {target}"
+    )
+
+
+def _display(arguments: argparse.Namespace, local_run: LocalRun) -> Display:
+    display = display_for(
+        local_run.manifest.name, to_stderr=arguments.json, until=arguments.until
+    )
+    local_run.cluster.on_event = display.event
+    return display
+
+
+def _prepare(
+    arguments: argparse.Namespace, local_run: LocalRun, display: Display
+) -> None:
+    """Check what the run needs, and store its manifest."""
+    local_run.cluster.folders.link_claims(claims(arguments.claim))
+    # All checks come before the manifest is applied: an invalid one leaves the earlier run as it is.
+    for text in local_run.check():
+        display.event(Event("Warning", "NotLookedAt", text))
+    retry = None
+    if arguments.retry:
+        retry = datetime.now(UTC).isoformat()  # noqa: TID251  an edge
+    local_run.apply_manifest(retry, arguments.until)
+
+
+def _work(
+    arguments: argparse.Namespace, local_run: LocalRun, faults: Sequence[Fault]
+) -> int:
+    """Reconcile until the run ends, print its end, and return the exit code."""
     settings = Settings(until=arguments.until, placement_defaults=None)
-    with display_for(manifest.name, to_stderr=arguments.json) as display:
-        commit = _commit(manifest.path.parent)
-        local_run = LocalRun.create(manifest, workdir, display.event, commit)
-        with local_run.locked():
-            local_run.cluster.folders.link_claims(claims(arguments.claim))
-            # All checks come before the manifest is applied: an invalid one leaves the earlier run as it is.
-            for text in local_run.check():
-                display.event(Event("Warning", "NotLookedAt", text))
-            retry = None
-            if arguments.retry:
-                retry = _retry_request(local_run, display)
-            local_run.apply_manifest(retry)
-            status = asyncio.run(local_run.run(settings, faults, display.update))
+    with _display(arguments, local_run) as display:
+        status = asyncio.run(local_run.run(settings, faults, display.update))
+    pipeline = local_run.cluster.pipeline_file.read()
+    if pipeline:
+        # Ctrl-C suspends the pipeline for this command only, which ends with it.
+        status = as_stopped(pipeline)
     if arguments.json:
         values = status.model_dump(mode="json", by_alias=True, exclude_none=True)
         notes = [vars(note) for note in notes_of(status)]
         print(json.dumps({**values, "notes": notes}, indent=1))
     else:
-        print_summary(local_run, status)
-    if (
-        arguments.keep_serving
-        and status.phase == "Succeeded"
-        and not keep_serving(local_run)
-    ):
-        return FAILED
+        print_summary(local_run, status, arguments.until)
     return exit_code(status, local_run, arguments.until)
-
-
-def _retry_request(local_run: LocalRun, display: Display) -> str | None:
-    """Return the value of the retry annotation; None after a run without a failure: a retry would erase its record."""
-    before = local_run.status()
-    if before.finished_at and before.phase in DONE:
-        text = f"the run has finished ({before.phase}) without a failure"
-        display.event(Event("Warning", "NothingToRetry", text))
-        return None
-    return datetime.now(UTC).isoformat()  # noqa: TID251  an edge
 
 
 def _commit(folder: Path) -> str | None:
@@ -151,26 +212,37 @@ def exit_code(status: PipelineStatus, local_run: LocalRun, until: str | None) ->
     return below_gate(status)
 
 
-def print_summary(local_run: LocalRun, status: PipelineStatus) -> None:
+def print_summary(
+    local_run: LocalRun, status: PipelineStatus, until: str | None
+) -> None:
     """Print the final status, the cost of interruptions, the model, and the command to run next."""
     console = Console(highlight=False, soft_wrap=True)
-    console.print(live_table(local_run.key.name, status))
-    for line in summary_lines(status, local_run.workdir):
-        console.print(line, markup=False)
-    hint = _next_command(local_run, status)
-    if hint:
-        console.print(hint, markup=False)
+    console.print(live_table(local_run.key.name, status, until=until))
+    lines = list(summary_lines(status, local_run.workdir))
+    if not status.finished_at:
+        # The last line is the outcome, and a run that goes on later has none.
+        lines.pop()
+    lines.append(_next_command(local_run, status, until))
+    for line in lines:
+        if line:
+            console.print(line, markup=False)
 
 
-def _next_command(local_run: LocalRun, status: PipelineStatus) -> str:
+def _next_command(
+    local_run: LocalRun, status: PipelineStatus, until: str | None
+) -> str:
     """Return how to go on from a run that has failed or stopped; empty for all other runs."""
     again = run_argument(local_run.workdir)
+    if status.phase == "Failed":
+        return f"After fixing the cause: finetune retry {again}"
+    if status.phase == "Cancelled":
+        return f"To start it again: finetune retry {again}"
     if status.finished_at:
-        if status.phase == "Failed":
-            return f"After fixing the cause: finetune retry {again}"
         return ""
-    if local_run.cluster.stopping:
-        return f"Stopped. To continue: finetune run {again}"
+    if is_until_reached(status, until):
+        return f"Stopped as --until asks. To continue: finetune run {again}"
     if local_run.manifest.spec.suspend:
         return "Nothing was started: spec.suspend is true"
-    return f"Stopped as --until asks. To continue: finetune run {again}"
+    if until:
+        again = f"{again} --until {until}"
+    return f"Stopped. To continue: finetune run {again}"

@@ -1,14 +1,16 @@
-"""`finetune wait`: wait until a pipeline on a cluster has finished."""
+"""`finetune wait`: wait until a pipeline has finished."""
 
 import argparse
 
-from finetune_cli.arguments import add_name, require_cluster, run_on_cluster
+from finetune_cli.arguments import add_target, run_on_cluster, targets_cluster
 from finetune_cli.commands import Commands
+from finetune_cli.local import watch
 
 DESCRIPTION = """\
-Wait until a pipeline on a cluster has the condition Finished (it succeeded or failed), or Ready (all its stages are
-done). A pipeline that can no longer become Ready also ends the wait. Exit code: 0 done, 1 failed or timed out, 2 wrong
-arguments, 3 finished below the gate.
+Wait until a pipeline has the condition Finished (it succeeded or failed), or Ready (all its stages are done). A
+pipeline that can no longer become Ready also ends the wait. So does a run on this machine that no process works on:
+with 0 or 3 if it has done all that --until asked for, else with 1. Exit code: 0 done, 1 failed, stopped or timed out,
+2 wrong arguments, 3 finished below the gate.
 """
 
 
@@ -16,10 +18,10 @@ def register(commands: Commands) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser(
         "wait",
-        help="wait until a pipeline on a cluster has finished",
+        help="wait until a pipeline has finished",
         description=DESCRIPTION,
     )
-    add_name(parser)
+    add_target(parser)
     conditions = ("Finished", "Ready")
     parser.add_argument(
         "--for",
@@ -38,5 +40,6 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Wait and return the exit code."""
-    require_cluster(arguments, "`finetune run` returns when the pipeline has finished")
-    return run_on_cluster("wait", arguments)
+    if targets_cluster(arguments.name, arguments):
+        return run_on_cluster("wait", arguments)
+    return watch.wait(arguments)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,15 @@ from finetune_cli.diagnostics import (
     UsageError,
     sort_diagnostics,
 )
+from finetune_cli.exit_codes import is_until_reached, is_up_to_date
 from finetune_cli.local.fault_injection import Fault, FaultInjector
+from finetune_cli.local.work_folder import WorkFolderInUse, locked
 from finetune_cli.manifest.fields import has_own_program
 from finetune_cli.manifest.manifest import Manifest
-from finetune_cli.runs import MANIFEST
+from finetune_cli.runs import MANIFEST, UNTIL, remember
 from finetune_operator.api.group import RETRY_ANNOTATION
-from finetune_operator.api.spec import STAGES, PipelineSpec
-from finetune_operator.api.status import PipelineStatus, StageState
+from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.adoption import is_from_other_version, with_adopted
 from finetune_operator.core.assess import assess
 from finetune_operator.core.assessment import StageAssessment
@@ -33,9 +34,8 @@ from finetune_operator.core.job_template import referenced_claims
 from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.settings import Settings
-from finetune_operator.errors import ClusterError
+from finetune_operator.errors import ClusterError, Conflict
 from finetune_operator.local.cluster import Folders, LocalCluster
-from finetune_operator.local.runner import LOCK
 from finetune_operator.reconcile import reconcile
 from finetune_trainer.contract import Environment, PrepareConfig
 from finetune_trainer.contract.environment import GIT_SHA, InvalidLocation
@@ -105,20 +105,21 @@ class LocalRun:
         self.workdir.parent.mkdir(parents=True, exist_ok=True)
         # Private: spec.env may hold a token, and job.json contains its values.
         self.workdir.mkdir(mode=0o700, exist_ok=True)
-        with (self.workdir / LOCK).open("w") as lock:
-            try:
-                # The kernel releases this lock if the process is killed.
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(
-                    f"another finetune run uses {self.workdir}; wait for it to end, or use another --workdir"
-                ) from None
-            yield
+        try:
+            with locked(self.workdir):
+                yield
+        except WorkFolderInUse:
+            raise UsageError(
+                f"another finetune run uses {self.workdir}; wait for it to end, or use another --workdir"
+            ) from None
 
-    def apply_manifest(self, retry: str | None = None) -> Pipeline:
+    def apply_manifest(
+        self, retry: str | None = None, until: str | None = None
+    ) -> Pipeline:
         """Store the manifest in pipeline.json, as `kubectl apply` does; raise ClusterError if that fails.
 
-        The path of the manifest is stored beside it, so that later commands need only the run's name.
+        Its path and the last stage that the user asks for are stored beside it, so that later commands need only the
+        run's name.
         """
         annotations = dict(self.manifest.annotations)
         if retry:
@@ -131,6 +132,8 @@ class LocalRun:
         (self.workdir / MANIFEST).write_text(
             str(self.manifest.path.absolute()), "utf-8"
         )
+        (self.workdir / UNTIL).write_text(until or "", "utf-8")
+        remember(self.workdir)
         return applied
 
     def _adopt_other_version(self) -> None:
@@ -244,9 +247,14 @@ class LocalRun:
         try:
             while True:
                 delay = await self._reconcile_once(settings)
-                status = self.status()
+                pipeline = self.cluster.pipeline_file.read()
+                if pipeline is None:
+                    raise ClusterError(
+                        f"{self.workdir} holds no run any more: its files were removed"
+                    )
+                status = pipeline.status
                 show(status)
-                if self._is_finished(status, settings):
+                if self._is_finished(pipeline, settings):
                     injector.report_missed()
                     return status
                 await self.cluster.wait(delay)
@@ -262,6 +270,9 @@ class LocalRun:
             try:
                 now = datetime.now(UTC)  # noqa: TID251  an edge
                 result = await reconcile(self.key, self.cluster, settings, now)
+            except Conflict:
+                # Another command has sent a request: it is read at once.
+                continue
             except ClusterError as error:
                 if loop.time() > deadline or self.cluster.stopping:
                     raise
@@ -277,11 +288,17 @@ class LocalRun:
                     return REFRESH_SECONDS
                 return min(REFRESH_SECONDS, result.requeue_after.total_seconds())
 
-    def _is_finished(self, status: PipelineStatus, settings: Settings) -> bool:
+    def _is_finished(self, pipeline: Pipeline, settings: Settings) -> bool:
+        status = pipeline.status
         # A process that still runs is waited for, also after Ctrl-C: it saves its work.
         if status.running_attempts():
             return False
-        if status.finished_at or self.cluster.stopping or self.manifest.spec.suspend:
+        if self.cluster.stopping:
+            return True
+        # Another process may have sent a request since the status was written.
+        if not is_up_to_date(pipeline):
+            return False
+        if status.finished_at or pipeline.spec.suspend:
             return True
         return is_until_reached(status, settings.until)
 
@@ -296,20 +313,6 @@ class LocalRun:
             for job in list(self.cluster.runners):
                 self.cluster.kill(job, "killed by the user (second Ctrl-C)")
         self.cluster.stopping = True
-
-
-def is_until_reached(status: PipelineStatus, until: str | None) -> bool:
-    """Return whether all stages up to this one have succeeded or were skipped; False without a stage."""
-    if until is None:
-        return False
-    done = {StageState.SUCCEEDED, StageState.SKIPPED}
-    for kind in STAGES:
-        stage = status.stages.get(kind.name)
-        if stage is None or stage.state not in done:
-            return False
-        if kind.name == until:
-            return True
-    return False
 
 
 def _targets(spec: PipelineSpec) -> list[str]:

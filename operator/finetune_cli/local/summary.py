@@ -8,7 +8,7 @@ from finetune_cli.exit_codes import ready_message
 from finetune_cli.manifest.fields import gate_lines
 from finetune_cli.output.costs import cost_lines
 from finetune_cli.output.status_text import interruptions_line
-from finetune_cli.runs import RUNS, manifest_of
+from finetune_cli.runs import RUNS, manifest_of, named_elsewhere
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL, link
 from finetune_operator.api.model_status import ModelStatus
 from finetune_operator.api.status import PipelineStatus, StageState
@@ -47,6 +47,9 @@ def outcome_line(status: PipelineStatus) -> str:
 def run_argument(run: Path) -> str:
     """Return the arguments of a command that mean this run: its name, or its manifest with --workdir."""
     if run.absolute().parent == RUNS.absolute():
+        return shlex.quote(run.name)
+    # From another folder, the name is enough if only this run has it.
+    if run in named_elsewhere(run.name):
         return shlex.quote(run.name)
     # A placeholder for a run of an earlier version, which recorded no manifest.
     file = "FILE"

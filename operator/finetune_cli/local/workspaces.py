@@ -12,7 +12,6 @@ from pathlib import Path
 
 from finetune_cli.arguments import find_workdir
 from finetune_cli.local.summary import run_argument
-from finetune_cli.output.sizes import format_size
 from finetune_cli.output.table import aligned
 from finetune_cli.runs import find_runs
 from finetune_operator.api.spec import STAGES
@@ -28,6 +27,7 @@ from finetune_trainer.result_folders import (
     names_in,
     result_folders,
 )
+from finetune_trainer.sizes import format_size
 
 COLUMNS = ("RUN", "FOLDER", "SIZE", "AGE", "USE")
 STAGE_NAMES = tuple(kind.name for kind in STAGES)

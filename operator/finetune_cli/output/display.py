@@ -110,9 +110,15 @@ class LiveTable:
     """A table of stages that is redrawn in place."""
 
     def __init__(
-        self, console: Console, title: str, *, status_follows: bool = True
+        self,
+        console: Console,
+        title: str,
+        *,
+        status_follows: bool = True,
+        until: str | None = None,
     ) -> None:
         self.title = title
+        self.until = until
         self.failures = FailureLog(status_follows=status_follows)
         # One spinner for all updates: a new spinner would begin with its first frame each time.
         self.spinner = Spinner("dots", style="cyan")
@@ -149,7 +155,13 @@ class LiveTable:
         """Redraw the table."""
         self._print(self.failures.flush())
         self.live.update(
-            live_table(self.title, status, now=_now(), spinner=self.spinner)
+            live_table(
+                self.title,
+                status,
+                now=_now(),
+                spinner=self.spinner,
+                until=self.until,
+            )
         )
 
     def _print(self, lines: Iterable[str]) -> None:
@@ -161,11 +173,11 @@ def _now() -> datetime:
     return datetime.now(UTC)  # noqa: TID251  an edge
 
 
-def display_for(title: str, *, to_stderr: bool) -> Display:
-    """Return a live table if the output is a terminal, else line output."""
+def display_for(title: str, *, to_stderr: bool, until: str | None = None) -> Display:
+    """Return a live table if the output is a terminal, else line output; `until` is the last stage asked for."""
     console = Console(stderr=to_stderr)
     # Output on stderr is followed by JSON on stdout, and by no status for people.
     status_follows = not to_stderr
     if console.is_terminal:
-        return LiveTable(console, title, status_follows=status_follows)
+        return LiveTable(console, title, status_follows=status_follows, until=until)
     return LineOutput(console, status_follows=status_follows)

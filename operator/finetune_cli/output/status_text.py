@@ -16,6 +16,7 @@ from finetune_operator.api.status import (
 )
 from finetune_operator.core.durations import format_duration
 from finetune_trainer.contract import DeployResult, EvaluateResult, Progress
+from finetune_trainer.exit_codes import ExitCode
 
 
 def joined(parts: Iterable[str]) -> str:
@@ -163,6 +164,8 @@ def _ending(attempts: Sequence[AttemptStatus]) -> str:
 
 
 def _exit_code(attempt: AttemptStatus) -> str:
+    if attempt.exit_code == ExitCode.INTERRUPTED:
+        return "saved and stopped"
     text = f"exit code {attempt.exit_code}"
     if not attempt.exit_code or text in attempt.message:
         return ""
@@ -174,7 +177,12 @@ def _lost_steps(attempts: Sequence[AttemptStatus]) -> str:
         return ""
     steps = sum(attempt.lost_steps or 0 for attempt in attempts)
     seconds = sum(attempt.lost_seconds or 0 for attempt in attempts)
-    return f"{steps} steps lost ({format_duration(seconds)})"
+    return _lost(steps, seconds)
+
+
+def _lost(steps: int, seconds: float) -> str:
+    noun = "step" if steps == 1 else "steps"
+    return f"{steps} {noun} lost ({format_duration(seconds)})"
 
 
 def interruptions_line(status: PipelineStatus) -> str:
@@ -182,7 +190,7 @@ def interruptions_line(status: PipelineStatus) -> str:
     noun = "interruption"
     if status.interruptions > 1:
         noun = "interruptions"
-    lost = f"{status.lost_steps} steps lost ({format_duration(status.lost_seconds)})"
+    lost = _lost(status.lost_steps, status.lost_seconds)
     return f"{status.interruptions} {noun}; {lost}"
 
 
@@ -194,6 +202,19 @@ def no_attempt(
         return UsageError(f"{stage} has no attempts yet")
     numbers = ", ".join(str(attempt.number) for attempt in attempts)
     return UsageError(f"{stage} has no attempt {number}; its attempts are {numbers}")
+
+
+def stage_with_log(status: PipelineStatus) -> str | None:
+    """Return the stage whose log shows what happens: it runs, has failed, or had the newest attempt; None without."""
+    current = status.stages.get(status.stage)
+    if current is not None and current.attempts:
+        return status.stage
+    newest = None
+    for name, stage in status.stages.items():
+        # The stages run in their order, so the last with an attempt is the newest.
+        if stage.attempts:
+            newest = name
+    return newest
 
 
 def print_attempt(attempt: AttemptStatus) -> None:

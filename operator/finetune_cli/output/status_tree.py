@@ -48,20 +48,27 @@ def live_table(
     *,
     now: datetime | None = None,
     spinner: Spinner | None = None,
+    until: str | None = None,
 ) -> RenderableType:
     """Return the pipeline as a tree of stages and attempts, with the lines of `details` under each attempt.
 
     A stage with a loss curve has it in a line below, and a stage that may have ended badly has notes.
 
     An attempt that succeeded or runs, and did not resume earlier work, is left out unless it has details. Attempts
-    that failed with the same error are one line. With `now`, what runs has its time so far.
+    that failed with the same error are one line. With `now`, what runs has its time so far. The stages after `until`
+    are not asked for.
     """
     heading = joined([title, status.phase, _total(status, now)])
     lines: list[RenderableType] = [Text(heading, "bold")]
+    names = [kind.name for kind in STAGES]
+    asked = names[: names.index(until) + 1] if until in names else names
     # In the order of STAGES: an API server returns status.stages sorted by name.
     for kind in STAGES:
         stage = status.stages.get(kind.name)
         if stage is None:
+            continue
+        if kind.name not in asked and stage.state is StageState.PENDING:
+            lines.append(Text(f"· {kind.name:<9} not asked", style="dim"))
             continue
         lines.append(_stage_line(kind.name, stage, now, spinner))
         lines += loss_lines(stage)

@@ -27,7 +27,6 @@ def row(
     phase = status.get("phase") or "Pending"
     end: datetime | None = finished or now
     if not working and finished is None:
-        phase = "Stopped"
         end = max(_ends(status), default=None)
     return (
         str(meta["name"]),

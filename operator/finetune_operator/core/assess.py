@@ -288,7 +288,8 @@ class _Assessor:
 
     def _failed(self, spec: StageSpec, status: StageStatus) -> Finding | None:
         last = status.last_attempt
-        if last and status.counts(last) and is_final(last):
+        by_machine = last and last.job in self.observation.machine_failures
+        if last and status.counts(last) and (by_machine or is_final(last)):
             return StageState.FAILED, last.reason, last.message
         cause = f": {last.message}" if last and last.message else ""
         failures = status.failures_counted

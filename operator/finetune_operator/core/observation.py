@@ -1,6 +1,6 @@
 """The observed state of a pipeline's Jobs and servers: facts, no decisions."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -177,6 +177,8 @@ class Observation:
     """Job -> the server that it started, on a cluster that supports servers."""
     source_digests: Mapping[str, str] = field(default_factory=dict)
     """URI -> content digest, for sources that can change in place and that this cluster can read."""
+    machine_failures: Collection[str] = frozenset()
+    """Jobs that failed because of the machine itself, where no other machine can take over: a person must act first."""
     keeps_images: bool = True
     """Whether a later attempt can run the image of an earlier attempt. A local run has the installed trainer only."""
     has_service: bool = False

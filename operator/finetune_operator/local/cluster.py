@@ -5,11 +5,11 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from finetune_operator.api.status import PipelineStatus
+from finetune_operator.api.status import Outcome, PipelineStatus
 from finetune_operator.core.actions import (
     Action,
     ChangeWorkspace,
@@ -133,7 +133,26 @@ class LocalCluster:
         digests = await asyncio.to_thread(
             self.source_digests.digests, sources, environment
         )
-        return Observation(jobs, source_digests=digests, keeps_images=False)
+        return Observation(
+            jobs,
+            source_digests=digests,
+            machine_failures=frozenset(self._machine_failures(pipeline)),
+            keeps_images=False,
+        )
+
+    def _machine_failures(self, pipeline: Pipeline) -> Iterator[str]:
+        """Yield the last attempts that ended because of this machine: its disk is full, or it has no network."""
+        for stage in pipeline.status.stages.values():
+            last = stage.last_attempt
+            if last is None or last.outcome is Outcome.SUCCEEDED or last.stopping:
+                continue
+            job = self.job(last.job)
+            # An attempt that was interrupted meanwhile is no failure.
+            if job is None or job.disruption or job.message is None:
+                continue
+            failure = job.message.failure
+            if failure and failure.machine:
+                yield last.job
 
     def job(self, name: str) -> ObservedJob | None:
         """Return the current state of one attempt's Job, or None if it never started."""

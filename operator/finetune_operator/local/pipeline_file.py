@@ -1,7 +1,10 @@
 """The pipeline of a work folder, stored in pipeline.json."""
 
+import contextlib
+import fcntl
 import json
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from finetune_operator.local.applied import Fields, fields_of, with_fields
 from finetune_trainer.files import write_durably
 
 FILE = "pipeline.json"
+WRITE_LOCK = "pipeline.lock"
+"""File that a process locks while it changes the pipeline."""
 APPLIED = "applied"
 """Key of the fields that the manifest has set."""
 
@@ -67,19 +72,34 @@ class PipelineFile:
         Raises ClusterError if the work folder belongs to another pipeline.
         """
         applied = fields_of(spec)
-        stored = self._read()
-        if stored is None:
-            new = Pipeline(key, str(uuid.uuid4()), 1, spec, annotations=annotations)
-            return self._write(new, applied)
-        previous, before = stored
-        if previous.key != key:
-            raise ClusterError(
-                f"{self.path.parent} belongs to the pipeline {previous.key}; use another --workdir"
-            )
-        edited = _edited(previous, before, spec, annotations)
-        if edited == previous and applied == before:
-            return previous
-        return self._write(edited, applied)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._changing():
+            stored = self._read()
+            if stored is None:
+                new = Pipeline(key, str(uuid.uuid4()), 1, spec, annotations=annotations)
+                return self._write(new, applied)
+            previous, before = stored
+            if previous.key != key:
+                raise ClusterError(
+                    f"{self.path.parent} belongs to the pipeline {previous.key}; use another --workdir"
+                )
+            edited = _edited(previous, before, spec, annotations)
+            if edited == previous and applied == before:
+                return previous
+            return self._write(edited, applied)
+
+    def change(self, edit: Callable[[Pipeline], Pipeline]) -> Pipeline | None:
+        """Store what `edit` makes of the pipeline, as `kubectl patch` does; return it, or None without a pipeline."""
+        with self._changing():
+            stored = self._read()
+            if stored is None:
+                return None
+            previous, applied = stored
+            edited = edit(previous)
+            if edited == previous:
+                return previous
+            generation = previous.generation + (previous.spec != edited.spec)
+            return self._write(replace(edited, generation=generation), applied)
 
     def edited(
         self, spec: PipelineSpec, annotations: dict[str, str]
@@ -90,17 +110,27 @@ class PipelineFile:
 
     def write_status(self, pipeline: Pipeline, status: PipelineStatus) -> Pipeline:
         """Write the status and return the pipeline with it; raise Conflict if it has changed since it was read."""
-        stored = self._read()
-        # As the API server refuses a stale write: an edit since then would be lost.
-        if stored is None or stored[0].resource_version != pipeline.resource_version:
-            raise Conflict(f"{pipeline.key} has changed since it was read")
-        previous, applied = stored
-        if previous.status == status:
-            return pipeline
-        written = self._write(replace(previous, status=status), applied)
+        with self._changing():
+            stored = self._read()
+            version = stored[0].resource_version if stored else None
+            # As the API server refuses a stale write: an edit since then would be lost.
+            if stored is None or version != pipeline.resource_version:
+                raise Conflict(f"{pipeline.key} has changed since it was read")
+            previous, applied = stored
+            if previous.status == status:
+                return pipeline
+            written = self._write(replace(previous, status=status), applied)
         return replace(
             pipeline, status=status, resource_version=written.resource_version
         )
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Keep other processes from changing the pipeline: a request of `finetune cancel` must not be lost."""
+        with (self.path.parent / WRITE_LOCK).open("w") as lock:
+            # The kernel releases this lock if the process is killed.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _write(self, pipeline: Pipeline, applied: Fields) -> Pipeline:
         updated = replace(
@@ -114,7 +144,9 @@ class PipelineFile:
 def _edited(
     previous: Pipeline, before: Fields, spec: PipelineSpec, annotations: dict[str, str]
 ) -> Pipeline:
-    spec = with_fields(previous.spec, before, spec)
+    merged = with_fields(previous.spec, before, spec)
+    # `finetune suspend` holds only until the manifest is run again, unless the manifest itself asks for it.
+    spec = merged.model_copy(update={"suspend": spec.suspend})
     # As in Kubernetes, annotations do not count as an edit of the spec.
     generation = previous.generation + (previous.spec != spec)
     return replace(previous, spec=spec, annotations=annotations, generation=generation)

@@ -5,6 +5,7 @@ started it may be killed at any moment. Its end of the pipe then closes, and the
 The runner locks the folder while it lives. The lock tells a running Job from a Job with a killed runner.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -90,17 +91,21 @@ def main(folder: Path) -> None:
         return
     job = json.loads((folder / JOB_FILE).read_bytes())
     commands = open_commands(folder)
-    with (folder / LOG).open("ab") as log:
+    # Unbuffered: a reader follows the log.
+    with (folder / LOG).open("ab", buffering=0) as log:
         try:
-            child = start(job, log)
+            child = start(job)
         except OSError as error:
             message = f"cannot start {job['command'][0]}: {error}"
             log.write(f"{message}\n".encode())
             record_start_failure(folder, message)
             return
-    write_record(folder / STARTED, pid=child.pid)
-    supervisor = Supervisor(group=child.pid, grace=job["graceSeconds"])
-    code = supervise(child, supervisor, commands)
+        write_record(folder / STARTED, pid=child.pid)
+        supervisor = Supervisor(group=child.pid, grace=job["graceSeconds"])
+        copying = copy_output(child, log)
+        code = supervise(child, supervisor, commands)
+        # A process that has left the group may keep the other end open.
+        copying.join(LEFTOVERS_SECONDS)
     # 128 + signal, as in a shell and in a pod. The record comes before the release of the lock: otherwise a reader
     # could find neither of them and take the runner for lost.
     exit_code = code if code >= 0 else 128 - code
@@ -151,14 +156,34 @@ def record_start_failure(folder: Path, message: str) -> None:
     write_record(folder / ENDED, code=CANNOT_START, disruption=None)
 
 
-def start(job: dict[str, Any], log: IO[bytes]) -> subprocess.Popen[bytes]:
+def copy_output(child: subprocess.Popen[bytes], log: IO[bytes]) -> threading.Thread:
+    """Start a thread that copies the output of a process to the log, each line behind its time."""
+    output = child.stdout
+    if output is None:
+        raise TypeError("the output of the process is no pipe")
+
+    def copy() -> None:
+        for line in output:
+            now = datetime.now(UTC)  # noqa: TID251  an edge
+            # As the log API of Kubernetes has times: RFC 3339, here in whole seconds.
+            time_text = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+            # On a full disk, a lost line must not block the process.
+            with contextlib.suppress(OSError):
+                log.write(f"{time_text} ".encode() + line)
+
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    return thread
+
+
+def start(job: dict[str, Any]) -> subprocess.Popen[bytes]:
     """Start the Job's process in a process group of its own."""
     return subprocess.Popen(
         job["command"],
         env={**os.environ, **job["env"]},
         cwd=job["folder"],
         stdin=subprocess.DEVNULL,
-        stdout=log,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=die_with_parent,  # noqa: PLW1509  no thread has been started yet

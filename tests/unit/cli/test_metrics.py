@@ -174,11 +174,6 @@ def test_get_draws_the_curve_of_a_cluster(cli, training):
         ),
         (["mine", "--metrics", "--attempt", "1"], "leave out -f and --attempt"),
         (["mine", "train", "-o", "json"], "-o is the form of metrics"),
-        (
-            ["mine"],
-            "name the stage whose log is printed: prepare, train, evaluate, push, deploy",
-        ),
-        ([], "name the stage whose log is printed"),
     ],
 )
 def test_arguments_that_contradict_are_refused(cli, metrics_file, arguments, message):

@@ -70,9 +70,9 @@ def test_results_are_listed_with_size_age_and_use(finished, capsys):
     ]
     assert heading == ["RUN", "FOLDER", "SIZE", "AGE", "USE"]
     assert sorted(rows[:3]) == [
-        ["demo", f"train/{identity_of(1)}", "3.0", "MiB", "2h", "unused, can go"],
-        ["demo", f"train/{identity_of(2)}", "2.0", "KiB", "1m", "unused, stays"],
-        ["demo", f"train/{used}", "2.0", "KiB", "0s", "in use"],
+        ["demo", f"train/{identity_of(1)}", "3.1", "MB", "2h", "unused, can go"],
+        ["demo", f"train/{identity_of(2)}", "2.0", "kB", "1m", "unused, stays"],
+        ["demo", f"train/{used}", "2.0", "kB", "0s", "in use"],
     ]
     assert rows[3][1] == "downloads"
     assert " ".join(rows[-1]).endswith("finetune workspaces demo --prune")
@@ -86,7 +86,7 @@ def test_prune_deletes_what_can_go_and_nothing_else(finished, capsys):
     unfinished = add("train", identity_of(3), age=9000, finished=False)
     (WORKSPACE / "downloads").mkdir()
     assert main(["workspaces", "demo", "--prune"]) == 0
-    assert capsys.readouterr().out == "demo: deleted 1 unused results, 2.0 KiB\n"
+    assert capsys.readouterr().out == "demo: deleted 1 unused results, 2.0 kB\n"
     assert set(WORKSPACE.glob("train/*")) == {used, newest, unfinished}
     assert main(["workspaces", "demo", "--prune", "--keep", "0"]) == 0
     assert set(WORKSPACE.glob("train/*")) == {used}

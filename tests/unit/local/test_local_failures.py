@@ -304,7 +304,7 @@ def test_run_stopped_by_ctrl_c_does_not_blame_spec_suspend(
     running.communicate(timeout=60)
     assert running.returncode == 130
     output = workspace.finetune("get").stdout
-    assert "suspended; it continues where it stopped when resumed" in output
+    assert "no `finetune run` works on it; to continue: finetune run" in output
     assert "spec.suspend" not in output
 
 

@@ -305,7 +305,7 @@ def test_usage_error_is_explained_and_writes_nothing(workspace: CliWorkspace) ->
         (["run", "p.yaml", "--claim", "demo"], "must be NAME=FOLDER"),
         (["run", "p.yaml", "--evict", "train"], "is not STAGE@STEP"),
         (["run", "nothing.yaml"], "no such file"),
-        (["get"], "no kubeconfig at nowhere"),
+        (["get"], "this machine has no runs; start one with: finetune run FILE"),
         (["get", "p.yaml"], ".finetune/demo holds no run"),
         (["logs", "train"], "name the pipeline before the stage"),
         (["logs", "train", "--workdir", "nowhere"], "holds no run"),

@@ -140,7 +140,8 @@ def test_leftover_child_processes_are_killed(tmp_path: Path) -> None:
     code = f"import subprocess,sys; p=subprocess.Popen({sleeper}); print(p.pid)"
     job = Job(tmp_path, *python(code))
     assert job.ended()["code"] == 0
-    wait_for(lambda: not is_alive(int((job.folder / "log").read_text())))
+    _, pid = (job.folder / "log").read_text().split()
+    wait_for(lambda: not is_alive(int(pid)))
 
 
 def test_two_runners_start_a_job_once(tmp_path: Path) -> None:

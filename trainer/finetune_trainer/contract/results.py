@@ -283,6 +283,9 @@ class Failure(ProcessOutput):
     """What failed, the observed value, and the fix."""
     device: bool = False
     """Whether a device of the node may be broken. A later attempt then avoids a node on which this happens twice."""
+    machine: bool = False
+    """Whether the machine is the cause: its disk is full, or it has no network. A run on one machine is then not
+    retried by itself."""
 
 
 class Progress(ProcessOutput):

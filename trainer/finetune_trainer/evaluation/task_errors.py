@@ -18,6 +18,7 @@ from finetune_trainer.evaluation.task_shapes import nearest_name, wrong_shape
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     DataInvalid,
+    MachineUnable,
     ServiceUnavailable,
     SourceNotFound,
     StageError,
@@ -85,12 +86,22 @@ def translated(error: Exception, name: str, place: str) -> StageError:
     if isinstance(cause, UNREADABLE):
         return SourceNotFound(f"{where}its data does not exist: {cause}")
     if isinstance(cause, OSError) or is_of_the_network(cause):
-        return ServiceUnavailable(
+        # `datasets` raises it if the hub cannot be reached, after its own retries.
+        kind = MachineUnable if _is_without_network(cause) else ServiceUnavailable
+        return kind(
             f"{where}its data cannot be downloaded: {cause}; a task with `file:` and local data needs no network"
         )
     if isinstance(error, DatasetGenerationError):
         return DataInvalid(f"{where}its data cannot be read: {cause}")
     return ConfigInvalid(f"{where}{_problem(error, task)}")
+
+
+def _is_without_network(error: BaseException) -> bool:
+    """Return whether a connection could not be made at all, rather than broke."""
+    broken = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    made_none = bool(names & {"ConnectionError", "ConnectError"})
+    return made_none and not isinstance(error, broken)
 
 
 def failed_task(error: BaseException) -> Any | None:

@@ -26,6 +26,7 @@ from finetune_trainer.runtime.device_errors import translate
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     Interrupted,
+    MachineUnable,
     Replaced,
     ServiceUnavailable,
     StageError,
@@ -37,6 +38,7 @@ from finetune_trainer.runtime.progress import (
     log_line,
 )
 from finetune_trainer.runtime.pruning import prune
+from finetune_trainer.runtime.space import FULL, more_space
 from finetune_trainer.runtime.stage_folder import (
     Context,
     exclusive,
@@ -120,7 +122,10 @@ def _report_os_error(
         return report_failure(stage, refusal), ConfigInvalid.exit_code
     # An error without a file name is from a write, such as ENOSPC. Writes outside the workspace name their file.
     text = str(error) if error.filename else f"{environment.workspace}: {error}"
-    return report_failure(stage, text), ServiceUnavailable.exit_code
+    kind = MachineUnable if error.errno in FULL else ServiceUnavailable
+    if kind is MachineUnable:
+        text += f"; {more_space(environment)} and retry"
+    return report_failure(stage, text, kind(text)), kind.exit_code
 
 
 def read_config(stage: str) -> AnyConfig:
@@ -223,4 +228,6 @@ def report_failure(
     """Log a failure and return its termination message."""
     log_line(f"{stage}: {text}")
     device = error is not None and error.device
-    return TerminationMessage(failure=Failure(message=text, device=device))
+    machine = error is not None and error.machine
+    failure = Failure(message=text, device=device, machine=machine)
+    return TerminationMessage(failure=failure)

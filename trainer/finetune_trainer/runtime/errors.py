@@ -17,6 +17,8 @@ class StageError(Exception):
     exit_code: ClassVar[ExitCode] = ExitCode.BUG
     device: ClassVar[bool] = False
     """Whether a device of the node may be broken, so that a later attempt avoids a node on which this happens twice."""
+    machine: ClassVar[bool] = False
+    """Whether the machine is the cause, so that a run on this machine alone is not retried before a person acts."""
 
 
 class DeviceFailed(StageError):
@@ -57,6 +59,16 @@ class ServiceUnavailable(StageError):
     """Temporary: the operator retries later, for example when a disk is full or a server does not respond."""
 
     exit_code = ExitCode.UNAVAILABLE
+
+
+class MachineUnable(ServiceUnavailable):
+    """The machine has a full disk or no network. A cluster retries later, perhaps on another node."""
+
+    machine = True
+
+
+class Offline(MachineUnable):
+    """The user has forbidden the requests that are needed."""
 
 
 class DeviceUnavailable(ServiceUnavailable):

@@ -46,11 +46,13 @@ from finetune_trainer.publishing.published_model import (
 from finetune_trainer.runtime.artifacts import atomic_folder, digest_of, files_in, seal
 from finetune_trainer.runtime.errors import (
     DataInvalid,
-    ServiceUnavailable,
+    MachineUnable,
     SourceNotFound,
 )
 from finetune_trainer.runtime.sources import locate
+from finetune_trainer.runtime.space import more_space
 from finetune_trainer.runtime.stage_folder import Context, read_result
+from finetune_trainer.sizes import format_size
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.stores.port import StoreTarget
 from finetune_trainer.stores.publications import CARD
@@ -116,7 +118,7 @@ def publish(
     # The stores stop between two blocks of bytes, so that none is left half written.
     with stop.deferred():
         publication = store.publish(folder, model.digest, names)
-    sent = f"sent {publication.sent_bytes:,} of {model.size:,} bytes"
+    sent = f"sent {format_size(publication.sent_bytes)} of {format_size(model.size)}"
     print(f"push: {publication.uri}: {sent}", flush=True)
     return PublishedTarget(
         target=target.uri,
@@ -175,7 +177,7 @@ class Models:
     def build(self, form: str) -> tuple[Path, PublishedModel]:
         """Return the sealed folder of a format, and its manifest.
 
-        Raise ConfigInvalid, SourceNotFound, or ServiceUnavailable if the disk is full.
+        Raise ConfigInvalid, SourceNotFound, or MachineUnable if the disk is full.
         """
         folder = self.context.folder / MODELS / form.lower()
         about: dict[str, object] = {
@@ -266,17 +268,17 @@ def _size_of(folder: Path) -> int:
 
 @contextmanager
 def _check_disk_space(needed: int, folder: Path) -> Iterator[None]:
-    """Raise ServiceUnavailable if the workspace has too little free space, or if a write in the block fails."""
+    """Raise MachineUnable if the workspace has too little free space, or if a write in the block fails."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder.parent).free
-    fix = "enlarge spec.workspace.size, or free some space and retry; no target has changed"
+    fix = f"{more_space()} and retry; no target has changed"
     if free < needed:
-        raise ServiceUnavailable(
-            f"push: the model needs {needed:,} bytes of the workspace and {free:,} are free; {fix}"
+        raise MachineUnable(
+            f"push: the model needs {format_size(needed)} of the workspace and {format_size(free)} are free; {fix}"
         )
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise ServiceUnavailable(
+        raise MachineUnable(
             f"push: cannot write the model to the workspace: {error}; {fix}"
         ) from error

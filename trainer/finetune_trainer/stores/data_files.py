@@ -9,7 +9,7 @@ from finetune_trainer.contract.uris import without_secrets
 from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
 from finetune_trainer.runtime.sources import locate, locate_existing
 from finetune_trainer.stores.download import fetch
-from finetune_trainer.stores.model_files import CACHE
+from finetune_trainer.stores.model_files import download_folder
 from finetune_trainer.stores.schemes import open_source
 
 # Enough to show how the files are named; a folder may have thousands.
@@ -53,7 +53,7 @@ def fetch_dataset(source: DatasetSource, environment: Environment) -> FetchedDat
         uris = _local_files(source.uri, environment)
         local = [DataFile(_data_file(uri, environment), uri) for uri in uris]
         return FetchedDataset(tuple(local), None)
-    cache = environment.workspace / CACHE
+    cache = download_folder(environment)
     folder, listing = fetch(store, None, cache)
     # Names of files appear in the log and in errors of records.
     shown = without_secrets(source.uri)

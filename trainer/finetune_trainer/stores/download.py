@@ -22,11 +22,14 @@ from finetune_trainer.runtime.artifacts import (
 )
 from finetune_trainer.runtime.errors import (
     DataInvalid,
+    MachineUnable,
+    Offline,
     ServiceUnavailable,
     SourceNotFound,
 )
 from finetune_trainer.runtime.locks import locked
 from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.sizes import format_size
 from finetune_trainer.stores.concurrent import for_each, in_thread
 from finetune_trainer.stores.port import Listing, RemoteFile, StoreSource
 from finetune_trainer.stores.streaming_digest import follow
@@ -49,12 +52,18 @@ def fetch(
     the listing has the pin. With a pin, a complete copy in the cache needs no request.
 
     Raise the errors of the source. Raise SourceNotFound if no file matches, DataInvalid if a file differs from its
-    description in the store, and ServiceUnavailable if the disk is full. Raise Interrupted as `concurrent.for_each`
+    description in the store, and MachineUnable if the disk is full. Raise Interrupted as `concurrent.for_each`
     does.
     """
     listing = None
     if not pin:
-        listing = in_thread(lambda: source.list_files(None))
+        try:
+            listing = in_thread(lambda: source.list_files(None))
+        except Offline:
+            kept = _newest(cache, source.uri, wanted)
+            if kept is None:
+                raise
+            return kept
     current_pin = listing.pin if listing else str(pin)
     folder = cache / _name(source.uri, current_pin, wanted)
     cached = _read_complete(folder)
@@ -67,6 +76,22 @@ def fetch(
             listing = listing or in_thread(lambda: source.list_files(pin))
             cached = _complete(source, _select(source.uri, listing, wanted), folder)
     return folder / FILES, cached
+
+
+def _newest(
+    cache: Path, uri: str, wanted: Sequence[str]
+) -> tuple[Path, Listing] | None:
+    """Return the newest complete copy of a source, for a machine that may not ask its store; None without."""
+    copies = []
+    for manifest in cache.glob(f"*/{MANIFEST}"):
+        folder = manifest.parent
+        listing = _read_complete(folder)
+        if listing is not None and folder.name == _name(uri, listing.pin, wanted):
+            copies.append((manifest.stat().st_mtime, folder / FILES, listing))
+    if not copies:
+        return None
+    _, files, listing = max(copies, key=lambda copy: copy[0])
+    return files, listing
 
 
 def _name(uri: str, pin: str, wanted: Sequence[str]) -> str:
@@ -87,7 +112,7 @@ def _select(uri: str, listing: Listing, wanted: Sequence[str]) -> Listing:
             f"{uri}: none of its {len(listing.files)} files matches {', '.join(wanted)}"
         )
     _check_names(uri, files)
-    return Listing(listing.pin, tuple(files))
+    return Listing(listing.pin, tuple(files), partial=listing.partial)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -128,11 +153,13 @@ def _is_below_folder(path: PurePosixPath, name: str) -> bool:
 
 
 def _read_complete(folder: Path) -> Listing | None:
-    """Return the listing of a complete folder; None if a file is missing or has another size."""
+    """Return the listing of a complete folder; None if a file is missing, has another size, or was not listed."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         entries = manifest["files"]
         about = manifest["about"]
+        if about.get("partial"):
+            return None
         files = [RemoteFile(**file) for file in about["files"]]
         listing = Listing(about["pin"], tuple(files))
     except (OSError, ValueError, KeyError, TypeError):
@@ -175,7 +202,8 @@ def _content(folder: Path) -> list[tuple[str, int | None]]:
 def _complete(source: StoreSource, listing: Listing, folder: Path) -> Listing:
     """Download the missing files and seal the folder."""
     files = folder / FILES
-    _remove_others(files, {file.name for file in listing.files})
+    if not listing.partial:
+        _remove_others(files, {file.name for file in listing.files})
     missing = [
         file for file in listing.files if not _is_present(files / file.name, file)
     ]
@@ -189,6 +217,7 @@ def _complete(source: StoreSource, listing: Listing, folder: Path) -> Listing:
             "uri": source.uri,
             "pin": listing.pin,
             "files": [vars(file) for file in listing.files],
+            "partial": listing.partial,
         }
         # These were verified during the download, so the seal does not read their files again.
         known = {}
@@ -258,7 +287,7 @@ def _complete_part(source: StoreSource, file: RemoteFile, part: Path) -> str:
 def _check_disk_space(
     uri: str, files: Sequence[RemoteFile], folder: Path
 ) -> Iterator[None]:
-    """Raise ServiceUnavailable if the disk has too little free space, or if a write in the block fails."""
+    """Raise MachineUnable if the disk has too little free space, or if a write in the block fails."""
     needed = 0
     for file in files:
         downloaded = _size(_part_of(folder, file)) or 0
@@ -266,15 +295,17 @@ def _check_disk_space(
     # Asked before the first byte: hours of a download would be lost to a disk that fills up.
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise ServiceUnavailable(
-            f"{uri}: its files need {needed:,} more bytes in {folder} and {free:,} are free; free some space and retry"
+        raise MachineUnable(
+            f"{uri}: its files need {format_size(needed)} more in {folder} and {format_size(free)} are free; "
+            "free some space and retry"
         )
     try:
         yield
     except OSError as error:
         free = shutil.disk_usage(folder).free
-        raise ServiceUnavailable(
-            f"{uri}: cannot write to {folder}: {error}; its files needed {needed:,} bytes and {free:,} are free now; "
+        raise MachineUnable(
+            f"{uri}: cannot write to {folder}: {error}; its files needed {format_size(needed)} and "
+            f"{format_size(free)} are free now; "
             "free some space and retry"
         ) from error
 

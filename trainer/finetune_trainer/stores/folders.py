@@ -28,9 +28,10 @@ from finetune_trainer.runtime.artifacts import (
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     Interrupted,
-    ServiceUnavailable,
+    MachineUnable,
 )
 from finetune_trainer.runtime.locks import locked
+from finetune_trainer.sizes import format_size
 from finetune_trainer.stop_signal import stop
 from finetune_trainer.stores.port import Publication
 from finetune_trainer.stores.publications import (
@@ -78,7 +79,7 @@ class FolderTarget:
         """Publish the files of a sealed folder as `T/sha256-HEX/`, then make it the latest.
 
         Files are hard links if the file system allows them, else copies. Raise ConfigInvalid if the target holds
-        files that no push wrote, ServiceUnavailable if the disk is full, and Interrupted between two files inside
+        files that no push wrote, MachineUnable if the disk is full, and Interrupted between two files inside
         `stop.deferred()`.
         """
         local = sealed_entries(folder, names)
@@ -182,7 +183,7 @@ class FolderTarget:
 
     @contextmanager
     def _disk_errors(self, needed: int) -> Iterator[None]:
-        """Raise ConfigInvalid if the folder may not be written, ServiceUnavailable if a write in the block fails."""
+        """Raise ConfigInvalid if the folder may not be written, MachineUnable if a write in the block fails."""
         try:
             yield
         except OSError as error:
@@ -191,9 +192,9 @@ class FolderTarget:
                     f"push.targets {self.uri}: user {os.getuid()} may not write there: {error}; let this user write "
                     f"the folder, or choose another target; {LATEST} is unchanged"
                 ) from error
-            raise ServiceUnavailable(
-                f"push.targets {self.uri}: cannot write: {error}; the model has {needed:,} bytes and "
-                f"{self._free_bytes():,} are free; free some space and retry; {LATEST} is unchanged"
+            raise MachineUnable(
+                f"push.targets {self.uri}: cannot write: {error}; the model has {format_size(needed)} and "
+                f"{format_size(self._free_bytes())} are free; free some space and retry; {LATEST} is unchanged"
             ) from error
 
     def _free_bytes(self) -> int:

@@ -1,10 +1,12 @@
-"""Models on this machine: read in their place, or downloaded to the workspace, which all stages and attempts share."""
+"""Models on this machine: read in their place, or downloaded to a folder that all stages and attempts share."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from finetune_trainer.contract import Environment
+from finetune_trainer.runtime.caches import CACHES
 from finetune_trainer.runtime.errors import SourceNotFound
 from finetune_trainer.runtime.sources import locate_existing
 from finetune_trainer.stores.download import ALL_FILES, fetch
@@ -28,6 +30,8 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Names of an adapter's files in PEFT's format."""
 CACHE = "sources"
 """Folder of the workspace for all downloads."""
+DOWNLOADS = "FINETUNE_CACHE"
+"""Environment variable: another folder than ~/.cache for the downloads of local runs."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,20 @@ def _fetch(
     source = open_source(uri, "model", revision=revision)
     if source is None:
         return FetchedModel(locate_existing(uri, environment), None)
-    cache = environment.workspace / CACHE
+    cache = download_folder(environment)
     folder, listing = fetch(source, pin, cache, wanted)
     return FetchedModel(folder, listing.pin)
+
+
+def download_folder(environment: Environment) -> Path:
+    """Return the folder for downloads: in the workspace; for local runs, a folder that all runs of the user share."""
+    given = os.environ.get(DOWNLOADS)
+    usual = os.environ.get(CACHES) or os.path.expanduser("~/.cache")  # noqa: PTH111
+    shared = Path(given or usual)
+    # Only a local run has a folder with its manifest. An unknown home is no absolute path.
+    if environment.manifest_dir is None or not shared.is_absolute():
+        return environment.workspace / CACHE
+    return shared / "finetune" / CACHE
 
 
 def fetch_published(uri: str, environment: Environment) -> Path:

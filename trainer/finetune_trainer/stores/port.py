@@ -38,6 +38,8 @@ class Listing:
     """Identifies the content of the files: a commit, sha256:… of a manifest, or sha256:… over names and versions."""
     files: tuple[RemoteFile, ...]
     """The files, sorted by name."""
+    partial: bool = False
+    """Whether the source may have further files, which this machine cannot see now."""
 
 
 class StoreSource(Protocol):

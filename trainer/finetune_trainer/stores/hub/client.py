@@ -43,10 +43,14 @@ from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     CredentialsRejected,
     DataInvalid,
+    MachineUnable,
+    Offline,
     ServiceUnavailable,
     SourceNotFound,
     StageError,
 )
+from finetune_trainer.runtime.space import FULL
+from finetune_trainer.stores.hub.cached import CachedRepository, is_offline
 
 RepositoryType = Literal["model", "dataset"]
 
@@ -111,8 +115,21 @@ class HubRepository:
         folder = "datasets/" if self.type == "dataset" else ""
         return f"{self.endpoint}/{folder}{self.name}"
 
+    @property
+    def cached(self) -> CachedRepository:
+        """Return the files of this repository that the machine has already."""
+        return CachedRepository(self.name, self.type)
+
     def commit_of(self, revision: str | None) -> str:
-        """Return the commit that a branch, a tag or a commit names now. None stands for main."""
+        """Return the commit that a branch, a tag or a commit names now. None stands for main.
+
+        Raise Offline if HF_HUB_OFFLINE is set and the Hugging Face cache does not have it.
+        """
+        if is_offline():
+            commit = self.cached.commit_of(revision)
+            if commit is None:
+                raise self._offline()
+            return commit
         info = self.api.repo_info(self.name, repo_type=self.type, revision=revision)
         commit = info.sha
         if not commit:
@@ -128,6 +145,9 @@ class HubRepository:
 
         Raise DataInvalid if a path would leave the folder of a download: git has no such paths.
         """
+        if is_offline():
+            yield from self._cached_files(commit, folder, recursive=recursive)
+            return
         entries = self.api.list_repo_tree(
             self.name,
             folder or None,
@@ -147,6 +167,25 @@ class HubRepository:
                 )
             yield entry
 
+    def _cached_files(
+        self, commit: str, folder: str, *, recursive: bool
+    ) -> Iterator[RepoFile]:
+        if self.cached.commit_of(commit) is None:
+            raise self._offline()
+        for entry in self.cached.files(commit):
+            parent = entry.path.rpartition("/")[0]
+            is_below = recursive and (
+                f"{parent}/".startswith(f"{folder}/") or not folder
+            )
+            if parent == folder or is_below:
+                yield entry
+
+    def _offline(self) -> Offline:
+        return Offline(
+            f"{self.uri}: HF_HUB_OFFLINE is set, and the Hugging Face cache lacks it; "
+            f"unset it to reach {self.endpoint}, or fetch it first: hf download {self.name}"
+        )
+
     def url(self, path: str, commit: str) -> str:
         """Return the address of a file."""
         return hf_hub_url(
@@ -159,6 +198,8 @@ class HubRepository:
 
     def read(self, path: str, commit: str) -> bytes:
         """Return the content of a small file."""
+        if is_offline():
+            return self.cached.read(path, commit)
         limit_waiting()
         url = self.url(path, commit)
         response = get_session().get(url, headers=build_hf_headers())
@@ -196,7 +237,12 @@ class HubRepository:
                 kind = ConfigInvalid
                 problem = f"the hub has no such name: {error}; use hf://ORG/NAME"
             case OfflineModeIsEnabled():
+                kind = MachineUnable
                 problem = f"HF_HUB_OFFLINE is set; unset it to reach {self.endpoint}"
+            case httpx2.ConnectError():
+                # The name of the host is not known, or nothing answers there: a person looks at the network.
+                kind = MachineUnable
+                problem = f"{self.endpoint} cannot be reached: {error}; check the network and retry"
             case OSError(errno=None) | RuntimeError() if _is_refusal_of_xet(error):
                 kind = CredentialsRejected
                 problem = (
@@ -204,6 +250,7 @@ class HubRepository:
                 )
             # The libraries raise errors of connections without a number. A number is of a failed write to the disk.
             case OSError(errno=number) if number is not None:
+                kind = MachineUnable if number in FULL else ServiceUnavailable
                 problem = f"cannot write: {error}; free some space and retry"
             case ConnectionError() | RuntimeError() | ValueError():
                 problem = (

@@ -4,6 +4,7 @@ The pin is a commit. Files in LFS have a SHA-256. Small files have a git object 
 """
 
 import hashlib
+import shutil
 import time
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -32,6 +33,7 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
 )
+from finetune_trainer.stores.hub.cached import is_offline
 from finetune_trainer.stores.hub.client import (
     TEMPORARY_STATUSES,
     HubRepository,
@@ -116,7 +118,8 @@ class HubSource:
         for name, entry in sorted(entries.items()):
             self._listed[name] = entry.path
             files.append(_remote_file(name, entry))
-        return Listing(commit, tuple(files))
+        # The Hugging Face cache may have only some of the files.
+        return Listing(commit, tuple(files), partial=is_offline())
 
     def _named_files(self, commit: str) -> list[tuple[str, RepoFile]]:
         """Return the files that the path names, with their names below it."""
@@ -155,12 +158,17 @@ class HubSource:
     def download(self, file: RemoteFile, path: Path) -> None:
         """Write a listed file to `path`. See `StoreSource.download`.
 
-        A large file continues behind its bytes, also if xet's client wrote them, in their order. A small file starts
-        again. Raise ServiceUnavailable, and remove `path`, if a small file does not have its git object id.
+        A file in the Hugging Face cache is copied. A large file continues behind its bytes, also if xet's client wrote
+        them, in their order. A small file starts again. Raise ServiceUnavailable, and remove
+        `path`, if a small file does not have its git object id.
         """
         if self._commit is None:
             raise TypeError("download comes after list_files")
+        blob = self._repository.cached.blob(file.sha256 or file.version, file.size)
         with self._repository.errors():
+            if blob is not None:
+                shutil.copyfile(blob, path)
+                return
             name = self._listed.get(file.name, file.name)
             url = self._repository.url(name, self._commit)
             metadata = self._metadata(url, file)

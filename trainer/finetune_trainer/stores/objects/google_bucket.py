@@ -11,6 +11,7 @@ from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     CredentialsRejected,
     DataInvalid,
+    MachineUnable,
     ServiceUnavailable,
     SourceNotFound,
 )
@@ -142,7 +143,9 @@ class GoogleBucket:
         ) as error:
             raise ServiceUnavailable(f"{uri}: {without_secrets(error)}") from error
         except requests.RequestException as error:
-            raise ServiceUnavailable(
+            no_connection = isinstance(error, requests.ConnectionError)
+            kind = MachineUnable if no_connection else ServiceUnavailable
+            raise kind(
                 f"{uri}: the server does not respond: {without_secrets(error)}"
             ) from error
         except api.GoogleAPICallError as error:

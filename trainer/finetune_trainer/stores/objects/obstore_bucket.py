@@ -25,6 +25,7 @@ from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     CredentialsRejected,
     DataInvalid,
+    MachineUnable,
     ServiceUnavailable,
     SourceNotFound,
     StageError,
@@ -78,6 +79,8 @@ HEADER_VARIABLES = {
 }
 """Environment variables that are sent in headers, by scheme."""
 # S3 redirects to the region of the bucket, and obstore cannot follow a redirect that names no address.
+NO_CONNECTION = re.compile("dns error|tcp connect error|error trying to connect")
+"""Errors of a connection that could not be made at all."""
 WRONG_REGION = "redirect without LOCATION"
 # obstore's errors have the status in their message only.
 STATUS = re.compile(r"status: (\d{3})")
@@ -250,6 +253,8 @@ class ObstoreBucket:
             return SourceNotFound(f"{text}; create the bucket, or correct the URI")
         if status in PERMANENT:
             return ConfigInvalid(text)
+        if NO_CONNECTION.search(str(error)):
+            return MachineUnable(f"{text}; check the network and the endpoint")
         return ServiceUnavailable(text)
 
     def _changed(self, remote: RemoteObject) -> str:

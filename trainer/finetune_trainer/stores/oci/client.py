@@ -24,6 +24,7 @@ from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     CredentialsRejected,
     Interrupted,
+    MachineUnable,
     ServiceUnavailable,
     SourceNotFound,
 )
@@ -71,6 +72,7 @@ WRONG_TLS = {
     "WRONG_VERSION_NUMBER": f"if it has no TLS, add the host to {INSECURE_REGISTRIES}",
 }
 
+NO_CONNECTION = requests.exceptions.ConnectionError
 T = TypeVar("T")
 Authorize = Callable[[requests.PreparedRequest], requests.PreparedRequest]
 
@@ -289,7 +291,9 @@ class Outage:
         # A registry that names a pause would refuse an earlier request.
         pause = self._pause if problem.pause is None else problem.pause
         if now + pause > self._end:
-            raise ServiceUnavailable(
+            no_connection = isinstance(problem.__cause__, NO_CONNECTION)
+            kind = MachineUnable if no_connection else ServiceUnavailable
+            raise kind(
                 f"{self._uri}: the registry does not serve: {without_secrets(problem)}; retry later"
             ) from problem
         self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)

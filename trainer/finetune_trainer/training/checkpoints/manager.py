@@ -13,8 +13,9 @@ from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.runtime import artifacts, progress
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.early_save import EarlySave
-from finetune_trainer.runtime.errors import ServiceUnavailable
+from finetune_trainer.runtime.errors import MachineUnable
 from finetune_trainer.runtime.fence import UNFENCED, Fence
+from finetune_trainer.runtime.space import more_space
 from finetune_trainer.training.checkpoints.format import (
     Layout,
     Snapshot,
@@ -179,7 +180,7 @@ class CheckpointManager:
         """Make this step durable and return the newest durable step, or None before the first step.
 
         Without `snapshot` the step must have been handed to the writer, and a failed write is not tried again. Raises
-        ServiceUnavailable if the checkpoint cannot be written, Replaced if a newer attempt has the folder.
+        MachineUnable if the checkpoint cannot be written, Replaced if a newer attempt has the folder.
         """
         self._wait_for_write()
         if snapshot and step not in {0, self.saved_step}:
@@ -189,9 +190,9 @@ class CheckpointManager:
             restart = "start from the beginning"
             if self.saved_step:
                 restart = f"resume from step {self.saved_step}"
-            raise ServiceUnavailable(
+            raise MachineUnable(
                 f"stop requested at step {step}, but its checkpoint cannot be written ({self._write_error}): "
-                f"free space in {self._folder} or enlarge spec.workspace.size; training will {restart}"
+                f"{more_space()} in {self._folder}; training will {restart}"
             ) from self._write_error
         return self.saved_step
 

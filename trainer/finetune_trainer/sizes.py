@@ -1,7 +1,7 @@
-"""Sizes of files for people."""
+"""Sizes of files for people, in the units in which disks and downloads are sold: 1 MB is a million bytes."""
 
-UNITS = ("KiB", "MiB", "GiB", "TiB")
-STEP = 1024
+UNITS = ("kB", "MB", "GB", "TB")
+STEP = 1000
 
 
 def format_size(size: int) -> str:
@@ -10,7 +10,7 @@ def format_size(size: int) -> str:
         return f"{size} B"
     unit = 0
     amount = size / STEP
-    # Rounded: 1,023.99 KiB is 1 MiB.
+    # Rounded: 999.9 kB is 1 MB.
     while round(amount) >= STEP and unit + 1 < len(UNITS):
         amount /= STEP
         unit += 1
