@@ -15,7 +15,6 @@ from finetune_cli.diagnostics import UsageError
 from finetune_cli.local.serving import published_model
 from finetune_cli.local.summary import relative_path, run_argument
 from finetune_cli.output.metrics import TRAIN
-from finetune_cli.output.sizes import format_size
 from finetune_cli.runs import manifest_of
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.local.cluster import Folders
@@ -25,6 +24,7 @@ from finetune_trainer.contract import Environment, EvaluateResult, PushResult
 from finetune_trainer.contract.environment import InvalidLocation
 from finetune_trainer.contract.metric_rows import METRICS, read_rows
 from finetune_trainer.contract.sample_rows import SAMPLES, read_samples
+from finetune_trainer.sizes import format_size
 
 BASE_RESULTS = "output/base-results.json"
 """File of evaluate with the base model's results, as lm-eval writes them."""

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from finetune_cli.checks.extras import PACKAGES, is_installed
-from finetune_cli.output.sizes import format_size
+from finetune_trainer.sizes import format_size
 
 OLDEST_PYTHON = (3, 11)
 TRAINER = ("torch", "transformers", "peft", "lm_eval")
