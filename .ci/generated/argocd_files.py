@@ -200,7 +200,7 @@ def _table(states: dict[str, Any]) -> Iterator[str]:
 
 def _wait(pipeline: dict[str, Any]) -> str:
     # Only here, so that --help does not wait for these imports.
-    from finetune_cli.exit_codes import exit_code_of_wait  # noqa: PLC0415
+    from finetune_cli.outcome import exit_code_of_wait  # noqa: PLC0415
     from finetune_operator.kubernetes.cluster import parse_pipeline  # noqa: PLC0415
 
     code = exit_code_of_wait(parse_pipeline(pipeline), "Finished")
