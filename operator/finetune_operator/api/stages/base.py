@@ -216,6 +216,10 @@ class StageSpec(WithRules):
         """Return the result as if the stage had published this model; None if it publishes to no such place."""
         return None
 
+    def adoption_problem(self, result: AnyResult) -> str | None:  # noqa: ARG002  for overrides
+        """Return why the stage cannot go on with this adopted result, and the fix; None if it can."""
+        return None
+
     def early_checks(self) -> list[str]:
         """Return what the stage's process checks at its start, besides what determines the result.
 
