@@ -178,7 +178,7 @@ class StageSpec(WithRules):
     @property
     def shares_memory(self) -> bool:
         """Whether the pod gets a volume of memory at /dev/shm, where data loaders and NCCL exchange tensors."""
-        return self.pod.shared_memory is not None or self.pod.resources.accelerators > 0
+        return self.pod.shared_memory is not None or self.pod.may_have_devices
 
     def over(self, defaults: PodDefaults | None) -> Self:
         """Return this stage with the defaults below its pod."""
