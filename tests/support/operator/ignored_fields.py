@@ -40,6 +40,16 @@ IGNORED: dict[str, tuple[dict[str, Any], str]] = {
         {"validation": {"fraction": 0}, "train": {"samples": {"prompts": ["a"]}}},
         "set validation.fraction above 0",
     ),
+    **{
+        f"train.{field}": (
+            {"validation": {"fraction": 0}, "train": {"evalSteps": 5, **fields}},
+            "set validation.fraction above 0",
+        )
+        for field, fields in (
+            ("evalSteps", {}),
+            ("earlyStopping", {"earlyStopping": {}}),
+        )
+    },
     "train.optimizer.decayFraction": (
         {"train": {"optimizer": {"scheduler": "Linear", "decayFraction": 1}}},
         "WarmupStableDecay",
@@ -90,6 +100,7 @@ USED: dict[str, dict[str, Any]] = {
         "validation": {"fraction": None, "uri": "hf://org/more"},
         "train": {"samples": {"prompts": ["a"]}},
     },
+    "validations without samples": {"train": {"evalSteps": 5, "earlyStopping": {}}},
     "decay": {
         "train": {"optimizer": {"scheduler": "WarmupStableDecay", "decayFraction": 1}}
     },
