@@ -24,6 +24,7 @@ from support.operator.built_objects import (
     Object,
     built_objects,
     load_manifest,
+    rename,
 )
 from support.operator.charts import CLUSTER_WIDE, of_kind, render
 from support.operator.operator_process import delete_objects, install_crd
@@ -192,7 +193,7 @@ def test_pods_without_a_user_pass(team: KubeNamespace):
     objects = built_objects(DEMO, team.name, Settings(sets_user=False))
     for stage, manifest in objects.workloads.items():
         # The objects of the manifest itself exist already.
-        manifest["metadata"]["name"] = f"without-user-{stage}"
+        rename(manifest, f"without-user-{stage}")
         assert answer(Account(team), manifest) == "created"
 
 
@@ -202,7 +203,7 @@ def has_image_volumes(team: KubeNamespace) -> bool:
 
 def test_image_by_digest_passes_as_a_volume(team: KubeNamespace):
     server = built("deploy")
-    server["metadata"]["name"] = "with-image"
+    rename(server, "with-image")
     reference = f"registry.test:5000/team/bot@sha256:{'0' * 64}"
     add_volume(image={"reference": reference})(server["spec"]["template"]["spec"])
     assert answer(Account(team), server) == "created"
@@ -257,14 +258,14 @@ def test_object_in_kube_system_is_refused(team: KubeNamespace, which):
 
 @pytest.fixture(scope="module")
 def claim(team: KubeNamespace) -> str:
-    """A bound claim that the operator created, with metadata of others."""
+    """A bound claim of the operator, with metadata of others, which the operator adds to none."""
     manifest = built("claim")
     manifest["metadata"].update(name="workspace", finalizers=["example.com/backup"])
     manifest["metadata"]["labels"] |= {"team": "nlp"}
     manifest["metadata"]["annotations"] |= {"example.com/backup": "daily"}
     manifest["spec"]["storageClassName"] = GROWING
     create_volume(team, "workspace")
-    Account(team).create(manifest)
+    Account(team, is_operator=False).create(manifest)
     wait_bound(team, "workspace")
     Account(team, is_operator=False).run(
         "label", "pvc", "workspace", "example.com/cost=7"
@@ -385,7 +386,7 @@ def test_foreign_objects_are_not_deleted(team: KubeNamespace, foreign_service):
 @pytest.mark.parametrize("which", ["train", "deploy", "service"])
 def test_own_object_is_deleted(team: KubeNamespace, which):
     own = built(which)
-    own["metadata"]["name"] = f"deleted-{which}"
+    rename(own, f"deleted-{which}")
     Account(team).create(adopted(team, own))
     Account(team).run("delete", own["kind"], own["metadata"]["name"], "--wait=false")
 

@@ -10,7 +10,18 @@ from dataclasses import dataclass
 
 import pytest
 from support.operator.admission_cases import HOSTILE_OBJECTS, HOSTILE_PODS, IMAGE_BY_TAG
-from support.operator.built_objects import ROOT, Object, built_objects, load_manifest
+from support.operator.built_fields import (
+    FIELDS_OF_OBJECTS,
+    FIELDS_OF_PODS,
+    STAYS_POSSIBLE,
+)
+from support.operator.built_objects import (
+    ROOT,
+    Object,
+    built_objects,
+    load_manifest,
+    rename,
+)
 from support.operator.charts import CLUSTER_WIDE, of_kind, render
 from support.operator.operator_process import delete_objects, install_crd
 from support.operator.scenario import merged
@@ -227,13 +238,13 @@ def test_token_has_exactly_these_rights(
 def attempts() -> Iterator[tuple[str, Object, str]]:
     """Yield what a thief would create, and the rule that refuses it."""
     for which in ("train", "deploy"):
-        for name, (rule, change) in HOSTILE_PODS.items():
+        for name, (rule, change) in (HOSTILE_PODS | FIELDS_OF_PODS).items():
             if change is IMAGE_BY_TAG:
                 continue
             hostile = built(which)
             change(hostile["spec"]["template"]["spec"])
             yield f"{hostile['kind']} with {name}", hostile, rule
-    for name, (which, rule, change) in HOSTILE_OBJECTS.items():
+    for name, (which, rule, change) in (HOSTILE_OBJECTS | FIELDS_OF_OBJECTS).items():
         hostile = built(which)
         change(hostile)
         yield name, hostile, rule
@@ -246,10 +257,21 @@ def attempts() -> Iterator[tuple[str, Object, str]]:
         yield f"Event about a {kind}", event_about(kind), "subject"
 
 
+def test_token_creates_what_users_of_pipelines_choose(scene: Scene) -> None:
+    answers = {}
+    for reason, (which, change) in STAYS_POSSIBLE.items():
+        manifest = built(which)
+        change(manifest)
+        rename(manifest, "of-a-thief")
+        print(f"create {which}: allowed because {reason}")
+        answers[reason] = create(scene.thief, manifest)
+    assert answers == dict.fromkeys(STAYS_POSSIBLE, "")
+
+
 def test_token_creates_only_what_the_operator_builds(scene: Scene) -> None:
     wrong = []
     for name, manifest, rule in attempts():
-        manifest["metadata"]["name"] = "of-a-thief"
+        rename(manifest, "of-a-thief")
         answer = create(scene.thief, manifest)
         print(f"create {name}: refused by {rule}")
         if f"denied request: {rule}: " not in answer:

@@ -114,6 +114,9 @@ class _Assessor:
             frozenset() if is_adopted(stages) else stages_to_verify(stages)
         )
         self.adopts = pipeline.adopt is not None and may_adopt(stages)
+        self.adoption_error = (
+            adoption_error(pipeline.spec, pipeline.adopt or "") if self.adopts else None
+        )
         self.gates: tuple[GateStatus, ...] = ()
         self.active_time = timedelta()
         self.specs: dict[str, StageSpec] = {}
@@ -137,7 +140,7 @@ class _Assessor:
         if spec:
             status = self._compare(spec, status)
             self.specs[kind.name] = spec
-            if spec.publishes and self.adopts:
+            if spec.publishes and self.adopts and not self.adoption_error:
                 text = self.pipeline.adopt or ""
                 result = adopted_result(spec, text, status.identity)
                 status = status.model_copy(update={"result": result})
@@ -348,10 +351,8 @@ class _Assessor:
     def _blocked(self, spec: StageSpec, _status: StageStatus) -> Finding | None:
         if self.cancelled:
             return StageState.FAILED, Reason.CANCELLED, "cancelled"
-        if self.adopts:
-            error = adoption_error(self.pipeline.spec, self.pipeline.adopt or "")
-            if error:
-                return StageState.PENDING, Reason.SPEC_INVALID, error
+        if self.adoption_error:
+            return StageState.PENDING, Reason.SPEC_INVALID, self.adoption_error
         limit = self.pipeline.spec.max_runtime_seconds
         if limit and self.active_time >= timedelta(seconds=limit):
             message = "all stages together ran longer than maxRuntimeSeconds"

@@ -23,17 +23,34 @@ def adoption_error(spec: PipelineSpec, text: str) -> str | None:
     if not publishers:
         names = " or ".join(PUBLISHERS)
         return f"finetune.dev/adopt needs spec.{names}, whose result it is: add {names}, or remove the annotation"
-    if any(adopted_result(stage, text, "") for stage in publishers):
-        return None
+    for publisher in publishers:
+        result = adopted_result(publisher, text, "")
+        if result:
+            return _refusal(spec, result)
+    if _leaves_folder(match["uri"]):
+        return f"finetune.dev/adopt: {match['uri']} leaves the folder of its target: remove . and .. from its path"
     [stage, *_] = publishers
     targets = ", ".join(stage.published_uris())
     return f"finetune.dev/adopt: {match['uri']} lies in none of {stage.name}.targets ({targets}): correct either"
 
 
+def _refusal(spec: PipelineSpec, result: AnyResult) -> str | None:
+    """Return why a stage of the pipeline cannot go on with an adopted result; None if all can."""
+    for stage in spec.stages().values():
+        problem = stage.adoption_problem(result)
+        if problem:
+            return f"finetune.dev/adopt: {problem}"
+    return None
+
+
+def _leaves_folder(uri: str) -> bool:
+    return not {".", ".."}.isdisjoint(uri.split("/"))
+
+
 def adopted_result(stage: StageSpec, text: str, identity: str) -> AnyResult | None:
     """Return the result of a stage as if it had published this model; None if the annotation names none of its."""
     match = MODEL.fullmatch(text)
-    if match is None:
+    if match is None or _leaves_folder(match["uri"]):
         return None
     return stage.adopted_result(match["uri"], match["digest"], identity)
 

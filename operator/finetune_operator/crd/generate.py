@@ -5,6 +5,7 @@ import difflib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -21,7 +22,7 @@ from finetune_operator.api.group import (
 )
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.crd.policy import policy, without_rules
+from finetune_operator.crd.policy import policy, rules_of_scale, without_rules
 from finetune_operator.crd.ratchet import with_ratchets
 from finetune_operator.crd.structural import (
     PRESERVE,
@@ -273,21 +274,41 @@ def _with_metadata(body: str) -> str:
 
 
 def _with_optional_rules(lines: list[str]) -> Iterator[str]:
-    """Yield the lines of the CRD; the rules are there only without the policy."""
-    rules_at: int | None = None
+    """Yield the lines of the CRD; most rules are there only without the policy."""
+    rules: list[str] = []
     for line in lines:
-        indent = len(line) - len(line.lstrip())
-        # The entries of a list have the indent of its key.
-        is_entry = indent == rules_at and line.lstrip().startswith("- ")
-        if rules_at is not None and indent <= rules_at and not is_entry:
-            yield "{{- end }}"
-            rules_at = None
-        if line.strip() == f"{RULES}:":
-            yield "{{- if not $policy }}"
-            rules_at = indent
-        yield line
-    if rules_at is not None:
-        yield "{{- end }}"
+        if rules and not _is_in_list(line, rules[0]):
+            yield from _optional(rules)
+            rules = []
+        if rules or line.strip() == f"{RULES}:":
+            rules.append(line)
+        else:
+            yield line
+    yield from _optional(rules)
+
+
+def _is_in_list(line: str, key: str) -> bool:
+    """Return whether a line of YAML belongs to the list with this key."""
+    # The entries of a list have the indent of its key.
+    is_entry = _indent(line) == _indent(key) and line.lstrip().startswith("- ")
+    return is_entry or _indent(line) > _indent(key)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _optional(lines: list[str]) -> Iterator[str]:
+    """Yield a list of rules; with the policy, only the rules that stay in the schema."""
+    if not lines:
+        return
+    yield "{{- if not $policy }}"
+    yield from lines
+    kept = rules_of_scale(yaml.safe_load("\n".join(lines))[RULES])
+    if kept:
+        yield "{{- else }}"
+        yield indent(_dump({RULES: kept}).rstrip(), " " * _indent(lines[0]))
+    yield "{{- end }}"
 
 
 def _dump(content: dict[str, Any]) -> str:

@@ -3,9 +3,12 @@
 The API server runs every rule in the schema of a custom resource at each write, also at a write of the status, which
 cannot break a rule of the spec. A policy names the resource and not its subresource. The schema is checked before any
 policy, so that a policy only ever sees values of the right types.
+
+The subresource scale adds or changes a part of the spec, and a policy about it sees no pipeline. So the rules about
+that part stay in the schema, too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +26,8 @@ NAME = f"{PLURAL}.{GROUP}"
 """Name of the policy, of its binding, and of the CustomResourceDefinition."""
 ROOT = "spec"
 """Path of the spec, and name of the list of its own rules."""
+SCALED = "self.deploy"
+"""The part of the spec that the subresource scale writes, in CEL."""
 OTHER_ERRORS = (
     "spec: breaks too many rules for one message: run finetune validate on the manifest"
 )
@@ -30,9 +35,17 @@ OTHER_ERRORS = (
 
 
 def without_rules(schema: Schema) -> Schema:
-    """Return the schema without rules between fields."""
+    """Return the schema without the rules between fields that no request but a write of the pipeline can break."""
     own = {key: value for key, value in schema.items() if key != RULES}
+    kept = rules_of_scale(schema.get(RULES, ()))
+    if kept:
+        own[RULES] = kept
     return mapped(own, without_rules)
+
+
+def rules_of_scale(rules: Iterable[Schema]) -> list[Schema]:
+    """Return the rules that a request to the subresource scale may break."""
+    return [rule for rule in rules if SCALED in rule["rule"]]
 
 
 def policy(spec: Schema) -> tuple[dict[str, Any], dict[str, Any]]:

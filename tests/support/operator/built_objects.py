@@ -14,7 +14,7 @@ from finetune_operator.api.stages.base import ConfigContext, StageSpec
 from finetune_operator.api.status import AttemptStatus, StageStatus
 from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.job_template import JobTemplate, job_template
-from finetune_operator.core.metadata import job_name
+from finetune_operator.core.metadata import SERVER, job_name
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.settings import Settings
 from finetune_operator.kubernetes.resources.claim import build_claim
@@ -132,3 +132,15 @@ def load_manifest(path: Path) -> Object:
     """Return the manifest in a file."""
     manifest: Object = yaml.safe_load(path.read_text())
     return manifest
+
+
+def rename(manifest: Object, name: str) -> None:
+    """Write a name into an object, and into a Deployment's pods that name no other server."""
+    before = manifest["metadata"]["name"]
+    manifest["metadata"]["name"] = name
+    if manifest["kind"] != "Deployment":
+        return
+    pods = manifest["spec"]["template"]["metadata"]["labels"]
+    for labels in (pods, manifest["spec"]["selector"]["matchLabels"]):
+        if labels[SERVER] == before:
+            labels[SERVER] = name

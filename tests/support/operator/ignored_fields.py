@@ -21,6 +21,12 @@ def _placed(capacity: str) -> dict[str, Any]:
     return {"placement": {"capacity": capacity}}
 
 
+def _without_records(**train: Any) -> tuple[dict[str, Any], str]:
+    """Return these fields of train without records for validation, and a part of the message."""
+    fields = {"validation": {"fraction": 0}, "train": train}
+    return fields, "set validation.fraction above 0"
+
+
 IGNORED: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"workspace.{field}": ({"workspace": {**CLAIM, field: value}}, "existingClaim")
@@ -40,6 +46,8 @@ IGNORED: dict[str, tuple[dict[str, Any], str]] = {
         {"validation": {"fraction": 0}, "train": {"samples": {"prompts": ["a"]}}},
         "set validation.fraction above 0",
     ),
+    "train.evalSteps": _without_records(evalSteps=5),
+    "train.earlyStopping": _without_records(evalSteps=5, earlyStopping={}),
     "train.optimizer.decayFraction": (
         {"train": {"optimizer": {"scheduler": "Linear", "decayFraction": 1}}},
         "WarmupStableDecay",
@@ -90,6 +98,7 @@ USED: dict[str, dict[str, Any]] = {
         "validation": {"fraction": None, "uri": "hf://org/more"},
         "train": {"samples": {"prompts": ["a"]}},
     },
+    "validations without samples": {"train": {"evalSteps": 5, "earlyStopping": {}}},
     "decay": {
         "train": {"optimizer": {"scheduler": "WarmupStableDecay", "decayFraction": 1}}
     },

@@ -1,7 +1,7 @@
 """`finetune.dev/adopt`: a published model is the result of a pipeline that a new cluster has never run."""
 
 import pytest
-from support.operator.scenario import Scenario
+from support.operator.scenario import Scenario, a_pipeline
 
 DIGEST = "sha256:" + "a" * 64
 MODEL = f"pvc://models/demo@{DIGEST}"
@@ -46,6 +46,9 @@ def test_removed_annotation_keeps_the_adopted_model():
         ("pvc://models/demo", "must be URI@sha256:DIGEST"),
         (f"pvc://models/other@{DIGEST}", "none of push.targets (pvc://models/demo)"),
         (f"pvc://models/demo2@{DIGEST}", "none of push.targets"),
+        (f"pvc://models/demo/../secret@{DIGEST}", "leaves the folder of its target"),
+        (f"pvc://models/demo/a/..@{DIGEST}", "remove . and .. from its path"),
+        (f"pvc://models/demo/./a@{DIGEST}", "leaves the folder of its target"),
     ],
 )
 def test_mistake_in_the_annotation_trains_nothing(text, fix):
@@ -54,6 +57,48 @@ def test_mistake_in_the_annotation_trains_nothing(text, fix):
     assert fix in scenario.stage("prepare").message
     scenario.cluster.annotate(scenario.key, "finetune.dev/adopt", MODEL)
     assert scenario.reconcile_until_stable().created_jobs == ["deploy-a1"]
+
+
+ADAPTER = {"uri": "pvc://models/adapter", "format": "Adapter"}
+INSIDE = {"uri": "pvc://models/demo/adapter", "format": "Adapter"}
+MERGED = {"uri": "pvc://models/demo"}
+SECOND = {"uri": "pvc://models/copy"}
+
+
+def serving(*targets, **changes):
+    """Return a spec with deploy, unless the changes remove it, and with these targets."""
+    return a_pipeline(push={"targets": list(targets)}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("targets", "uri"),
+    [
+        ((ADAPTER, MERGED), "pvc://models/adapter"),
+        ((MERGED, ADAPTER), "pvc://models/adapter/v1"),
+        ((MERGED, INSIDE), "pvc://models/demo/adapter"),
+        ((INSIDE, MERGED), "pvc://models/demo/adapter"),
+    ],
+)
+def test_adapter_is_not_adopted_for_a_server(targets, uri):
+    """No server may start without the digest of the model that it serves."""
+    scenario = adopting(f"{uri}@{DIGEST}", serving(*targets))
+    assert scenario.created_jobs == []
+    assert "deploy serves a merged model" in scenario.stage("prepare").message
+    assert scenario.status.model is None
+
+
+@pytest.mark.parametrize("targets", [(ADAPTER, MERGED, SECOND), (SECOND, MERGED)])
+@pytest.mark.parametrize("uri", ["pvc://models/demo", "pvc://models/copy/v1"])
+def test_each_merged_target_is_served_by_its_digest(targets, uri):
+    scenario = adopting(f"{uri}@{DIGEST}", serving(*targets))
+    config = scenario.config("deploy")
+    assert (config.location, config.digest) == (uri, DIGEST)
+
+
+def test_adapter_is_adopted_without_a_server():
+    spec = serving(ADAPTER, MERGED, deploy=None)
+    scenario = adopting(f"{ADAPTER['uri']}@{DIGEST}", spec)
+    assert (scenario.status.phase, scenario.created_jobs) == ("Succeeded", [])
 
 
 def test_pipeline_that_has_begun_keeps_its_own_results():

@@ -178,7 +178,7 @@ class StageSpec(WithRules):
     @property
     def shares_memory(self) -> bool:
         """Whether the pod gets a volume of memory at /dev/shm, where data loaders and NCCL exchange tensors."""
-        return self.pod.shared_memory is not None or self.pod.resources.accelerators > 0
+        return self.pod.shared_memory is not None or self.pod.may_have_devices
 
     def over(self, defaults: PodDefaults | None) -> Self:
         """Return this stage with the defaults below its pod."""
@@ -214,6 +214,10 @@ class StageSpec(WithRules):
 
     def adopted_result(self, uri: str, digest: str, identity: str) -> AnyResult | None:  # noqa: ARG002  for overrides
         """Return the result as if the stage had published this model; None if it publishes to no such place."""
+        return None
+
+    def adoption_problem(self, result: AnyResult) -> str | None:  # noqa: ARG002  for overrides
+        """Return why the stage cannot go on with this adopted result, and the fix; None if it can."""
         return None
 
     def early_checks(self) -> list[str]:

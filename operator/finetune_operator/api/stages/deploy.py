@@ -13,6 +13,7 @@ from finetune_operator.api.stages.base import (
 )
 from finetune_operator.api.stages.push import Push
 from finetune_trainer.contract import (
+    AnyResult,
     DeployConfig,
     DeployRecipe,
     ModelSource,
@@ -63,6 +64,14 @@ class Deploy(GatedSpec, DeployRecipe):
             and prepared.conversations,
             recipe=recipe_from(self, DeployRecipe),
         )
+
+    @override
+    def adoption_problem(self, result: AnyResult) -> str | None:
+        if not isinstance(result, PushResult) or result.first("Merged"):
+            return None
+        # Without it, a model of unknown content would be served from the target of format Merged.
+        uri = result.published[0].uri
+        return f"{uri} is an adapter, and deploy serves a merged model: adopt the target of format Merged"
 
     @override
     def serving(self, config: StageConfig) -> Serving | None:

@@ -206,6 +206,20 @@ _TRACKING = "has(self.tracking)"
 _TRACKERS = ("mlflow", "wandb", "tensorboard")
 _HAS_TRACKER = " || ".join(f"has(self.tracking.{name})" for name in _TRACKERS)
 
+
+def _about_validation(field: str, use: str) -> Rule:
+    """Return the rule that a field of train that needs validations is not set without them."""
+    return _ignored(
+        f"train.{field}",
+        f"{use}, and there is none: set validation.fraction above 0, or validation.uri",
+        f"!has(self.train) || !has(self.train.{field}) || !has(self.validation)"
+        " || !has(self.validation.fraction) || self.validation.fraction > 0.0",
+        lambda data: (
+            field not in data["train"] or data["validation"].get("fraction") != 0
+        ),
+    )
+
+
 IGNORED_IN_SPEC = (
     _ignored(
         "deadline",
@@ -220,15 +234,9 @@ IGNORED_IN_SPEC = (
         "self.?prepare.?packing.orValue(true) || self.?train.?objective.orValue('SFT') != 'DPO'",
         lambda data: data["prepare"]["packing"] or data["train"]["objective"] != "DPO",
     ),
-    _ignored(
-        "train.samples",
-        "are made at each validation, and there is none: set validation.fraction above 0, or validation.uri",
-        "!has(self.train) || !has(self.train.samples) || !has(self.validation)"
-        " || !has(self.validation.fraction) || self.validation.fraction > 0.0",
-        lambda data: (
-            "samples" not in data["train"] or data["validation"].get("fraction") != 0
-        ),
-    ),
+    _about_validation("samples", "are made at each validation"),
+    _about_validation("evalSteps", "is the time between validations"),
+    _about_validation("earlyStopping", "needs the losses of validations"),
     _ignored(
         "push.dtype",
         "is the type of merged weights, and no target has them: remove dtype, or add a target of format Merged",

@@ -258,8 +258,8 @@ class PodDefaults(WithRules):
 
     shared_memory: StorageSize | None = None
     """Limit of /dev/shm, such as 8Gi, for data loaders and NCCL. It is memory, and what is written there counts against
-    resources.limits.memory. Absent: as much as the pod's memory for a pod with an accelerator and for a training of
-    several processes, and 64 MiB for every other pod."""
+    resources.limits.memory. Absent: as much as the pod's memory for a pod with a device or a runtimeClassName and
+    for a training of several processes, and 64 MiB for every other pod."""
 
     node_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, max_length=32

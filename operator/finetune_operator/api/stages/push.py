@@ -61,18 +61,25 @@ class Push(GatedSpec, PushRecipe):
 
     @override
     def adopted_result(self, uri: str, digest: str, identity: str) -> PushResult | None:
-        for target in self.targets:
-            rest = uri.removeprefix(target.uri)
-            if uri.startswith(target.uri) and rest[:1] in {"", "/", "@", ":"}:
-                model = PublishedTarget(
-                    target=target.uri,
-                    uri=uri,
-                    format=target.format,
-                    digest=digest,
-                    size=0,
-                )
-                return PushResult(identity=identity, digest=digest, published=(model,))
-        return None
+        targets = [target for target in self.targets if _is_below(uri, target.uri)]
+        if not targets:
+            return None
+        # A target may lie in the folder of another target.
+        target = max(targets, key=lambda target: len(target.uri))
+        model = PublishedTarget(
+            target=target.uri,
+            uri=uri,
+            format=target.format,
+            digest=digest,
+            size=0,
+        )
+        return PushResult(identity=identity, digest=digest, published=(model,))
+
+
+def _is_below(uri: str, target: str) -> bool:
+    """Return whether a URI is a target, a place below it, or a version of it."""
+    rest = uri.removeprefix(target)
+    return uri.startswith(target) and rest[:1] in {"", "/", "@", ":"}
 
 
 def lineage(context: ConfigContext) -> Lineage:
