@@ -63,6 +63,8 @@ def _fix(objective: Objective, names: list[str]) -> str:
         return "set train.objective to DPO"
     if objective == "DPO" and present >= {"prompt", "completion"}:
         return "set train.objective to SFT, or add chosen and rejected"
+    if "segments" in present:
+        return "write the texts of segments as prompt and completion, of which the completion is learned, or as text"
     columns = _misspelt(objective, names)
     if not columns and objective == "SFT":
         columns = _question_and_answer(names)
