@@ -46,6 +46,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": MESSAGES, "tools": [TOOL], "functions": [TOOL["function"]]}, "keep one of them"),
     "a message with another `weight`": ({"messages": [QUESTION, {**ANSWER, "weight": 0.5}]}, "must be 0 or 1"),
     "`mask_history: true`": ({"messages": MESSAGES, "mask_history": True}, "columns: {ignored: [mask_history]}"),
+    "a list of numbers in `loss_mask`": (
+        {"messages": MESSAGES, "loss_mask": [0, 1]}, "columns: {ignored: [loss_mask]}"),
     "a message whose text is in `refusal`": (
         {"messages": [QUESTION, {"role": "assistant", "content": None, "refusal": "I cannot."}]},
         "write the text of refusal there"),

@@ -162,7 +162,7 @@ def _message(value: object, path: str) -> Message:
         raise InvalidRecord(f"{path}.content is missing{_text_beside(value)}")
     message["content"] = _content(value, path)
     if message["role"] == "assistant" and not calls:
-        check_not_blank(message["content"], f"{path}.content")
+        check_not_blank(message["content"], f"{path}.content", _text_beside(value))
     if not all(_is_in_the_loss(value, name, path) for name in IN_THE_LOSS):
         message["train"] = False
     return message
@@ -189,7 +189,7 @@ def _checked(value: object, path: str) -> dict[str, Any]:
 def _text_beside(message: Message) -> str:
     """Return the fix for a message whose text is under another key; empty if it has none."""
     for key in TEXT_KEYS:
-        if isinstance(message.get(key), str):
+        if isinstance(message.get(key), str) and message[key].strip():
             return f": write the text of {key} there"
     return ""
 

@@ -24,6 +24,19 @@ TURN_SWITCHES = frozenset(
     }
 )
 """Columns whose true value says that other turns are learned than all of the assistant."""
+MASKS = frozenset(
+    {
+        *(
+            "assistant_mask",
+            "assistant_masks",
+            "completion_mask",
+            "labels",
+            "loss_mask",
+        ),
+        *("mask", "masks", "train_mask", "weights"),
+    }
+)
+"""Columns whose list says which turns or tokens are learned."""
 JUDGEMENTS = frozenset(
     {
         *("accepted", "approved", "correct", "good", "grade", "is_correct", "is_good"),
@@ -40,7 +53,7 @@ JUDGEMENTS = frozenset(
     }
 )
 """Columns with a judgement of a record, which may say that it is not to be learned."""
-DECISIONS = SWITCHES | SKIPS | TURN_SWITCHES | TEMPLATE_ARGUMENTS | MEDIA
+DECISIONS = SWITCHES | SKIPS | TURN_SWITCHES | MASKS | TEMPLATE_ARGUMENTS | MEDIA
 """Columns that decide how a record is learned."""
 
 
@@ -82,7 +95,9 @@ def check_is_learned(record: Fields, decisions: Iterable[str]) -> None:
                 f"{column} of a single record is not used: set prepare.chatTemplateArguments for all records, "
                 f"or leave it out with columns: {{ignored: [{column}]}}"
             )
-        if column in TURN_SWITCHES:
+        if column in MASKS:
+            _check_no_mask(column, value)
+        elif column in TURN_SWITCHES:
             _check_turns(column, value)
         elif _is_on(value) if column in SKIPS else _is_off(value):
             raise InvalidRecord(
@@ -94,6 +109,14 @@ def check_is_learned(record: Fields, decisions: Iterable[str]) -> None:
                 f"weight is {shortened(str(value))}, but no record counts more than another: "
                 "leave it out with columns: {ignored: [weight]}"
             )
+
+
+def _check_no_mask(column: str, value: object) -> None:
+    if isinstance(value, list) and any(isinstance(item, int | float) for item in value):
+        raise InvalidRecord(
+            f"{column} is a list that is not used: write train: false into each message that is not to be learned, "
+            f"or leave the column out with columns: {{ignored: [{column}]}}"
+        )
 
 
 def _check_turns(column: str, value: object) -> None:
