@@ -12,6 +12,24 @@ DEFAULT_METRICS = {
     "generate_until": ["exact_match"],
 }
 """Type of output -> the metrics of a task without a metric_list: DEFAULT_METRIC_REGISTRY of lm_eval.api.registry."""
+DEFAULT_AGGREGATIONS = {
+    **dict.fromkeys(("acc", "acc_norm", "exact_match"), "mean"),
+    **dict.fromkeys(("word_perplexity", "byte_perplexity"), "weighted_perplexity"),
+    **{
+        name: name
+        for name in (
+            "bits_per_byte",
+            "perplexity",
+            "f1",
+            "bleu",
+            "chrf",
+            "ter",
+            "brier_score",
+        )
+    },
+    "mcc": "matthews_corrcoef",
+}
+"""Metric -> lm-eval's name for the function that makes its score, if the task names none."""
 # A file may include itself, directly or through others.
 MAX_INCLUDES = 8
 
@@ -60,6 +78,24 @@ def named_function(path: Path, depth: int = MAX_INCLUDES) -> str | None:
         function = named_function(path.parent / str(name), depth - 1)
         if function:
             return function
+    return None
+
+
+def aggregation_of(path: Path, metric: str) -> str | None:
+    """Return the name of the function that makes a score of a metric's values; None if the file does not name it."""
+    task = _with_includes(path, MAX_INCLUDES)
+    if task is None or "class" in task or _is_group(task):
+        return None
+    entries = task.get("metric_list")
+    if entries is None:
+        return DEFAULT_AGGREGATIONS.get(metric)
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("metric") == metric:
+            # A function of the task is read as None.
+            default = (
+                None if "aggregation" in entry else DEFAULT_AGGREGATIONS.get(metric)
+            )
+            return entry.get("aggregation") or default
     return None
 
 

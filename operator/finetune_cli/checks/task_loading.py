@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune_cli.checks.built_in_tasks import read_built_in_tasks
+from finetune_cli.checks.standard_errors import errors_by_answer
 from finetune_cli.checks.task_file import data_set_of
 from finetune_cli.checks.trainer_process import run_module
 from finetune_cli.diagnostics import Diagnostic
@@ -49,9 +50,11 @@ def loading_problems(
         ]
         return [], not_looked_at
     answers = load_in_trainer(files)
-    errors = [
-        manifest.diagnostic(*problem) for problem in _unmeasured(manifest, answers)
+    problems = [
+        *_unmeasured(manifest, answers),
+        *errors_by_answer(gate_metrics(manifest.spec), answers),
     ]
+    errors = [manifest.diagnostic(*problem) for problem in problems]
     for task, file in files.items():
         answer = answers.get(task.name)
         code = answer and answer["exit_code"]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from finetune_cli.checks.built_in_tasks import BuiltInTasks, read_built_in_tasks
+from finetune_cli.checks.standard_errors import errors_by_file
 from finetune_cli.checks.task_file import (
     named_function,
     task_filters,
@@ -51,6 +52,8 @@ def task_errors(manifest: Manifest, environment: Environment) -> Iterator[Diagno
         yield manifest.diagnostic(location, message)
     files |= own_files
     for location, message in _unknown_metrics(manifest.spec, files):
+        yield manifest.diagnostic(location, message)
+    for location, message in errors_by_file(gate_metrics(manifest.spec), files):
         yield manifest.diagnostic(location, message)
 
 

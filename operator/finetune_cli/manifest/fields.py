@@ -58,12 +58,15 @@ class GateMetric:
 
     location: Location
     value_location: Location
+    errors_location: Location
     task: str
     metric: str
     operator: Comparison
     value: float
     against_base: bool
     """Whether the difference from the base model's score is compared."""
+    needs_error: bool
+    """Whether the standard error is compared, too."""
 
     @property
     def words(self) -> str:
@@ -229,11 +232,13 @@ def gate_metrics(spec: PipelineSpec) -> Iterator[GateMetric]:
         yield GateMetric(
             location=(*path, "metric"),
             value_location=(*path, "value"),
+            errors_location=(*path, "standardErrors"),
             task=gate.task,
             metric=gate.metric,
             operator=gate.operator,
             value=gate.value,
             against_base=gate.against == "Base",
+            needs_error=gate.standard_errors > 0,
         )
 
 

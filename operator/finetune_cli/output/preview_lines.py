@@ -65,7 +65,9 @@ def usable_records(report: PreviewReport) -> Iterator[str]:
     if counts.unread_words:
         line += f", {counts.unread_words:,} with a word in a column that is not read"
     yield line
-    yield from report.invalid_records
+    # A problem of the data names the records that it is about.
+    named = "\n".join(problem.message for problem in report.problems)
+    yield from (text for text in report.invalid_records if text not in named)
 
 
 def learned_tokens(report: PreviewReport) -> str:

@@ -122,7 +122,10 @@ WIDE = {
     "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
     "initializer_range": 0.3,
 }  # fmt: skip
-WIDE_GPT2 = {"n_embd": 128, "n_head": 2, "initializer_range": 0.3}
+# Also by the names of other models, which transformers takes for the same settings.
+WIDE_GPT2 = {
+    "n_embd": 128, "n_head": 2, "hidden_size": 128, "num_attention_heads": 2, "initializer_range": 0.3,
+}  # fmt: skip
 
 
 def make_base(name: str, folder: Path, *, seed: int = 5, is_wide: bool = False) -> Path:
@@ -135,6 +138,11 @@ def make_base(name: str, folder: Path, *, seed: int = 5, is_wide: bool = False) 
     options = SIZES | base.options
     if is_wide:
         options |= WIDE_GPT2 if name == "gpt2" else WIDE
+        if "mamba_d_head" in options:
+            # All heads together have twice the hidden size.
+            options["mamba_d_head"] = (
+                2 * WIDE["hidden_size"] // options["mamba_n_heads"]
+            )
     if "text_config" in base.options:
         text = base.options["text_config"] | (WIDE if is_wide else {})
         options = base.options | {"text_config": text}

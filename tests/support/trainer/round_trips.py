@@ -47,10 +47,7 @@ def can(base: str, method: str) -> bool:
     """Return whether a method can train a base model."""
     if method == "Full":
         return base not in FUSED
-    if method == "experts":
-        return bool(BASES[base].experts)
-    # GPT-2's layers have no names that end with proj.
-    return method != "whole-layers" or base != "gpt2"
+    return method != "experts" or bool(BASES[base].experts)
 
 
 def recipe_of(base: Path, method: str) -> dict[str, Any]:

@@ -70,8 +70,36 @@ def test_preview_of_invalid_records_names_line_and_field(manifest, capsys):
     assert main(["preview", "p.yaml", "-n", "0"]) == 2
     output = capsys.readouterr().out
     assert "21 records: 20 usable, 1 invalid" in output
-    assert "data.jsonl:21: completion is missing" in output
+    assert output.count("data.jsonl:21: completion is missing") == 1
     assert "spec.datasets[0].uri: 1 of 21 records are invalid" in output
+
+
+@pytest.mark.usefixtures("trainer_here")
+def test_allowed_invalid_records_are_named_once(manifest, capsys):
+    manifest(
+        [*RECORDS, {"prompt": "?"}],
+        prepare={"contextLength": 64, "maxInvalidFraction": 0.5},
+    )
+    assert main(["preview", "p.yaml", "-n", "0"]) == 0
+    output = capsys.readouterr().out
+    assert output.count("completion is missing") == 1
+
+
+@pytest.mark.usefixtures("trainer_here")
+@pytest.mark.parametrize(
+    "command", [["preview", "p.yaml"], ["validate", "--check", "p.yaml"]]
+)
+def test_notes_about_records_are_in_both_commands(manifest, capsys, command):
+    ended = {"prompt": "Where?", "completion": " Here<eos>", "score": 2}
+    manifest([*RECORDS, ended, ended])
+    assert main(command) == 0
+    output = capsys.readouterr().out
+    assert (
+        "2 records have the text of a special token (<eos>; first data.jsonl:21)"
+        in output
+    )
+    assert "columns that are not read: score" in output
+    assert "score may say which records are good, but every record is learned" in output
 
 
 @pytest.mark.usefixtures("trainer_here")

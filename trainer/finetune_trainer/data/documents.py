@@ -25,6 +25,16 @@ class Document(NamedTuple):
     """1 if the token is a target of the loss. Never the first token: no earlier token predicts it."""
 
 
+class SpecialTexts(BaseModel):
+    """Records whose own texts hold the text of a special token, such as </s>."""
+
+    records: int = 0
+    first: str = ""
+    """FILE:LINE of the first such record."""
+    tokens: list[str] = Field(default=[])
+    """The first such tokens, each once."""
+
+
 class Counts(BaseModel):
     """Counts of the records read so far."""
 
@@ -51,6 +61,7 @@ class Counts(BaseModel):
     """Records in which nothing separates the prompt from its completion."""
     unknown_tokens: int = 0
     """Tokens of the rows that stand for text that the tokenizer does not have."""
+    special: SpecialTexts = SpecialTexts()
     dataset: int = 0
     """Position of the data set of the last record that was used."""
     shape: Shape | None = None

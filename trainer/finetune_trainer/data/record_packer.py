@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from finetune_trainer.contract import PrepareConfig
-from finetune_trainer.data.documents import Counts
+from finetune_trainer.data.documents import Counts, SpecialTexts
 from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.data.reading.datasets import NumberedRecord, OpenDataset
 from finetune_trainer.data.reading.record_batches import (
@@ -23,6 +23,8 @@ from finetune_trainer.runtime.errors import DataInvalid
 
 MAX_NAMED_PLACES = 10
 """Number of places whose text is not in the rows that are reported."""
+MAX_SPECIAL = 5
+"""Number of special tokens in texts of records that are named."""
 # Each part ends with rows that no later record fills. With so many rows they cost 0.5 % of the space (ADR 12).
 PART_TOKENS = 2**23
 """A part ends with the batch that brings it to so many tokens, and to the tokens of PART_ROWS rows."""
@@ -130,6 +132,8 @@ class RecordPacker:
         counts.boundary_tokens += tokenized.boundary_tokens
         counts.ends_unlearned += tokenized.ends_unlearned
         counts.glued += tokenized.glued
+        for index, token in tokenized.special_texts:
+            self._count_special(batch.records[index], token)
         for index, number in tokenized.unknown_tokens:
             counts.unknown_tokens += number * batch.records[index].uses
         # A batch without used records says nothing about the shape of its data set.
@@ -137,6 +141,13 @@ class RecordPacker:
             counts.dataset = batch.dataset
             counts.shape = tokenized.shape
             counts.conversations |= tokenized.shape in CONVERSATIONS
+
+    def _count_special(self, record: UsedRecord, token: str) -> None:
+        special = self.counts.special
+        special.records += 1
+        special.first = special.first or f"{record.file}:{record.line}"
+        if token not in special.tokens and len(special.tokens) < MAX_SPECIAL:
+            special.tokens.append(token)
 
     def _usable_records(
         self, batch: RecordBatch, tokenized: TokenizedBatch
@@ -177,6 +188,18 @@ def unknown_fraction(counts: Counts, writer: PackedWriter) -> float:
     tokens = writer.tokens("train") + writer.tokens("validation")
     # A dropped record is counted and is in no row.
     return min(1.0, counts.unknown_tokens / max(1, tokens))
+
+
+def _special_text(special: SpecialTexts) -> str:
+    """Return the sentence about texts of records that the tokenizer reads as special tokens."""
+    records = (
+        "1 record has" if special.records == 1 else f"{special.records:,} records have"
+    )
+    tokens = ", ".join(special.tokens)
+    return (
+        f"{records} the text of a special token ({tokens}; first {special.first}): the model reads the token itself "
+        "there, such as the end of a turn: remove it, unless you mean it"
+    )
 
 
 class Summary:
@@ -240,6 +263,8 @@ class Summary:
                 f"in {counts.glued} records a word of the completion follows the prompt without a space: "
                 "if you mean a blank or a line break between them, write it into one of them"
             )
+        if counts.special.records:
+            yield _special_text(counts.special)
         if counts.unknown_tokens:
             tokens = self._writer.tokens("train") + self._writer.tokens("validation")
             yield (

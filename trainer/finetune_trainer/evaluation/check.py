@@ -2,8 +2,8 @@
 
 Reads a JSON list of tasks from stdin, each as in evaluate.tasks. Writes one JSON object a line to stdout: the task's
 `name`, the `exit_code` with which evaluate would fail, and a `message`. Without an exit code evaluate can load and
-score the task; `metrics` then has the names of its scores, or null if they are not known. BUG says that the task was
-not looked at.
+score the task; `metrics` then has the names of its scores, or null if they are not known, and `without_error` those
+without a standard error. BUG says that the task was not looked at.
 
 The manifest may be another user's, so nothing in a task runs code here, and no data of other machines are read.
 """
@@ -20,6 +20,7 @@ from lm_eval.api.registry import metric_registry
 from pydantic import ValidationError
 
 from finetune_trainer.contract import Environment, Task
+from finetune_trainer.evaluation.measured import metrics_without_error
 from finetune_trainer.evaluation.tasks import load_tasks
 from finetune_trainer.exit_codes import ExitCode
 from finetune_trainer.runtime.errors import StageError
@@ -90,14 +91,19 @@ def check_task(task: Task, environment: Environment) -> dict[str, Any]:
     """Return the answer about a task."""
     answer: dict[str, Any] = {"name": task.name, "exit_code": None, "message": ""}
     try:
-        metrics = load_tasks([task], environment, seed=0).metrics
+        loaded = load_tasks([task], environment, seed=0)
     except StageError as error:
         reason = _reason(error)
         if reason:
             return answer | {"exit_code": ExitCode.BUG, "message": reason}
         return answer | {"exit_code": error.exit_code, "message": str(error)}
+    metrics = loaded.metrics
     names = metrics.get(task.name, ())
-    return answer | {"metrics": names if metrics else None}
+    without_error = metrics_without_error(loaded.tasks).get(task.name, {})
+    return answer | {
+        "metrics": names if metrics else None,
+        "without_error": without_error,
+    }
 
 
 def _reason(error: BaseException | None) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from lm_eval.api.metrics import mean, stderr_for_metric
 from lm_eval.evaluator_utils import EvalAcc
 from lm_eval.evaluator_utils import aggregate_groups as aggregate_groups_of_lm_eval
 
@@ -12,6 +13,9 @@ from finetune_trainer.evaluation.invented_answers import Results, naming_part
 from finetune_trainer.evaluation.scores import extract_scores
 from finetune_trainer.evaluation.task_files import Loaded
 from finetune_trainer.runtime.errors import ConfigInvalid
+
+WithoutError = dict[str, list[str]]
+"""Metrics of a task without a standard error, of the score by `Value`, of its difference from the base's by `Base`."""
 
 
 def aggregate_groups(loaded: Loaded, results: dict[str, Results | None]) -> None:
@@ -76,6 +80,40 @@ def measured_metrics(
         # The caller names the task.
         raise ConfigInvalid(str(error).partition("]: ")[2]) from error
     return {task: tuple(metrics) for task, metrics in scores.items()}
+
+
+def metrics_without_error(loaded: Loaded) -> dict[str, WithoutError]:
+    """Return the metrics of each task and group that have no standard error, by what a gate compares."""
+    tasks = {
+        name: _without_error(task.aggregation())
+        for name, task in loaded["tasks"].items()
+    }
+    groups: dict[str, WithoutError] = {}
+    for name, group in loaded["groups"].items():
+        members = [tasks[task.task_name] for task in group.get_all_tasks()]
+        # lm-eval has an error of a group only if each member has its own.
+        groups[name] = {
+            against: sorted(
+                {metric for member in members for metric in member[against]}
+            )
+            for against in ("Value", "Base")
+        }
+    return tasks | groups
+
+
+def _without_error(aggregations: Mapping[str, Any]) -> WithoutError:
+    return {
+        # One resampling is enough to know whether the error of a function is estimated.
+        "Value": [
+            metric
+            for metric, function in aggregations.items()
+            if stderr_for_metric(function, 1) is None
+        ],
+        # The difference in each question is known of means only.
+        "Base": [
+            metric for metric, function in aggregations.items() if function is not mean
+        ],
+    }
 
 
 def _finite(result: Results) -> Results:

@@ -41,6 +41,49 @@ def load_tokenizer(uri: str, folder: Path) -> Any:
     return tokenizer
 
 
+def check_end(uri: str, folder: Path, tokenizer: Any) -> None:
+    """Raise ConfigInvalid if the token that ends a text is in none of the tokenizer's files.
+
+    transformers then adds it, with a number that the model has never read or written.
+    """
+    files = ModelFiles.in_folder(uri, folder)
+    end = tokenizer.eos_token
+    if end is None or FAST not in files.names:
+        return
+    if end in tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False):
+        return
+    if end in _added_tokens(files):
+        return
+    example = _end_of_model(files, tokenizer)
+    raise ConfigInvalid(
+        f"{uri}: eos_token is {end}, which is no token of {FAST}: "
+        f"set eos_token in tokenizer_config.json to the token that ends the model's texts{example}"
+    )
+
+
+def _added_tokens(files: ModelFiles) -> set[str]:
+    """Return the tokens that the files name beside the vocabulary."""
+    entries = list(read_json(files, FAST).get("added_tokens") or ())
+    if "tokenizer_config.json" in files.names:
+        settings = read_json(files, "tokenizer_config.json")
+        entries += (settings.get("added_tokens_decoder") or {}).values()
+    tokens = {entry["content"] for entry in entries}
+    if "added_tokens.json" in files.names:
+        tokens |= read_json(files, "added_tokens.json").keys()
+    return tokens
+
+
+def _end_of_model(files: ModelFiles, tokenizer: Any) -> str:
+    """Return the token with which config.json says that texts end, for a message; empty if there is none."""
+    number = read_json(files, "config.json").get("eos_token_id")
+    if isinstance(number, list) and number:
+        number = number[0]
+    if not isinstance(number, int):
+        return ""
+    token = tokenizer.backend_tokenizer.id_to_token(number)
+    return f", such as {token}" if token and token != tokenizer.eos_token else ""
+
+
 def check_tokenizer_files(files: ModelFiles) -> None:
     """Raise ConfigInvalid if the model has no file of a tokenizer.
 

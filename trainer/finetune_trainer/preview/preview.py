@@ -119,6 +119,8 @@ def _read(
         if sources.is_sample:
             records = islice(records, SAMPLE)
         _pack(packer, records, reader, embeddings)
+        if sources.is_sample:
+            reader.log_final_notes()
         if counts.records:
             warn_about_turns(counts, tokenizer)
         if counts.conversations and sources.templates:

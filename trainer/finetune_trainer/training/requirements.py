@@ -24,6 +24,7 @@ from finetune_trainer.models.structure import (
 )
 from finetune_trainer.models.tokenizer import (
     RESIZE,
+    check_end,
     tokens_beyond,
     too_few_embeddings,
 )
@@ -157,6 +158,7 @@ class Embeddings:
     def __init__(self, base: BaseModel, tokenizer: Any) -> None:
         self._uri = base.uri
         self._tokenizer = tokenizer
+        check_end(base.uri, base.folder, tokenizer)
         config = load_config(base.folder, base.uri)
         self.count = embeddings_of(config.to_dict())
         self._problem = ""

@@ -25,8 +25,10 @@ EXAMPLES = [
 ]
 QUESTION = {"role": "user", "content": "2 + 3?"}
 ANSWER = {"role": "assistant", "content": "It is 5."}
+SYSTEM = {"role": "system", "content": "Be kind."}
 MESSAGES = [QUESTION, ANSWER]
 PROMPT = {"prompt": "2 + 3 =", "completion": " 5"}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "a.png"}}
 ROUTED = {
     "role": "assistant",
@@ -37,6 +39,21 @@ ROUTED = {
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "several forms in a record": ({"text": "a b", "messages": MESSAGES}, "columns: {messages: messages}"),
     "a part of an image": ({"messages": [{**QUESTION, "content": [IMAGE]}, ANSWER]}, "remove the record, or the part"),
+    "a column `image`": ({"messages": MESSAGES, "images": ["a.png"]}, "columns: {ignored: [images]}"),
+    "a column `system` beside": (
+        {"messages": [SYSTEM, *MESSAGES], "system": "Be short."}, "keep one of them"),
+    "`tools` and also `functions`": (
+        {"messages": MESSAGES, "tools": [TOOL], "functions": [TOOL["function"]]}, "keep one of them"),
+    "a message with another `weight`": ({"messages": [QUESTION, {**ANSWER, "weight": 0.5}]}, "must be 0 or 1"),
+    "`mask_history: true`": ({"messages": MESSAGES, "mask_history": True}, "columns: {ignored: [mask_history]}"),
+    "a list of numbers in `loss_mask`": (
+        {"messages": MESSAGES, "loss_mask": [0, 1]}, "columns: {ignored: [loss_mask]}"),
+    "a message whose text is in `refusal`": (
+        {"messages": [QUESTION, {"role": "assistant", "content": None, "refusal": "I cannot."}]},
+        "write the text of refusal there"),
+    "axolotl's `segments`": (
+        {"segments": [{"label": False, "text": "2 + 3 ="}, {"label": True, "text": " 5"}]},
+        "write the texts of segments as prompt and completion"),
     "messages as `prompt`": ({"prompt": [QUESTION], "completion": "It is 5."}, "write completion as"),
     "a message with `content` and also `value`": (
         {"messages": [QUESTION, {**ANSWER, "value": "Paris"}]}, "keep one of them"),
@@ -85,11 +102,7 @@ def test_each_form_has_an_example():
         for form in forms:
             required = set(form.required)
             is_shown = any(required <= shown for shown in columns)
-            is_pair = (
-                required == {"chosen", "rejected"}
-                and "[texts or messages](#pairs)" in FORMS_SECTION
-            )
-            assert is_shown or is_pair or required <= names, form.words
+            assert is_shown or required <= names, form.words
 
 
 def test_examples_are_short():

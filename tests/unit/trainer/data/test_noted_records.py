@@ -3,6 +3,7 @@
 import pytest
 from support.trainer.models import write_jsonl
 from support.trainer.prepared import make_tokenizer, prepare, prepare_config
+from transformers import AutoTokenizer
 
 from finetune_trainer.data.tokenizing.encoder import is_glued
 
@@ -77,6 +78,53 @@ def test_single_words_in_unread_columns_are_counted(prepared, capsys):
     assert (
         "columns that are not read: id, answer (a word in 2 records)"
         in capsys.readouterr().out
+    )
+
+
+def test_special_tokens_in_texts_are_counted_with_the_first_line(
+    model, prepared, capsys
+):
+    end = AutoTokenizer.from_pretrained(model).eos_token
+    question = {"role": "user", "content": "the file?"}
+    answers = ("a socket", f"a socket{end}", "a lock", f"write {end} here")
+    records = [
+        {"messages": [question, {"role": "assistant", "content": answer}]}
+        for answer in answers
+    ]
+    assert prepared(records).invalid == 0
+    log = capsys.readouterr().out
+    assert (
+        f"2 records have the text of a special token ({end}; first data.jsonl:2)" in log
+    )
+
+
+def test_special_tokens_of_the_template_are_not_counted(prepared, capsys):
+    turns = (("user", "the file?"), ("assistant", "a socket"))
+    messages = [{"role": role, "content": content} for role, content in turns]
+    prepared([{"messages": messages}])
+    assert "special token" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("objective", ["SFT", "DPO"])
+def test_special_token_in_any_field_is_counted(model, prepared, capsys, objective):
+    end = AutoTokenizer.from_pretrained(model).eos_token
+    fields = ("completion",) if objective == "SFT" else ("chosen", "rejected")
+    record = {name: f" a {name}" for name in fields} | {"prompt": f"the file{end}?"}
+    prepared([record], objective=objective)
+    log = capsys.readouterr().out
+    assert (
+        f"1 record has the text of a special token ({end}; first data.jsonl:1)" in log
+    )
+
+
+def test_columns_that_judge_a_record_are_named(prepared, capsys):
+    record = {"prompt": "the file?", "completion": " a socket"}
+    prepared([{**record, "is_good": False, "Quality": 1, "id": 5}])
+    log = capsys.readouterr().out
+    assert "columns that are not read: is_good, Quality, id" in log
+    assert (
+        "is_good, Quality may say which records are good, but every record is learned"
+        in log
     )
 
 

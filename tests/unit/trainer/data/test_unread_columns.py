@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.trainer.formats import FORMATS, write_parquet
 from support.trainer.models import write_jsonl
 from support.trainer.prepared import packed_documents, prepare, prepare_config
@@ -115,6 +116,40 @@ def test_several_columns_are_named_together() -> None:
         "{prompt: \"{{ system }}\\n\\n{{ prompt }}\\n\\n{{ record['body text'] }}\"}, "
         "or leave it out with columns: {ignored: [system, body text]}"
     )
+
+
+@pytest.mark.parametrize(
+    ("record", "columns", "fix"),
+    [
+        ({"messages": MESSAGES}, None, "{system: system_message}"),
+        ({"conversations": MESSAGES}, None, "{system: system_message, messages: conversations}"),
+        ({"instruction": "a", "output": "b"}, None, "{system: system_message, instruction: instruction}"),
+        ({"chat": MESSAGES}, {"messages": "chat"}, "{system: system_message, messages: chat}"),
+        ({"q": "a", "output": "b"}, {"instruction": "q"}, "{system: system_message, instruction: q, output: output}"),
+    ],
+    ids=["messages", "ShareGPT", "Alpaca", "named messages", "named Alpaca"],
+)  # fmt: skip
+@pytest.mark.parametrize("text", ["Be kind.", "Kindly"])
+def test_system_message_under_another_name_has_its_line(
+    record: dict[str, Any], columns: dict[str, str] | None, *, fix: str, text: str
+) -> None:
+    record = {**record, "system_message": text}
+    named = Columns.model_validate(columns) if columns else None
+    with pytest.raises(InvalidRecord) as raised:
+        FieldColumns(named).select(record)
+    assert f"write columns: {fix}, or leave it out" in str(raised.value)
+    read = Columns.model_validate(yaml.safe_load(fix))
+    [first, *_] = FieldColumns(read).select(record)["messages"]
+    assert first == {"role": "system", "content": text}
+
+
+@pytest.mark.parametrize("column", ["mask_history", "train_on_inputs"])
+def test_column_that_asks_for_other_turns_is_refused(column: str) -> None:
+    record = {"messages": MESSAGES, column: True}
+    with pytest.raises(InvalidRecord, match=f"{column} is true, but all turns of the"):
+        FieldColumns().select(record)
+    read = FieldColumns().select({**record, column: False})
+    assert read == {"messages": MESSAGES}
 
 
 def test_question_of_a_pair_is_not_lost() -> None:

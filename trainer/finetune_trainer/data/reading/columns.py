@@ -7,6 +7,7 @@ from typing import NamedTuple
 from finetune_trainer.contract import Columns, Objective, Unrendered
 from finetune_trainer.data.reading.named_columns import NamedColumns, outermost
 from finetune_trainer.data.reading.unread import (
+    SYSTEM_COLUMNS,
     TEXT_COLUMNS,
     PartlyRead,
     cut_refusal,
@@ -15,6 +16,7 @@ from finetune_trainer.data.reading.unread import (
     unread_words,
 )
 from finetune_trainer.data.records.forms import (
+    CONVERSATION_COLUMNS,
     FORMS,
     Form,
     columns_for,
@@ -22,7 +24,11 @@ from finetune_trainer.data.records.forms import (
     form_of,
     is_plain,
 )
-from finetune_trainer.data.records.labels import DECISIONS, check_is_learned
+from finetune_trainer.data.records.labels import (
+    DECISIONS,
+    JUDGEMENTS,
+    check_is_learned,
+)
 from finetune_trainer.data.records.records import Fields, InvalidRecord
 from finetune_trainer.data.records.suggestions import needed_columns, variable
 from finetune_trainer.data.records.unrendered import AnyCase
@@ -31,7 +37,7 @@ from finetune_trainer.data.records.unrendered import AnyCase
 _MAX_PLANS = 1000
 # As YAML writes it in double quotes.
 _BLANK_LINE = "\\n\\n"
-_LEADING = frozenset({"context", "passage", "system", "system_prompt"})
+_LEADING = SYSTEM_COLUMNS | {"context", "passage", "system"}
 """Columns that stand before the question."""
 _REASONING = frozenset({"reasoning", "reasoning_content", "thinking", "rationale"})
 """Columns with what the model is to think before it answers."""
@@ -142,11 +148,27 @@ class FieldColumns:
         """Return fields beside columns with a text that is not read; raise InvalidRecord if that is not allowed."""
         if not self._allows_unread:
             texts = [name for name in lost if isinstance(record[name], str)]
-            entry = self._template_with(form, fields, texts)
+            entry = self._system_entry(form, record, texts)
+            if not entry:
+                entry = self._template_with(form, fields, texts)
             others = self._named.others(entry) if self._named and entry else ""
             raise InvalidRecord(refusal(lost, entry + others))
         self._lost.update(dict.fromkeys(lost))
         return PartlyRead(fields)
+
+    def _system_entry(self, form: Form, record: Fields, texts: list[str]) -> str:
+        """Return the entries of `columns` that read a system message from its column, or an empty text."""
+        if self._objective == "DPO" or "system" not in form.reads or "system" in record:
+            return ""
+        if len(texts) != 1 or texts[0] not in SYSTEM_COLUMNS:
+            return ""
+        entry = f"system: {texts[0]}"
+        first = form.required[0]
+        # Alone, it belongs to messages. The manifest's own entries are added to it.
+        if self._named or first == "messages":
+            return entry
+        field = "messages" if first in CONVERSATION_COLUMNS else first
+        return f"{entry}, {field}: {first}"
 
     def _template_with(self, form: Form, fields: Fields, texts: list[str]) -> str:
         """Return the entry of `columns` with a template that reads further columns, or an empty text."""
@@ -236,6 +258,7 @@ class FieldColumns:
     def add_final_notes(self) -> None:
         """Add sentences about the columns that were not read, when all records have been read."""
         labels = [name for name in self._unread if name not in self._lost]
+        judged = [name for name in labels if str(name).lower() in JUDGEMENTS]
         if self._lost:
             names = ", ".join(self._lost)
             self.note(
@@ -250,6 +273,11 @@ class FieldColumns:
         if labels:
             names = ", ".join(map(self._described, labels))
             self.note(f"columns that are not read: {names}")
+        if judged:
+            self.note(
+                f"{', '.join(judged)} may say which records are good, but every record is learned: "
+                "remove the others from the file"
+            )
 
     def _described(self, column: str) -> str:
         """Return the name of an unread column, and in how many records it holds a single word."""

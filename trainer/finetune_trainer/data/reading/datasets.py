@@ -187,12 +187,20 @@ class RecordReader:
                     activity.report()
                     yield NumberedRecord(index, number, source.name, line, fields)
                     number += 1
-            columns.add_final_notes()
-            self._log_notes(dataset, columns)
+            self._log_final_notes(dataset, columns)
             if not number:
                 raise DataInvalid(
                     f"{dataset.name} has no records; add records or correct {dataset.field}.uri"
                 )
+
+    def log_final_notes(self) -> None:
+        """Log the notes about columns that were not read, for a caller that does not read all records."""
+        for dataset, columns in zip(self._datasets, self._columns, strict=True):
+            self._log_final_notes(dataset, columns)
+
+    def _log_final_notes(self, dataset: OpenDataset, columns: FieldColumns) -> None:
+        columns.add_final_notes()
+        self._log_notes(dataset, columns)
 
     def _log_notes(self, dataset: OpenDataset, columns: FieldColumns) -> None:
         for note in columns.notes:

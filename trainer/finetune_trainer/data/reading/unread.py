@@ -11,7 +11,11 @@ from finetune_trainer.data.records.records import Fields, shortened
 from finetune_trainer.data.records.unrendered import LABEL, RenderedText, is_label
 
 _as_label = LABEL.fullmatch
-TEXT_COLUMNS = frozenset(
+SYSTEM_COLUMNS = frozenset(
+    {"system_content", "system_instruction", "system_message", "system_prompt"}
+)
+"""Other names of the column `system`."""
+TEXT_COLUMNS = SYSTEM_COLUMNS | frozenset(
     {
         "candidates",
         "choices",

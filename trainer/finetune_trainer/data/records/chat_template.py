@@ -218,4 +218,6 @@ class ChatTemplate:
 def _rejection(error: Exception) -> InvalidRecord:
     """Return the error of a record for which the template raised an error."""
     reason = str(error) if isinstance(error, TemplateError) else short_reason(error)
-    return InvalidRecord(f"the chat template rejected the conversation: {reason}")
+    return InvalidRecord(
+        f"the chat template rejected the conversation: {reason}: correct its messages, or set prepare.chatTemplate"
+    )

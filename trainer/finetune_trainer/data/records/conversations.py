@@ -26,6 +26,8 @@ REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 """Names of the reasoning in templates and in data sets."""
 _USUAL_KEYS = ("role", "content")
 OPTIONAL_TEXTS = ("name", "tool_call_id", *REASONING_NAMES)
+TEXT_KEYS = ("text", "answer", "response", "completion", "thoughts", "refusal")
+"""Keys of a message that hold texts, however short. In any other key, a single word is a label."""
 IN_THE_LOSS = ("weight", "train", "training", "trainable", "loss", "loss_weight")
 """Keys with which OpenAI, axolotl and ms-swift take a message out of the loss."""
 
@@ -157,10 +159,10 @@ def _message(value: object, path: str) -> Message:
             )
         message["tool_calls"] = calls
     if value.get("content") is None and not calls:
-        raise InvalidRecord(f"{path}.content is missing")
+        raise InvalidRecord(f"{path}.content is missing{_text_beside(value)}")
     message["content"] = _content(value, path)
     if message["role"] == "assistant" and not calls:
-        check_not_blank(message["content"], f"{path}.content")
+        check_not_blank(message["content"], f"{path}.content", _text_beside(value))
     if not all(_is_in_the_loss(value, name, path) for name in IN_THE_LOSS):
         message["train"] = False
     return message
@@ -182,6 +184,14 @@ def _checked(value: object, path: str) -> dict[str, Any]:
         if value.get(name) is not None:
             text_of(value, name, f"{path}.")
     return value
+
+
+def _text_beside(message: Message) -> str:
+    """Return the fix for a message whose text is under another key; empty if it has none."""
+    for key in TEXT_KEYS:
+        if isinstance(message.get(key), str) and message[key].strip():
+            return f": write the text of {key} there"
+    return ""
 
 
 def _is_in_the_loss(message: Message, name: str, path: str) -> bool:

@@ -13,7 +13,47 @@ TEMPLATE_ARGUMENTS = frozenset({"chat_template_kwargs", "reasoning_effort"})
 """Columns with arguments of the chat template for a single record."""
 MEDIA = frozenset({"image", "images", "audio", "audios", "video", "videos"})
 """Columns of what is no text, and which a text may refer to with <image>."""
-DECISIONS = SWITCHES | SKIPS | TEMPLATE_ARGUMENTS | MEDIA
+TURN_SWITCHES = frozenset(
+    {
+        "mask_history",
+        "last_turn_only",
+        "train_on_last_turn",
+        "train_on_input",
+        "train_on_inputs",
+        "train_on_prompt",
+    }
+)
+"""Columns whose true value says that other turns are learned than all of the assistant."""
+MASKS = frozenset(
+    {
+        *(
+            "assistant_mask",
+            "assistant_masks",
+            "completion_mask",
+            "labels",
+            "loss_mask",
+        ),
+        *("mask", "masks", "train_mask", "weights"),
+    }
+)
+"""Columns whose list says which turns or tokens are learned."""
+JUDGEMENTS = frozenset(
+    {
+        *("accepted", "approved", "correct", "good", "grade", "is_correct", "is_good"),
+        *(
+            "is_valid",
+            "quality",
+            "quality_score",
+            "rating",
+            "reward",
+            "score",
+            "scores",
+        ),
+        *("stars", "valid", "verified"),
+    }
+)
+"""Columns with a judgement of a record, which may say that it is not to be learned."""
+DECISIONS = SWITCHES | SKIPS | TURN_SWITCHES | MASKS | TEMPLATE_ARGUMENTS | MEDIA
 """Columns that decide how a record is learned."""
 
 
@@ -55,7 +95,11 @@ def check_is_learned(record: Fields, decisions: Iterable[str]) -> None:
                 f"{column} of a single record is not used: set prepare.chatTemplateArguments for all records, "
                 f"or leave it out with columns: {{ignored: [{column}]}}"
             )
-        if _is_on(value) if column in SKIPS else _is_off(value):
+        if column in MASKS:
+            _check_no_mask(column, value)
+        elif column in TURN_SWITCHES:
+            _check_turns(column, value)
+        elif _is_on(value) if column in SKIPS else _is_off(value):
             raise InvalidRecord(
                 f"{column} is {shortened(str(value))}, so the record is not to be learned: remove it"
             )
@@ -65,6 +109,23 @@ def check_is_learned(record: Fields, decisions: Iterable[str]) -> None:
                 f"weight is {shortened(str(value))}, but no record counts more than another: "
                 "leave it out with columns: {ignored: [weight]}"
             )
+
+
+def _check_no_mask(column: str, value: object) -> None:
+    if isinstance(value, list) and any(isinstance(item, int | float) for item in value):
+        raise InvalidRecord(
+            f"{column} is a list that is not used: write train: false into each message that is not to be learned, "
+            f"or leave the column out with columns: {{ignored: [{column}]}}"
+        )
+
+
+def _check_turns(column: str, value: object) -> None:
+    if _is_on(value):
+        raise InvalidRecord(
+            f"{column} is {shortened(str(value)).lower()}, but all turns of the assistant are learned, and no other: "
+            "write train: false into a message that is not to be learned, "
+            f"or leave the column out with columns: {{ignored: [{column}]}}"
+        )
 
 
 def _is_fraction(value: object) -> bool:

@@ -40,6 +40,12 @@ _OTHER_FORMS = frozenset({"function_call", "channel", "from", "value"})
 """Keys of a message that another form has beside or in place of role and content."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 """Types of the parts of a content that are text."""
+OTHER_PARTS = {
+    "thinking": "write its text as reasoning of the message",
+    "tool_use": "write it into tool_calls of the message",
+    "tool_result": "write it as a message of the role tool",
+}
+"""Anthropic's parts that other keys or messages have here -> the fix."""
 # vLLM joins the parts of a message in the same way, for a template that takes text.
 PART_SEPARATOR = "\n"
 
@@ -201,9 +207,10 @@ def _part(part: object, path: str) -> str:
     if is_text:
         raise InvalidRecord(f"{path}.text must be a string, it is {kind_of(text)}")
     shown = shortened(str(kind)) if kind else "without a type"
-    raise InvalidRecord(
-        f"{path} is a part {shown}: only text is trained on; remove the record, or the part from its content"
-    )
+    fix = "remove the record, or the part from its content"
+    if isinstance(kind, str):
+        fix = OTHER_PARTS.get(kind, fix)
+    raise InvalidRecord(f"{path} is a part {shown}: only text is trained on; {fix}")
 
 
 def _written_calls(value: object, path: str) -> list[Fields]:

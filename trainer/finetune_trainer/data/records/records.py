@@ -124,10 +124,10 @@ def _describe_surrogate(surrogate: str) -> str:
     return f"a lone surrogate (\\u{code:04x})"
 
 
-def check_not_blank(text: str, name: str) -> None:
-    """Raise InvalidRecord if a text has no character but spaces."""
+def check_not_blank(text: str, name: str, fix: str = "") -> None:
+    """Raise InvalidRecord if a text has no character but spaces; a fix begins with a colon."""
     if not text.strip():
-        raise InvalidRecord(f"{name} is empty: there is nothing to learn")
+        raise InvalidRecord(f"{name} is empty{fix or ': there is nothing to learn'}")
 
 
 def shortened(text: str, limit: int = 80) -> str:

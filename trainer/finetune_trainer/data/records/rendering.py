@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from finetune_trainer.data.records.chat_template import ChatTemplate
 from finetune_trainer.data.records.conversations import (
     REASONING_NAMES,
+    TEXT_KEYS,
     Conversation,
     Message,
     parts_left_out,
@@ -26,10 +27,6 @@ MAX_SHAPES = 1000
 """Limit of the shapes of conversations that are kept for a template."""
 ROUTES = frozenset({"channel", "recipient"})
 """Keys of a message that say to whom it speaks: gpt-oss writes its reasoning as a message of the channel analysis."""
-TEXT_KEYS = frozenset(
-    {"text", "answer", "response", "completion", "thoughts", "refusal"}
-)
-"""Keys of a message that hold texts, however short. In any other key, a single word is a label."""
 _USUAL_KEYS = ("role", "content")
 _OWN_PLACES = frozenset({*_USUAL_KEYS, "tool_calls", "train", *REASONING_NAMES})
 Places = list[list[Place]]
@@ -63,12 +60,8 @@ def render(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Re
         *_ignored_parts(chat, conversation, division.text),
         *_missing(chat, conversation, division, places),
     ]
-    sentences = [
-        f"{name}: the chat template does not render it: "
-        "remove it, set prepare.chatTemplate, or allow it with prepare.unrendered: Warn"
-        # A place may hold several texts.
-        for name in dict.fromkeys(missing)
-    ]
+    # A place may hold several texts.
+    sentences = [_not_rendered(name) for name in dict.fromkeys(missing)]
     sentences += _unmarked(conversation, division, places)
     sentences += _taken_for_reasoning(conversation, division)
     sentences += _unread_switches(chat, conversation, division.text)
@@ -84,6 +77,16 @@ def render(chat: ChatTemplate, conversation: Conversation, first: int = 0) -> Re
         division.examples,
         sentences + behind + division.unasked,
         ends_unlearned=not learned or learned[-1] < last_turn,
+    )
+
+
+def _not_rendered(name: str) -> str:
+    """Return the sentence about a place whose text is in no example, with the fixes."""
+    _, _, key = name.rpartition(".")
+    fix = "write its text into content, remove it" if key in TEXT_KEYS else "remove it"
+    return (
+        f"{name}: the chat template does not render it: "
+        f"{fix}, set prepare.chatTemplate, or allow it with prepare.unrendered: Warn"
     )
 
 

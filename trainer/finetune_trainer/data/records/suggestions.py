@@ -11,7 +11,10 @@ from finetune_trainer.data.records.records import (
     shortened,
 )
 
-QUESTIONS = ("instruction", "question", "query", "prompt", "problem", "user", "human")
+QUESTIONS = (
+    *("instruction", "question", "query", "prompt", "problem", "user", "human"),
+    *("inputs", "source", "article", "q"),
+)
 """Names of columns that people give to what is asked."""
 CONTEXTS = ("context", "passage", "document", "input")
 """Names of columns with more of what is asked."""
@@ -24,8 +27,19 @@ ANSWERS = (
     "target",
     "assistant",
     "summary",
+    "targets",
+    "highlights",
+    "bot",
+    "a",
 )
 """Names of columns with what is to be learned."""
+SYSTEMS = ("system_prompt", "system_message", "system")
+"""Names of columns with a system message; the last that a record has is read."""
+OTHER_TOOLS = {
+    "segments": "write the texts of segments as prompt and completion, of which the completion is learned, or as text",
+    "input_ids": "write the texts of which input_ids are the tokens: prepare tokenizes them itself",
+}
+"""Columns of records for other tools -> the fix."""
 LISTS_OF_RECORDS = ("data", "records", "rows", "examples", "train")
 """Names of a list with all records."""
 
@@ -40,6 +54,15 @@ def renamed(field: str, names: Iterable[str]) -> str:
     """Return the line of the manifest that reads a field from the column with the most similar name, or no text."""
     similar = _most_similar(field, names)
     return f": write columns: {{{field}: {similar}}}" if similar else ""
+
+
+def answered(names: Iterable[str]) -> str:
+    """Return the line of the manifest that reads the completion from a column with an answer, or no text."""
+    by_lower = {str(name).lower(): str(name) for name in names}
+    for answer in ANSWERS:
+        if answer in by_lower:
+            return f": write columns: {{completion: {by_lower[answer]}}}"
+    return ""
 
 
 def _most_similar(name: str, names: Iterable[str]) -> str:
@@ -63,6 +86,9 @@ def _fix(objective: Objective, names: list[str]) -> str:
         return "set train.objective to DPO"
     if objective == "DPO" and present >= {"prompt", "completion"}:
         return "set train.objective to SFT, or add chosen and rejected"
+    for name, fix in OTHER_TOOLS.items():
+        if name in present:
+            return fix
     columns = _misspelt(objective, names)
     if not columns and objective == "SFT":
         columns = _question_and_answer(names)
@@ -100,6 +126,9 @@ def _question_and_answer(names: list[str]) -> str:
     columns = {"instruction": asked[0], "output": answers[0]}
     if len(asked) > 1:
         columns["input"] = asked[1]
+    for name in SYSTEMS:
+        if name in by_lower:
+            columns["system"] = by_lower[name]
     return ", ".join(
         f"{field}: {column}" for field, column in columns.items() if field != column
     )

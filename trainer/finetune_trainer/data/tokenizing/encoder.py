@@ -34,7 +34,11 @@ from finetune_trainer.data.records.records import (
     text_of,
 )
 from finetune_trainer.data.records.rendering import render
-from finetune_trainer.data.records.suggestions import needed_columns, renamed
+from finetune_trainer.data.records.suggestions import (
+    answered,
+    needed_columns,
+    renamed,
+)
 from finetune_trainer.data.tokenizing.token_bytes import TokenBytes
 from finetune_trainer.data.tokenizing.unknown_text import (
     UnknownText,
@@ -185,6 +189,8 @@ def _missing_fields(fields: Fields, names: set[str], shape: Shape | None) -> str
         return f"has chosen and rejected, but no {missing}: set train.objective to DPO"
     if shape is None and "prompt" in names | fields.keys():
         shape = "prompt and completion"
+    if names.isdisjoint(fields) and "messages" in fields:
+        return "messages is null: write a list of messages, or remove the record"
     required = SHAPES[shape].required if shape else ()
     for name in required:
         if name not in names:
@@ -196,7 +202,10 @@ def missing_field(name: str, fields: Fields) -> str:
     """Return the reason why a record without a value in a required field is invalid."""
     if name in fields:
         return f"{name} is null: write a text, or remove the record"
-    return f"{name} is missing{renamed(name, fields)}"
+    fix = renamed(name, fields)
+    if not fix and name == "completion":
+        fix = answered(fields)
+    return f"{name} is missing{fix}"
 
 
 def needed_shapes(objective: Objective, fields: Fields) -> str:

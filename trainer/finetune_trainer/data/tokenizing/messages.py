@@ -114,6 +114,7 @@ def batch_message(batch: TokenizedBatch) -> bytes:
         batch.glued,
         batch.unrendered_texts,
         batch.unknown_tokens,
+        batch.special_texts,
         tokens,
         loss_masks,
     )
@@ -134,6 +135,7 @@ def read_batch(message: bytes) -> TokenizedBatch:
         glued,
         unrendered_texts,
         unknown_tokens,
+        special_texts,
         tokens,
         loss_masks,
     ) = _loads(message)
@@ -151,6 +153,7 @@ def read_batch(message: bytes) -> TokenizedBatch:
         glued,
         unrendered_texts,
         unknown_tokens,
+        special_texts,
     )
     batch_start = 0
     for outcome in outcomes:

@@ -18,6 +18,7 @@ from finetune_trainer.data.tokenizing.encoder import (
     RecordFormatter,
 )
 from finetune_trainer.data.tokenizing.preferences import PreferenceFormatter
+from finetune_trainer.data.tokenizing.special_text import SpecialText
 
 Formatter = RecordFormatter | PreferenceFormatter
 FORMATTERS: dict[Objective, type[Formatter]] = {
@@ -56,6 +57,8 @@ class TokenizedBatch:
     """The position of a record in the batch, and a sentence about a text that is not in its documents."""
     unknown_tokens: list[tuple[int, int]] = field(default_factory=list)
     """The position of a record in the batch, and the number of its tokens that stand for unknown text."""
+    special_texts: list[tuple[int, str]] = field(default_factory=list)
+    """The position of a record in the batch, and the first special token whose text its own texts hold."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class RecordTokenizer:
         self._formatter = FORMATTERS[objective]
         self._pairs = objective == "DPO"
         self._encoder = Encoder(tokenizer)
+        self._special_text = SpecialText(tokenizer)
 
     def tokenize(
         self, records: Sequence[Fields | InvalidRecord], shape: Shape | None
@@ -137,7 +141,12 @@ class RecordTokenizer:
                 batch.outcomes.append(record)
                 continue
             of_record = [next(encoded) for _ in record.examples]
-            batch.outcomes.append(self._outcome(index, record, of_record, batch))
+            outcome = self._outcome(index, record, of_record, batch)
+            batch.outcomes.append(outcome)
+            if isinstance(outcome, tuple):
+                special = self._special_text.first(records[index])
+                if special:
+                    batch.special_texts.append((index, special))
         batch.boundary_tokens = self._encoder.boundary_tokens - boundary_tokens_before
         return batch
 

@@ -44,6 +44,8 @@ def _check_is_a_record(prompt: object, completion: object) -> None:
     """Raise InvalidRecord if both are lists of texts: a file of columns, and not of records."""
     if _are_texts(prompt) and _are_texts(completion):
         raise InvalidRecord("prompt and completion are lists: write a record for each")
+    if completion and isinstance(completion, list) and _are_texts(completion):
+        raise InvalidRecord("completion is a list of texts: write a record for each")
 
 
 def _are_texts(value: object) -> bool:
