@@ -58,7 +58,7 @@ def test_best_comes_first_in_the_table(runs):
         (["slow"], "finetune compare slow@1 slow"),
         (["slow", "slow"], "slow is named twice"),
         (["slow", "fats"], "there is no run fats on this machine; did you mean fast?"),
-        (["slow", "xyz"], "the runs on this machine are fast, slow"),
+        (["slow", "xyz"], "runs of this machine: fast, slow"),
         (["slow", "fast@7"], "fast has no generation 7; its generations are 1, 2"),
         (["slow", "no.yaml"], "no.yaml"),
     ],

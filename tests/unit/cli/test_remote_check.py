@@ -222,10 +222,10 @@ def test_manifest_runs_no_code_in_a_check(hub, check, tmp_path):
 def test_store_that_is_gone_is_an_error_of_validate_only(hub, check, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", DEAD)
     code, out = check()
-    assert (code, out.count("does not respond")) == (2, 3)
+    assert (code, out.count("cannot be reached")) == (2, 3)
     code, out = check("plan")
     assert code == 0
-    assert f"hf://org/base: {DEAD} does not respond" in out
+    assert f"hf://org/base: {DEAD} cannot be reached" in out
 
 
 def test_run_with_a_store_that_is_gone_starts_with_a_warning(hub, check, monkeypatch):
@@ -234,7 +234,7 @@ def test_run_with_a_store_that_is_gone_starts_with_a_warning(hub, check, monkeyp
     stages = dict.fromkeys(("prepare", "evaluate", "push", "deploy"), pod)
     code, out = check("run", "--until", "prepare", **stages, train={"maxSteps": 1})
     assert code == 1  # prepare has started, and failed
-    assert f"NotLookedAt: hf://org/base: {DEAD} does not respond" in out
+    assert f"NotLookedAt: hf://org/base: {DEAD} cannot be reached" in out
 
 
 def test_remote_stays_unknown_without_the_trainers_packages(

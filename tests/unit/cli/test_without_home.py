@@ -38,7 +38,7 @@ def finetune(folder, *arguments):
 
 
 def test_kubeconfig_of_no_home_is_no_kubeconfig(tmp_path):
-    ended = finetune(tmp_path, "get", "demo")
+    ended = finetune(tmp_path, "get", "demo", "-n", "team")
     assert ended.returncode == 2
     assert "no kubeconfig at /.kube/config: set KUBECONFIG" in ended.stderr
 
