@@ -137,7 +137,12 @@ def test_api_server_accepts_texts_up_to_the_limit(namespace: KubeNamespace):
         (
             {
                 "train": FULL,
-                "push": {"targets": [{"uri": "pvc://a/b", "format": "Adapter"}]},
+                "push": {
+                    "targets": [
+                        {"uri": "pvc://a/b", "format": "Adapter"},
+                        {"uri": "pvc://a/c", "format": "Merged"},
+                    ]
+                },
             },
             "push.targets: train.method Full trains no adapter",
         ),

@@ -46,10 +46,11 @@ def _fields(cel: str) -> tuple[set[str], set[str]]:
     for presence, path in FIELD.findall(cel):
         chosen = presences if presence else values
         chosen.add(path.replace("?", ""))
-    # A field is absent if the object around it is.
+    # Of an object whose fields are named, only the presence counts: an edit may add it without these fields.
     named = values | presences
     outer = {path for path in named if any(_is_within(other, path) for other in named)}
-    return values - outer, presences - outer - values
+    compared = values - outer
+    return compared, (presences | outer) - compared
 
 
 def _is_within(path: str, outer: str) -> bool:
