@@ -25,8 +25,7 @@ def ratcheted(cel: str) -> str:
         ("!has(self.a)", "self.?a.hasValue() == oldSelf.?a.hasValue()"),
         (
             "!has(self.a) || has(self.a.b)",
-            "self.?a.hasValue() == oldSelf.?a.hasValue()"
-            " && self.?a.?b.hasValue() == oldSelf.?a.?b.hasValue()",
+            "self.?a.hasValue() == oldSelf.?a.hasValue() && self.?a.?b.hasValue() == oldSelf.?a.?b.hasValue()",
         ),
         # An edit that adds a, without its b, is no edit that leaves the fields as they are.
         (
