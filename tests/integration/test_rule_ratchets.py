@@ -31,6 +31,7 @@ class Stored:
     """Part of the refusal."""
 
 
+ADAPTER = {"uri": "pvc://a/b", "format": "Adapter"}
 STORED = {
     "path": Stored(
         {"model": {"uri": "models/base"}},
@@ -53,7 +54,7 @@ STORED = {
     "weights": Stored(
         {"train": {"method": "Full", "lora": None}, "evaluate": {"weights": "Adapter"}},
         ({"train": {"epochs": 2}}, {"evaluate": {"weights": "Merged"}}),
-        ({"push": {"targets": [{"uri": "pvc://a/b", "format": "Adapter"}]}},),
+        ({"push": {"targets": [{"uri": "pvc://a/m"}, ADAPTER]}},),
         "push.targets: train.method Full trains no adapter",
     ),
     "expiry": Stored(
