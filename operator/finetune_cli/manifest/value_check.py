@@ -14,7 +14,6 @@ from finetune_cli.manifest.fields import (
     Location,
     UriField,
     gate_metrics,
-    has_own_program,
     literal_variables,
     sources,
     targets,
@@ -72,19 +71,6 @@ def errors(spec: PipelineSpec, folder: Path) -> Iterator[Finding]:
     for gate, finding in _closed_gates(spec):
         if gate.task not in files:
             yield finding
-    yield from _validations_without_records(spec)
-
-
-def _validations_without_records(spec: PipelineSpec) -> Iterator[Finding]:
-    """Yield the fields that need validation records in a manifest that holds out none."""
-    validation = spec.validation
-    if validation.uri or validation.fraction or has_own_program(spec.train):
-        return
-    fix = "set validation.fraction above 0, or validation.uri"
-    if spec.train.early_stopping:
-        yield ("train", "earlyStopping"), f"needs validation records: {fix}"
-    elif spec.train.eval_steps:
-        yield ("train", "evalSteps"), f"needs validation records: {fix}"
 
 
 def warnings(spec: PipelineSpec) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from finetune_operator.local.pipeline_file import (
     pipeline_of,
     to_object,
 )
-from finetune_trainer.contract import PrepareResult
+from finetune_trainer.contract import EvaluateResult, PrepareResult, TrainResult
 from finetune_trainer.contract.question_scores import (
     Scores,
     from_json,
@@ -43,11 +43,10 @@ class Generation:
 
 def has_measured(status: PipelineStatus) -> bool:
     """Return whether a training has begun, or a model was evaluated: otherwise nothing is worth keeping."""
-    train = status.stages.get("train")
-    evaluate = status.stages.get("evaluate")
-    if train and (train.loss_curve or train.result):
-        return True
-    return bool(evaluate and evaluate.result)
+    return any(
+        stage.loss_curve or isinstance(stage.result, TrainResult | EvaluateResult)
+        for stage in status.stages.values()
+    )
 
 
 def loses_results(before: Pipeline, after: PipelineStatus) -> bool:
@@ -86,15 +85,15 @@ def earlier_generations(workdir: Path) -> list[Generation]:
 
 
 def question_scores(pipeline: Pipeline, workspace: Path) -> Scores:
-    """Return the values of single questions of a pipeline, from its workspace; none before evaluate is done."""
-    stages = pipeline.status.stages
-    evaluate = stages.get("evaluate")
-    if evaluate is None or evaluate.result is None:
-        return {}
-    prepared = stages["prepare"].result if "prepare" in stages else None
-    rows = prepared.digest if isinstance(prepared, PrepareResult) else ""
-    output = workspace / "evaluate" / evaluate.identity / "output"
-    return read_question_scores(output, rows)
+    """Return the values of single questions of a pipeline, from its workspace; none before the evaluation is done."""
+    rows = ""
+    output: Path | None = None
+    for name, stage in pipeline.status.stages.items():
+        if isinstance(stage.result, PrepareResult):
+            rows = stage.result.digest
+        if isinstance(stage.result, EvaluateResult):
+            output = workspace / name / stage.identity / "output"
+    return read_question_scores(output, rows) if output else {}
 
 
 def newest_number(workdir: Path) -> int:

@@ -133,7 +133,7 @@ def test_warning_event_explains_a_process_that_does_not_start(kind, name, pods):
         "lastTimestamp": ENDED,
     }
     message = (
-        "pods is forbidden: exceeded quota"
+        "pods is forbidden: exceeded quota: team, requested: pods=1"
         if kind == "Job"
         else "MountVolume.SetUp failed for volume pvc-1"
     )

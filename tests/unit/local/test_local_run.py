@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -348,7 +349,9 @@ def test_logs_name_the_attempt(workspace: CliWorkspace) -> None:
     )
     assert workspace.finetune("run").returncode == 1
     logs = workspace.finetune("logs", "prepare")
-    assert logs.stdout == "hello\n"
+    time, _, line = logs.stdout.partition(" ")
+    assert datetime.fromisoformat(time)
+    assert line == "hello\n"
     assert "attempt 1" in logs.stderr
     assert "exit code 64" in workspace.finetune("get").stdout
 

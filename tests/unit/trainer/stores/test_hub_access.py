@@ -107,7 +107,9 @@ def test_hub_that_is_gone_is_a_temporary_failure(
     with serve_hub(Hub(tmp_path / "gone")) as gone:
         use_hub(gone, monkeypatch)
 
-    with pytest.raises(ServiceUnavailable, match=f"{URI}: {gone.url} does not respond"):
+    with pytest.raises(
+        ServiceUnavailable, match=f"{URI}: {gone.url} cannot be reached"
+    ):
         HubSource(URI, "model").list_files(None)
 
 

@@ -167,7 +167,7 @@ def test_push_to_a_hub_that_is_gone_is_a_temporary_failure(
         use_hub(gone, monkeypatch)
 
     with pytest.raises(
-        ServiceUnavailable, match=f"{URI}: {gone.url} does not respond.*retry later"
+        ServiceUnavailable, match=f"{URI}: {gone.url} cannot be reached.*retry"
     ):
         model.publish()
 

@@ -165,4 +165,4 @@ def test_samples_compile_nothing(tmp_path):
     )
     run_train(config, tmp_path)
     assert counters["stats"]["unique_graphs"] == graphs
-    assert (stage_folder(tmp_path, "b" * 16) / SAMPLES).read_text().count("\n") == 2
+    assert (stage_folder(tmp_path, "b" * 16) / SAMPLES).read_text().count("\n") == 3
