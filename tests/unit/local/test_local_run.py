@@ -350,7 +350,7 @@ def test_logs_name_the_attempt(workspace: CliWorkspace) -> None:
     assert workspace.finetune("run").returncode == 1
     logs = workspace.finetune("logs", "prepare")
     time, _, line = logs.stdout.partition(" ")
-    assert datetime.fromisoformat(time)
+    assert datetime.fromisoformat(time).tzinfo
     assert line == "hello\n"
     assert "attempt 1" in logs.stderr
     assert "exit code 64" in workspace.finetune("get").stdout
