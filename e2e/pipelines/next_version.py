@@ -68,6 +68,11 @@ CHANGES: tuple[tuple[str, str, str], ...] = (
         '        "enableServiceLinks": False,\n',
     ),
     (
+        "charts/finetune-operator/templates/_built_fields.tpl",
+        "'shareProcessNamespace', ",
+        "'enableServiceLinks', ",
+    ),
+    (
         "charts/finetune-operator/templates/_names.tpl",
         f"{LABEL}: next\n",
         "helm.sh/chart: {{",
