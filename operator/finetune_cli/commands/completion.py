@@ -20,6 +20,8 @@ Print the script that completes commands, options, stages and the names of runs 
 zsh)". For fish: finetune completion fish > ~/.config/fish/completions/finetune.fish
 """
 TABLE = Path(__file__).with_name("completions.json")
+Table = dict[str, dict[str, Any]]
+"""Command -> its options with their values, the words of its arguments, and whether it takes a run."""
 FILES = ":files"
 """Line after the words, if a file may stand there, too."""
 # The words are one argument, a line each: argparse would drop a word -- between others.
@@ -78,18 +80,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.words is None:
         sys.stdout.write(SCRIPTS[arguments.shell])
         return 0
+    table = json.loads(TABLE.read_text("utf-8"))
     *before, last = arguments.words.split("\n")
-    words = sorted({word for word in _words(before, last) if word.startswith(last)})
+    candidates = _words(table, before, last)
+    words = sorted({word for word in candidates if word.startswith(last)})
     # Last: it is no word.
-    if _takes_file(before, last):
+    if _takes_file(table, before, last):
         words.append(FILES)
     sys.stdout.writelines(f"{word}\n" for word in words)
     return 0
 
 
-def _words(before: list[str], last: str) -> Iterator[str]:
+def _words(table: Table, before: list[str], last: str) -> Iterator[str]:
     """Yield the words that may follow the words before, whatever the last one begins with."""
-    table = json.loads(TABLE.read_text("utf-8"))
     if not before:
         yield from (*table, "--version", "--help")
         return
@@ -110,10 +113,9 @@ def _takes_value(options: dict[str, Any], word: str) -> bool:
     return options.get(word) is not None
 
 
-def _takes_file(before: list[str], last: str) -> bool:
+def _takes_file(table: Table, before: list[str], last: str) -> bool:
     """Return whether a file may be the last word: not a command, an option, or a value of a known set."""
     if not before or last.startswith("-"):
         return False
-    table = json.loads(TABLE.read_text("utf-8"))
     options = table.get(before[0], {}).get("options", {})
     return not options.get(before[-1])

@@ -1,7 +1,6 @@
 """`finetune convert`: write the manifest of a config of axolotl or TRL."""
 
 import argparse
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import INVALID
 from finetune_cli.manifest.json_schema import write_schema
 from finetune_cli.manifest.manifest import read_text
+from finetune_cli.manifest.pipeline_name import pipeline_name
 
 DESCRIPTION = """\
 Write the manifest that a config of axolotl or TRL means, with the defaults of that tool. What has no counterpart here,
@@ -25,7 +25,6 @@ or means something else, is a comment at the top of the manifest and a line on s
 such config, or the manifest still has an error, which is printed.
 """
 TOOLS: dict[str, ModuleType] = {"axolotl": axolotl, "TRL": trl}
-LONGEST_NAME = 40
 
 
 def register(commands: Commands) -> None:
@@ -57,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = _read(arguments.file)
     tool = _tool_of(arguments.file, config)
     conversion = TOOLS[tool].convert(config)
-    name = _name(arguments.file)
+    name = pipeline_name(arguments.file.stem) or "converted"
     text = manifest_text(conversion, name, tool, arguments.file.name)
     if output:
         output.write_text(text, encoding="utf-8")
@@ -94,8 +93,3 @@ def _tool_of(file: Path, config: Mapping[str, Any]) -> str:
             f"{file} is no config of axolotl or TRL: it has none of {keys}"
         )
     return name
-
-
-def _name(file: Path) -> str:
-    words = re.findall(r"[a-z0-9]+", file.stem.lower())
-    return "-".join(words)[:LONGEST_NAME].strip("-") or "converted"

@@ -27,6 +27,7 @@ from finetune_cli.manifest.fields import UriField, sources, targets
 from finetune_cli.manifest.json_schema import write_schema
 from finetune_cli.manifest.manifest import read_text
 from finetune_cli.manifest.messages import PATTERNS
+from finetune_cli.manifest.pipeline_name import pipeline_name
 from finetune_cli.manifest.value_check import resembles_repository
 from finetune_operator.api.datasets import REPOSITORY
 from finetune_operator.api.names import DNS_SUBDOMAIN
@@ -47,9 +48,6 @@ DEFAULT_TARGET = "published"
 DEFAULT_PROMPT = "Hello"
 MAX_PROMPT = 200
 """Longest prompt of a record that the manifest repeats."""
-# The longest that Kubernetes' 63 characters for the name of a Job leave uncut: NAME-UID8-evaluate-a999.
-MAX_NAME = 40
-"""Longest name of a pipeline that is made from the name of its data."""
 QUESTIONS = {
     "model": "Base model, a folder or hf://ORG/NAME",
     "data": "Training records, a file or hf://ORG/NAME/PATH",
@@ -190,8 +188,7 @@ def _name_of(data: str) -> str:
     if data == DEFAULT_DATA:
         return DEFAULT_NAME
     last = data.rstrip("/").rpartition("/")[2].partition(".")[0]
-    words = re.findall(r"[a-z0-9]+", last.lower())
-    return "-".join(words)[:MAX_NAME].rstrip("-") or DEFAULT_NAME
+    return pipeline_name(last) or DEFAULT_NAME
 
 
 def _on_this_machine(manifest: Path, uri: str) -> Path | None:

@@ -26,7 +26,7 @@ from finetune_cli.exit_codes import FAILED, INTERRUPTED
 from finetune_cli.local.background import run_in_background
 from finetune_cli.local.fault_injection import Fault, fault
 from finetune_cli.local.look import as_stopped
-from finetune_cli.local.run import LocalRun
+from finetune_cli.local.run import LocalRun, local_settings
 from finetune_cli.local.serving import keep_serving
 from finetune_cli.local.summary import run_argument, summary_lines
 from finetune_cli.local.work_folder import LOG
@@ -40,7 +40,6 @@ from finetune_cli.runs import RUNS
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus
 from finetune_operator.core.events import Event
-from finetune_operator.core.settings import Settings
 from finetune_trainer.contract.environment import GIT_SHA
 
 DESCRIPTION = """\
@@ -168,10 +167,7 @@ def _work(
     arguments: argparse.Namespace, local_run: LocalRun, faults: Sequence[Fault]
 ) -> int:
     """Reconcile until the run ends, print its end, and return the exit code."""
-    # On this machine, a command explains a reason.
-    settings = Settings(
-        until=arguments.until, placement_defaults=None, troubleshooting_url=""
-    )
+    settings = local_settings(arguments.until)
     with _display(arguments, local_run) as display:
         status = asyncio.run(local_run.run(settings, faults, display.update))
     pipeline = local_run.cluster.pipeline_file.read()

@@ -16,7 +16,9 @@ from finetune_cli.convert.conversion import (
 )
 from finetune_cli.convert.settings import (
     SHARED,
+    note_eight_bits,
     optimizer,
+    remove_overruled,
     scheduler,
     target_modules,
     uri_of,
@@ -56,10 +58,7 @@ def convert(config: Mapping[str, Any]) -> Conversion:
     conversion.set("train.optimizer.scheduler", "Cosine")
     conversion.set("train.optimizer.warmupFraction", DEFAULT_WARMUP)
     take_over(conversion, config, TABLE)
-    if conversion.get("train.maxSteps"):
-        conversion.remove("train.epochs")
-    if conversion.get("train.method") == "Full":
-        conversion.remove("train.lora")
+    remove_overruled(conversion)
     _without_conflicts(conversion)
     return conversion
 
@@ -90,11 +89,7 @@ def _method(conversion: Conversion, config: Mapping[str, Any]) -> None:
         method = "LoRA"
     if config.get("load_in_4bit") and method == "LoRA":
         method = "QLoRA"
-    if config.get("load_in_8bit"):
-        conversion.note(
-            "load_in_8bit",
-            "the base model is held in train.dtype; QLoRA holds it in 4 bits",
-        )
+    note_eight_bits(conversion, config)
     conversion.set("train.method", method)
     if method != "Full":
         # PEFT would choose by the architecture; axolotl wants them named.

@@ -1,6 +1,7 @@
 """Settings that the tools share, since they all pass them on to Transformers and PEFT."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,21 @@ def half_precision(conversion: Conversion, value: Any) -> None:
             "train.dtype is BF16, which needs no loss scaling; FP32 on GPUs without it"
         )
         conversion.note("fp16", text)
+
+
+def note_eight_bits(conversion: Conversion, config: Mapping[str, Any]) -> None:
+    """Add a note that a base model in 8 bits becomes one in the training's data type."""
+    if config.get("load_in_8bit"):
+        text = "the base model is held in train.dtype; QLoRA holds it in 4 bits"
+        conversion.note("load_in_8bit", text)
+
+
+def remove_overruled(conversion: Conversion) -> None:
+    """Remove the epochs beside a number of steps, and the adapter of a training without one."""
+    if conversion.get("train.maxSteps"):
+        conversion.remove("train.epochs")
+    if conversion.get("train.method") == "Full":
+        conversion.remove("train.lora")
 
 
 def publish(conversion: Conversion, value: Any) -> None:

@@ -12,8 +12,10 @@ from finetune_cli.convert.conversion import (
 )
 from finetune_cli.convert.settings import (
     SHARED,
+    note_eight_bits,
     optimizer,
     precision,
+    remove_overruled,
     scheduler,
     uri_of,
     variant,
@@ -61,10 +63,7 @@ def convert(config: Mapping[str, Any]) -> Conversion:
     conversion.set("train.optimizer.scheduler", "Linear")
     conversion.set("train.optimizer.warmupFraction", 0.0)
     take_over(conversion, config, TABLE)
-    if conversion.get("train.maxSteps"):
-        conversion.remove("train.epochs")
-    if conversion.get("train.method") == "Full":
-        conversion.remove("train.lora")
+    remove_overruled(conversion)
     return conversion
 
 
@@ -105,11 +104,7 @@ def _method(conversion: Conversion, config: Mapping[str, Any]) -> None:
         return
     conversion.set("train.method", "QLoRA" if config.get("load_in_4bit") else "LoRA")
     conversion.set("train.lora", {"rank": 16, "alpha": 32, "dropout": 0.05})
-    if config.get("load_in_8bit"):
-        conversion.note(
-            "load_in_8bit",
-            "the base model is held in train.dtype; QLoRA holds it in 4 bits",
-        )
+    note_eight_bits(conversion, config)
     if not config.get("lora_target_modules"):
         text = "PEFT chooses the layers by the architecture; all linear layers stand in the manifest"
         conversion.note("lora_target_modules", text)

@@ -17,7 +17,8 @@ from pathlib import Path
 from finetune_cli.arguments import find_workdir, is_manifest
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
-from finetune_cli.local.look import look_at
+from finetune_cli.local.look import RunLook, look_at
+from finetune_cli.local.run import local_settings
 from finetune_cli.local.watch import summary
 from finetune_cli.local.work_folder import WorkFolderInUse, delete, locked
 from finetune_cli.outcome import is_up_to_date
@@ -25,7 +26,6 @@ from finetune_cli.output.question import agreed
 from finetune_cli.runs import manifest_of, until_of
 from finetune_operator.api.group import CANCEL_ANNOTATION
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.core.settings import Settings
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.cluster import Folders, LocalCluster
 from finetune_operator.local.job_folder import is_locked
@@ -60,11 +60,17 @@ def _name_of(workdir: Path) -> str:
     return workdir.name
 
 
+def _has_finished(look: RunLook) -> bool:
+    """Return whether there is nothing to stop or to resume any more, and say so."""
+    status = look.pipeline.status
+    if status.finished_at:
+        print(f"{look.key}: has already finished ({status.phase})")
+    return status.finished_at is not None
+
+
 def _cancel(workdir: Path, _: argparse.Namespace) -> int:
     look = look_at(workdir)
-    if look.pipeline.status.finished_at:
-        phase = look.pipeline.status.phase
-        print(f"{look.key}: has already finished ({phase})")
+    if _has_finished(look):
         return 0
     now = datetime.now(UTC).isoformat()  # noqa: TID251  an edge
     PipelineFile(workdir).change(lambda pipeline: _with_cancel(pipeline, now))
@@ -86,9 +92,7 @@ def _with_cancel(pipeline: Pipeline, token: str) -> Pipeline:
 
 def _suspend(workdir: Path, _: argparse.Namespace) -> int:
     look = look_at(workdir)
-    if look.pipeline.status.finished_at:
-        phase = look.pipeline.status.phase
-        print(f"{look.key}: has already finished ({phase})")
+    if _has_finished(look):
         return 0
     if look.pipeline.spec.suspend:
         print(f"{look.key}: is already suspended")
@@ -140,7 +144,7 @@ def settle(workdir: Path) -> None:
 
 
 async def _settle(cluster: LocalCluster) -> None:
-    settings = Settings(placement_defaults=None)
+    settings = local_settings()
     while True:
         pipeline = cluster.pipeline_file.read()
         if pipeline is None:
@@ -156,9 +160,7 @@ async def _settle(cluster: LocalCluster) -> None:
 
 def _resume(workdir: Path, start: Start) -> int:
     look = look_at(workdir)
-    if look.pipeline.status.finished_at:
-        phase = look.pipeline.status.phase
-        print(f"{look.key}: has already finished ({phase})")
+    if _has_finished(look):
         return 0
     was_suspended = look.pipeline.spec.suspend
     if look.works and not was_suspended:

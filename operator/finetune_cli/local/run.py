@@ -50,6 +50,11 @@ WORKDIR_RETRY_SECONDS = 60.0
 Show = Callable[[PipelineStatus], None]
 
 
+def local_settings(until: str | None = None) -> Settings:
+    """Return the operator's settings on this machine, which has no kinds of nodes, and a command that explains."""
+    return Settings(until=until, placement_defaults=None, troubleshooting_url="")
+
+
 @dataclass(frozen=True)
 class LocalRun:
     """One manifest and its work folder."""

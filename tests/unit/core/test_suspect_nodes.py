@@ -7,10 +7,11 @@ import pytest
 from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.core.job_template import REQUIRED_AFFINITY
 from finetune_operator.core.observation import JobState, PodFault
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.suspect_nodes import NO_NODES, AvoidedNodes
-from finetune_operator.kubernetes.resources.affinity import PREFERRED, REQUIRED
+from finetune_operator.kubernetes.resources.affinity import PREFERRED
 from finetune_operator.kubernetes.resources.job import build_job
 from finetune_trainer.contract import Failure, TerminationMessage
 
@@ -111,10 +112,10 @@ def affinity_of(nodes: AvoidedNodes, own=None):
 
 def test_pod_keeps_its_own_affinity_beside_the_avoided_nodes():
     zone = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
-    own = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [zone]}}}
+    own = {"nodeAffinity": {REQUIRED_AFFINITY: {"nodeSelectorTerms": [zone]}}}
     affinity = affinity_of(AvoidedNodes(("sick",), ("a", "b")), own)
     fields = [{**NOT_IN, "values": ["sick"]}]
-    [term] = affinity[REQUIRED]["nodeSelectorTerms"]
+    [term] = affinity[REQUIRED_AFFINITY]["nodeSelectorTerms"]
     assert term["matchFields"] == fields
     assert zone["matchExpressions"][0] in term["matchExpressions"]
     [preferred] = affinity[PREFERRED]
@@ -126,5 +127,5 @@ def test_pod_keeps_its_own_affinity_beside_the_avoided_nodes():
 def test_pod_without_suspects_has_no_preference():
     affinity = affinity_of(NO_NODES)
     assert PREFERRED not in affinity
-    terms = affinity.get(REQUIRED, {}).get("nodeSelectorTerms", [])
+    terms = affinity.get(REQUIRED_AFFINITY, {}).get("nodeSelectorTerms", [])
     assert all("matchFields" not in term for term in terms)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from finetune_operator.kubernetes.resources.affinity import REQUIRED, affinity_without
+from finetune_operator.core.job_template import REQUIRED_AFFINITY
+from finetune_operator.kubernetes.resources.affinity import affinity_without
 
 LABELS = (("spot", "true"), ("zone", "b"))
 EXCLUDED = [
@@ -13,15 +14,16 @@ OWN = {"key": "gpu", "operator": "Exists"}
 
 
 def terms_of(affinity):
-    return affinity["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    return affinity["nodeAffinity"][REQUIRED_AFFINITY]["nodeSelectorTerms"]
 
 
 def own(*terms):
-    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": list(terms)}}}
+    return {"nodeAffinity": {REQUIRED_AFFINITY: {"nodeSelectorTerms": list(terms)}}}
 
 
 @pytest.mark.parametrize(
-    "affinity", [{}, {"nodeAffinity": None}, {"nodeAffinity": {REQUIRED: None}}]
+    "affinity",
+    [{}, {"nodeAffinity": None}, {"nodeAffinity": {REQUIRED_AFFINITY: None}}],
 )
 def test_labels_are_excluded_without_an_own_requirement(affinity):
     assert terms_of(affinity_without(LABELS, affinity)) == [
@@ -63,8 +65,8 @@ def test_empty_term_still_matches_no_node(term):
     "affinity",
     [
         {"nodeAffinity": [1]},
-        {"nodeAffinity": {REQUIRED: "x"}},
-        {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": {"a": 1}}}},
+        {"nodeAffinity": {REQUIRED_AFFINITY: "x"}},
+        {"nodeAffinity": {REQUIRED_AFFINITY: {"nodeSelectorTerms": {"a": 1}}}},
         own("text", {"matchExpressions": {"a": 1}}),
     ],
 )

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
+from finetune_operator.core.job_template import REQUIRED_AFFINITY
 from finetune_operator.core.suspect_nodes import AvoidedNodes
 from finetune_operator.kubernetes.translate.object import Object
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def affinity_without(labels: Iterable[tuple[str, str]], affinity: Object) -> Object:
@@ -50,7 +50,7 @@ def _narrowed(affinity: Object, field: str, requirements: list[Object]) -> Objec
     node = affinity.get("nodeAffinity") or {}
     if not requirements or not isinstance(node, dict):
         return affinity
-    required = node.get(REQUIRED)
+    required = node.get(REQUIRED_AFFINITY)
     if required is None:
         required = {"nodeSelectorTerms": [{field: requirements}]}
     elif isinstance(required, dict) and isinstance(
@@ -62,7 +62,7 @@ def _narrowed(affinity: Object, field: str, requirements: list[Object]) -> Objec
             for term in required["nodeSelectorTerms"]
         ]
         required = {**required, "nodeSelectorTerms": terms}
-    return {**affinity, "nodeAffinity": {**node, REQUIRED: required}}
+    return {**affinity, "nodeAffinity": {**node, REQUIRED_AFFINITY: required}}
 
 
 def _narrowed_term(term: Any, field: str, requirements: list[Object]) -> Any:
