@@ -1,4 +1,3 @@
-import hashlib
 import os
 from pathlib import Path
 
@@ -59,16 +58,3 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from support.trainer.models import make_tiny_model  # noqa: PLC0415  imports torch, which is slow
 
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(autouse=True)
-def own_machine(
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
-    """Set a folder for the index of runs and the downloads of each test, apart from the user's own."""
-    digest = hashlib.sha256(request.node.nodeid.encode()).hexdigest()
-    folder = tmp_path_factory.getbasetemp() / "machines" / digest
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
-    monkeypatch.setenv("FINETUNE_CACHE", str(folder / "cache"))

@@ -137,7 +137,8 @@ CRASHED = {"terminated": {"exitCode": 3, "reason": "Error"}}
     "init",
     [
         {"state": waiting("CrashLoopBackOff"), "lastState": CRASHED},
-        {"state": running(), "lastState": CRASHED, "restartCount": 3},
+        {"state": running(), "lastState": CRASHED, "restartCount": 1},
+        {"state": CRASHED},
     ],
 )
 def test_native_sidecar_that_fails_again_keeps_it_waiting(init):
@@ -153,6 +154,23 @@ def test_native_sidecar_that_restarts_once_is_no_problem():
     init = {"state": running(), "lastState": CRASHED, "restartCount": 1}
     job = observed(pod(running(), "Running", init={**init, "started": True}))
     assert job.blocker is None
+
+
+@pytest.mark.parametrize(
+    ("since", "failed"),
+    [("2030-01-01T00:19:59Z", True), ("2030-01-01T00:18:00Z", False)],
+)
+def test_sidecar_that_crashes_again_and_again_does_not_flap(since, failed):
+    """Between two crashes it runs for a moment, which is no recovery."""
+    init = {
+        "state": {"running": {"startedAt": since}},
+        "lastState": CRASHED,
+        "restartCount": 4,
+        "started": True,
+    }
+    job = observed(pod(running(), "Running", init=init))
+    reason = job.blocker and job.blocker.reason
+    assert (reason is Reason.SIDECAR_FAILED) == failed
 
 
 @pytest.mark.parametrize(

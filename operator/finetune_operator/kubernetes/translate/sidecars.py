@@ -15,6 +15,8 @@ from finetune_operator.kubernetes.translate.pod import (
 # A proxy may restart until its control plane answers.
 MAX_RESTARTS = 3
 """Number of restarts after a failure from which a container counts as failed."""
+RECOVERED_AFTER = timedelta(minutes=1)
+"""Time that a container which failed MAX_RESTARTS times must run to count as recovered: each restart runs a moment."""
 LATE_AFTER = timedelta(minutes=5)
 """Time after which an init container that has not ended, or not started as a sidecar, needs a person."""
 OPT_OUT = 'the label sidecar.istio.io/inject: "false" or the like'
@@ -29,7 +31,7 @@ def sidecar_blocker(pod: ObservedPod, now: datetime | None = None) -> Blocker | 
         return None
     if pod.exit_code is not None:
         return _outlives(pod)
-    failed = _first_failed(pod)
+    failed = _first_failed(pod, now)
     if failed:
         effect = "the process goes on" if pod.started_at else "the process cannot start"
         fix = f"run `kubectl logs {pod.name} -c {failed['name']}`, or keep it out of the pod with {OPT_OUT}"
@@ -91,25 +93,34 @@ def _starts_late(pod: ObservedPod, now: datetime | None) -> Blocker | None:
     return None
 
 
-def _first_failed(pod: ObservedPod) -> Object | None:
+def _first_failed(pod: ObservedPod, now: datetime | None = None) -> Object | None:
     for status in other_containers(pod):
-        if _has_failed(status):
+        if _has_failed(status, now):
             return status
     return None
 
 
-def _has_failed(status: Object) -> bool:
+def _has_failed(status: Object, now: datetime | None) -> bool:
+    """Return whether a container has failed, and has not recovered since.
+
+    The answer stays the same while the container fails, waits and runs for a moment, again and again.
+    """
     state = status.get("state") or {}
-    if (state.get("terminated") or {}).get("exitCode"):
-        return True
-    # It has recovered, however often it failed before. A native sidecar runs before it has started.
-    has_started = status.get("started") or not status.get("isInit")
-    if state.get("running") and has_started:
-        return False
     failures = [end for end in terminations(status) if end.get("exitCode")]
+    if not failures:
+        return False
+    running = state.get("running")
+    if not running:
+        waits = (state.get("waiting") or {}).get("reason") == "CrashLoopBackOff"
+        return waits or bool((state.get("terminated") or {}).get("exitCode"))
+    # A native sidecar runs before it has started.
+    if status.get("isInit") and not status.get("started"):
+        return True
     restarts = int(status.get("restartCount") or 0)
-    waits = (state.get("waiting") or {}).get("reason") == "CrashLoopBackOff"
-    return bool(failures) and (waits or restarts >= MAX_RESTARTS)
+    since = time_of(running.get("startedAt"))
+    if restarts < MAX_RESTARTS or now is None or since is None:
+        return False
+    return now < since + RECOVERED_AFTER
 
 
 def _ended(status: Object) -> bool:
