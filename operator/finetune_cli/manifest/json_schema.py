@@ -41,7 +41,7 @@ def schema_text() -> str:
 
 
 def write_schema(manifest: Path) -> None:
-    """Write the schema where the first line of a manifest expects it, if that folder can be written."""
+    """Write the schema to the path in the first line of a manifest, if that folder can be written."""
     file = manifest.parent / FILE
     try:
         file.parent.mkdir(exist_ok=True)
