@@ -94,7 +94,8 @@ def report(drill: Drill) -> list[str]:
     verb = "evicted"
     if target.kill:
         verb = "killed"
-    heading = f"{target.pipeline}: attempt {target.attempt.number} of {target.stage} was {verb}"
+    attempt = f"attempt {target.attempt.number} of {target.stage}"
+    heading = f"{target.pipeline}: {attempt} was {verb}"
     if drill.step is not None:
         heading += f" at step {drill.step}"
     rows = [
