@@ -35,10 +35,8 @@ def confirm(announcement: str, *, yes: bool) -> bool:
             "nothing was evicted: there is no terminal to ask on; add --yes to evict without asking"
         )
     print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
-    try:
-        answer = input().strip().lower()
-    except EOFError:
-        answer = ""
+    # Empty at the end of the input (Ctrl-D), which is no agreement.
+    answer = sys.stdin.readline().strip().lower()
     agreed = answer in {"y", "yes"}
     if not agreed:
         print("nothing was evicted", file=sys.stderr)
