@@ -75,7 +75,7 @@ def runs_elsewhere() -> list[Path]:
 
 
 def remember(run: Path) -> None:
-    """Add a run in a RUNS folder to the index, and forget those that no longer exist.
+    """Add a run in a RUNS folder to the index, and forget the runs that no longer exist.
 
     A run with a folder of its own (--workdir) is not added: its user has chosen to name the folder.
     """

@@ -1,16 +1,20 @@
 """Charts as SVG. Places are shares of the width, so a text keeps its size on every screen."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from finetune_cli.card.markup import Content, Markup, element
+from finetune_cli.card.markup import Content, Markup, element, join, listing
 
+# A place is written with one digit behind the point: ten thousand places, finer than any screen.
 CURVE_WIDTH = 1000
 """Units of a curve's own coordinates, which the browser stretches to the width of the chart."""
 TICKS = 5
 """About so many numbers stand at an axis."""
+# Steps that people count in. The 10 is for a step that is just above 5.
 ROUND_STEPS = (1, 2, 5, 10)
+# Room for the longest name of a stage in the size of style.css; the chart has the rest.
 AXIS_WIDTH = 64
 """Pixels beside a chart for the numbers or the names of its rows."""
 
@@ -22,6 +26,17 @@ class Axis:
     low: float
     high: float
     is_logarithmic: bool = False
+
+    @classmethod
+    def around(cls, low: float, high: float, margin: float, least: float) -> Self:
+        """Return an even axis with room for both values, and `margin` of their distance beside them.
+
+        `least` is the smallest distance.
+        """
+        # Equal values have no distance: a tenth of their size then keeps the axis from being empty.
+        distance = max(high - low, abs(high) / 10, least)
+        room = margin * distance
+        return cls(low - room, high + room)
 
     def share(self, value: float) -> float:
         """Return the place of a value, from 0 to 1; values outside are at the ends."""
@@ -44,7 +59,8 @@ class Axis:
     def _even(self) -> list[float]:
         raw = (self.high - self.low) / TICKS
         power = 10.0 ** math.floor(math.log10(raw))
-        step = min(power * factor for factor in ROUND_STEPS if power * factor >= raw)
+        steps = [power * factor for factor in ROUND_STEPS]
+        step = min(step for step in steps if step >= raw)
         first = math.ceil(self.low / step)
         last = math.floor(self.high / step)
         return [number * step for number in range(first, last + 1)]
@@ -54,10 +70,12 @@ class Axis:
         last = math.ceil(math.log10(self.high))
         ticks = []
         for power in range(first, last + 1):
+            # Without the 10, which is the first tick of the next power.
             ticks += [factor * 10.0**power for factor in ROUND_STEPS[:3]]
         inside = [tick for tick in ticks if self.low <= tick <= self.high]
         # Of many powers of ten, every n-th.
-        return inside[:: math.ceil(len(inside) / (2 * TICKS)) or 1]
+        every = math.ceil(len(inside) / (2 * TICKS))
+        return inside[:: max(1, every)]
 
 
 def chart(
@@ -76,14 +94,24 @@ def chart(
     )
 
 
-def with_side(
-    height: int, labels: Iterable[tuple[float, str]], drawn: Markup
+def figure(
+    height: int, labels: Iterable[tuple[float, str]], drawn: Markup, caption: Markup
 ) -> Markup:
-    """Return a chart with texts on its left, each at a height in pixels."""
+    """Return a chart with texts on its left, each at a height in pixels, and its legend below."""
     texts = [label(0.9, y, text, anchor="end") for y, text in labels]
     # The description of the chart has the same, so readers of the screen skip it.
     side = element("svg", *texts, width=AXIS_WIDTH, height=height, aria_hidden="true")
-    return element("div", side, drawn, class_="plot")
+    plot = element("div", side, drawn, class_="plot")
+    return element("figure", plot, element("figcaption", caption))
+
+
+def legend(kinds: Mapping[str, str], *remarks: str) -> Markup:
+    """Return the meaning of each kind of mark beside a swatch in its colour, then remarks on the whole chart."""
+    entries: list[Content] = []
+    for kind, meaning in kinds.items():
+        swatch = element("span", class_=f"swatch {kind}", aria_hidden="true")
+        entries.append(join((swatch, meaning), " "))
+    return listing([*entries, *remarks], "legend")
 
 
 def percent(share: float) -> str:
@@ -93,6 +121,7 @@ def percent(share: float) -> str:
 
 def bar(start: float, end: float, top: float, height: float, kind: str) -> Markup:
     """Return a bar between two shares of the width; it is never too thin to be seen."""
+    # About a pixel on a narrow screen.
     width = max(end - start, 0.003)
     return element(
         "rect",
@@ -106,7 +135,13 @@ def bar(start: float, end: float, top: float, height: float, kind: str) -> Marku
 
 def dot(x: float, y: float, kind: str, radius: float = 5) -> Markup:
     """Return a round mark."""
-    return element("circle", cx=percent(x), cy=f"{y:.4g}", r=radius, class_=kind)
+    return element(
+        "circle",
+        cx=percent(x),
+        cy=f"{y:.4g}",
+        r=radius,
+        class_=kind,
+    )
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
@@ -132,7 +167,12 @@ def label(
         elif x > 0.9:  # noqa: PLR2004
             anchor = "end"
     return element(
-        "text", text, x=percent(x), y=f"{y:.4g}", text_anchor=anchor, class_=kind
+        "text",
+        text,
+        x=percent(x),
+        y=f"{y:.4g}",
+        text_anchor=anchor,
+        class_=kind,
     )
 
 

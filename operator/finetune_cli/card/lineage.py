@@ -1,6 +1,7 @@
 """The section about lineage: the versions and digests of all that the model was made from."""
 
 from collections.abc import Iterator
+from itertools import zip_longest
 
 from finetune_cli.card.markup import (
     Content,
@@ -23,12 +24,19 @@ def lineage_section(record: RunRecord) -> Markup:
     rows = []
     for kind in STAGES:
         stage = record.stage(kind.name)
-        if stage.identity:
-            digest = ""
-            if stage.result:
-                digest = stage.result.digest
-            version = str(stage.results_version)
-            rows.append((kind.name, code(stage.identity), code(digest), version))
+        # A stage that has not begun has no identity yet.
+        if not stage.identity:
+            continue
+        digest = ""
+        if stage.result:
+            digest = stage.result.digest
+        row = (
+            kind.name,
+            code(stage.identity),
+            code(digest),
+            str(stage.results_version),
+        )
+        rows.append(row)
     head = (
         "Stage",
         "Identity of its inputs",
@@ -45,13 +53,14 @@ def lineage_section(record: RunRecord) -> Markup:
 
 def _sources(record: RunRecord) -> Iterator[tuple[str, Content]]:
     spec = record.pipeline.spec
+    model = spec.model
     prepared = record.stage("prepare").result
     pins: tuple[str | None, ...] = ()
-    base = _place(spec.model.uri, spec.model.revision, None)
+    model_pin = None
     if isinstance(prepared, PrepareResult):
         pins = prepared.data_pins
-        base = _place(spec.model.uri, spec.model.revision, prepared.model_pin)
-    yield "Base model", base
+        model_pin = prepared.model_pin
+    yield "Base model", _place(model.uri, model.revision, model_pin)
     if isinstance(prepared, PrepareResult):
         yield "Digest of the base model", _code(prepared.model_digest)
     start = spec.train.start_from
@@ -64,9 +73,8 @@ def _sources(record: RunRecord) -> Iterator[tuple[str, Content]]:
     if spec.validation.uri:
         sources.append((spec.validation.uri, spec.validation.revision))
     # The pins are in the order of the manifest, and none before prepare is done.
-    unknown = (None,) * len(sources)
-    for source, pin in zip(sources, (*pins, *unknown), strict=False):
-        yield "Data set", _place(*source, pin)
+    for (uri, revision), pin in zip_longest(sources, pins[: len(sources)]):
+        yield "Data set", _place(uri, revision, pin)
     if isinstance(prepared, PrepareResult):
         yield "Digest of the data", _code(prepared.data_digest)
 
@@ -80,8 +88,10 @@ def _model(record: RunRecord) -> Iterator[tuple[str, Content]]:
         yield "Published model", _code(without_secrets(model.uri))
         yield "Digest of the published model", _code(model.digest)
         yield "Endpoint", _code(model.endpoint)
-    yield "Pipeline", _code(f"{record.pipeline.key}, uid {record.pipeline.uid}")
-    yield "Generation of the manifest", str(record.pipeline.generation)
+    pipeline = record.pipeline
+    # The uid tells this pipeline from an earlier pipeline of the same name.
+    yield "Pipeline", _code(f"{pipeline.key}, uid {pipeline.uid}")
+    yield "Generation of the manifest", str(pipeline.generation)
     yield "Version of finetune", shortened(record.version)
 
 

@@ -10,8 +10,10 @@ from finetune_operator.api.status import Outcome, StageStatus
 from finetune_trainer.contract.loss_curve import MAX_LOSS, LossCurve
 from finetune_trainer.contract.metric_rows import Row
 
+# More could not be told apart on a screen, and would make the page larger.
 DRAWN = 300
-"""Points of a curve at most: more could not be told apart on a screen."""
+"""Points of a curve at most."""
+# A training that goes well loses most in its first steps. On an even axis the rest would be a flat line.
 WIDE_RANGE = 5
 """If the highest loss is so many times the lowest, the axis is logarithmic."""
 LEAST_LOSS = 1e-9
@@ -58,6 +60,11 @@ class Losses:
         """The validation with the lowest loss, or None."""
         return min(self.validations, key=lambda point: point[1], default=None)
 
+    @property
+    def has_range(self) -> bool:
+        """Whether any point is of several losses, and has a lowest and a highest loss."""
+        return any(point.lowest < point.highest for point in self.points)
+
     def axis(self) -> Axis:
         """Return an axis with room for all points."""
         values = [loss for _, loss in self.validations]
@@ -68,9 +75,7 @@ class Losses:
         if low > LEAST_LOSS and high > WIDE_RANGE * low:
             factor = (high / low) ** MARGIN
             return Axis(low / factor, high * factor, is_logarithmic=True)
-        # A flat curve has no range of its own.
-        room = MARGIN * max(high - low, abs(high) / 10, 1e-3)
-        return Axis(low - room, high + room)
+        return Axis.around(low, high, MARGIN, 1e-3)
 
 
 def losses_of(
@@ -82,28 +87,45 @@ def losses_of(
         (step, _bounded(loss)) for step, loss in _values(rows, "validation_loss")
     ]
     if not points and curve:
-        points = [
-            LossPoint(curve.last_step(number), loss, loss, loss)
-            for number, loss in enumerate(curve.losses)
-        ]
+        for number, loss in enumerate(curve.losses):
+            # The status has the mean alone.
+            point = LossPoint(
+                step=curve.last_step(number),
+                mean=loss,
+                lowest=loss,
+                highest=loss,
+            )
+            points.append(point)
         validations = [(point.step, point.loss) for point in curve.validations]
     if not points:
         return None
-    return Losses(points, validations, interruptions_of(stage), _steps(stage, points))
+    steps = math.ceil(points[-1].step)
+    # If the total is not known, the curve ends at its newest step.
+    if stage.progress and stage.progress.total:
+        steps = max(steps, stage.progress.total)
+    return Losses(
+        points=points,
+        validations=validations,
+        interruptions=interruptions_of(stage),
+        steps=max(1, steps),
+    )
 
 
 def interruptions_of(stage: StageStatus) -> list[InterruptionMark]:
     """Return the interrupted attempts of this training whose step is known."""
     interruptions = []
     for attempt in current_attempts(stage):
-        if attempt.outcome is Outcome.INTERRUPTED and attempt.last_step is not None:
-            interrupted = InterruptionMark(
-                attempt.number,
-                attempt.last_step,
-                attempt.lost_steps or 0,
-                attempt.message,
-            )
-            interruptions.append(interrupted)
+        step = attempt.last_step
+        # An attempt that ended before its first step has no place on the axis of steps.
+        if attempt.outcome is not Outcome.INTERRUPTED or step is None:
+            continue
+        mark = InterruptionMark(
+            attempt=attempt.number,
+            step=step,
+            lost_steps=attempt.lost_steps or 0,
+            message=attempt.message,
+        )
+        interruptions.append(mark)
     return interruptions
 
 
@@ -113,24 +135,23 @@ def _values(rows: Iterable[Row], name: str) -> list[tuple[int, float]]:
 
 def _binned(values: Sequence[tuple[int, float]]) -> list[LossPoint]:
     """Return at most DRAWN points, each of an equal number of steps."""
-    size = math.ceil(len(values) / DRAWN)
+    # Not zero without values: a range has no step of zero.
+    size = math.ceil(len(values) / DRAWN) or 1
     points = []
-    for start in range(0, len(values), size or 1):
+    for start in range(0, len(values), size):
         part = values[start : start + size]
         losses = [_bounded(loss) for _, loss in part]
-        mean = sum(losses) / len(losses)
-        points.append(LossPoint(part[-1][0], mean, min(losses), max(losses)))
+        last_step, _ = part[-1]
+        point = LossPoint(
+            step=last_step,
+            mean=sum(losses) / len(losses),
+            lowest=min(losses),
+            highest=max(losses),
+        )
+        points.append(point)
     return points
 
 
 def _bounded(loss: float) -> float:
     # As in the curve of the status: a file may have any number.
     return max(-MAX_LOSS, min(MAX_LOSS, loss))
-
-
-def _steps(stage: StageStatus, points: Sequence[LossPoint]) -> int:
-    newest = math.ceil(points[-1].step)
-    total = 0
-    if stage.progress and stage.progress.total:
-        total = stage.progress.total
-    return max(1, newest, total)

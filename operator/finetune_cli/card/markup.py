@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
+# U+FFFE, U+FFFF and their like in each plane: HTML's parsers report them as errors.
 PLANES = 17
 """Planes of Unicode; the last two characters of each are no characters."""
 NO_CHARACTERS = "".join(
@@ -15,8 +16,9 @@ UNSAFE = re.compile(
     + NO_CHARACTERS
     + "]"
 )
+# Longer texts are cut, because a card has to stay small: users write texts of any length.
 LONGEST_TEXT = 240
-"""Characters of a text in a table. Longer texts are cut, because a card has to stay small."""
+"""Characters of a text in a table."""
 LONGEST_CODE = 160
 """Characters of a digest or a path."""
 LONGEST_BLOCK = 2000
@@ -70,7 +72,8 @@ def element(name: str, *content: Content, **attributes: str | float | None) -> M
     for attribute, value in attributes.items():
         if value is not None:
             name_ = attribute.rstrip("_").replace("_", "-")
-            written += f' {name_}="{escape(visible(str(value)))}"'
+            text = escape(visible(str(value)))
+            written += f' {name_}="{text}"'
     if name in VOID:
         return Markup(f"<{name}{written}>")
     return Markup(f"<{name}{written}>{join(content)}</{name}>")
@@ -126,6 +129,7 @@ def _row(cells: Sequence[Content]) -> Markup:
     first, *others = cells
     return element(
         "tr",
+        # A screen reader reads the first cell before each other cell.
         element("th", first, scope="row"),
         *(element("td", cell) for cell in others),
     )
@@ -166,12 +170,14 @@ def code(text: str, limit: int = LONGEST_CODE) -> Markup:
 def badge(text: str) -> Markup:
     """Return a state in its colour; a state of another version has none."""
     kind = text.lower().replace(" ", "-")
-    colour = f"badge {kind}" if kind in BADGES else "badge"
+    colour = "badge"
+    if kind in BADGES:
+        colour += f" {kind}"
     return element("span", shortened(text, LONGEST_CODE), class_=colour)
 
 
 def code_block(text: str, label: str, limit: int = LONGEST_BLOCK) -> Markup:
     """Return lines of a program or of its output."""
-    # A line break after the tag itself is dropped by browsers, so an inner element has the text.
+    # Browsers drop a line break right after <pre>, so an inner element has the text.
     lines = element("pre", element("code", shortened(text, limit)))
     return _scrollable(label, lines)

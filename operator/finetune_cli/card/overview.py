@@ -18,9 +18,10 @@ from finetune_cli.card.markup import (
 )
 from finetune_cli.card.record import RunRecord
 from finetune_cli.outcome import ready_message
+from finetune_cli.output.model_text import short_digest
 from finetune_cli.output.notes import notes_of
 from finetune_cli.output.results import records_text, score_texts
-from finetune_operator.api.spec import STAGES
+from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import StageState
 from finetune_operator.core.durations import format_duration
@@ -33,26 +34,27 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract.uris import without_secrets
 
+# A mixture may have a hundred data sets, and a card has to stay small.
 LISTED = 12
 """Data sets, tasks and targets that a cell lists."""
 NOT_SHOWN = set(StageSpec.model_fields)
 """Fields of each stage that say where it runs, and not what it does. Pods may hold tokens."""
+# Maps such as chatTemplateArguments may have any number of keys.
 SETTINGS = 120
 """Settings in the table at most."""
 REFERENCE = re.compile(r" \(see [^()]*\)$")
 """Matches the reference to the documentation at the end of a message."""
-SHORT_DIGEST = 19
-"""sha256: and twelve digits."""
 
 
 def heading(record: RunRecord) -> Markup:
     """Return the name, the phase and the most important numbers."""
-    status = record.status
     key = record.pipeline.key
+    place = f"{shortened(key.namespace)} · fine-tuning run"
+    name = element("h1", shortened(key.name))
     return element(
         "header",
-        element("p", f"{shortened(key.namespace)} · fine-tuning run", class_="remark"),
-        join((element("h1", shortened(key.name)), badge(status.phase)), " "),
+        element("p", place, class_="remark"),
+        join((name, badge(record.status.phase)), " "),
         element("p", shortened(_outcome(record))),
         element("dl", *_numbers(record), class_="tiles"),
     )
@@ -74,13 +76,17 @@ def _numbers(record: RunRecord) -> Iterator[Markup]:
         yield _number("time in all", format_duration(seconds))
     result = record.stage("evaluate").result
     if isinstance(result, EvaluateResult):
-        for text in list(score_texts(result))[:1]:
+        scores = list(score_texts(result))
+        # One is enough for a glance; the section about scores has all.
+        for text in scores[:1]:
             yield _number("score", shortened(text, 80))
     training = record.stage("train").result
-    if isinstance(training, TrainResult) and training.validation_loss is not None:
-        yield _number("validation loss", f"{training.validation_loss:.4g}")
-    lost = f"{status.lost_steps:,} steps lost"
-    yield _number("interruptions", f"{status.interruptions} ({lost})")
+    if isinstance(training, TrainResult):
+        loss = training.validation_loss
+        if loss is not None:
+            yield _number("validation loss", f"{loss:.4g}")
+    interruptions = f"{status.interruptions} ({status.lost_steps:,} steps lost)"
+    yield _number("interruptions", interruptions)
     if status.spent:
         yield _number("spent", shortened(status.spent, 80))
 
@@ -91,16 +97,13 @@ def _number(name: str, value: str) -> Markup:
 
 def overview_section(record: RunRecord) -> Markup:
     """Return what was asked for beside what it gave, by stage, and all settings of the training."""
-    asked = _asked(record)
-    rows = [
-        (kind.name, asked[kind.name], _got(record, kind.name))
-        for kind in STAGES
-        if kind.name in asked
-    ]
+    rows = []
+    for name, asked in _asked(record).items():
+        rows.append((name, asked, _got(record, name)))
     notes = [
         f"{note.stage}: {shortened(note.message)}" for note in notes_of(record.status)
     ]
-    warning: Markup = listing(notes, "notes")
+    warning = listing(notes, "notes")
     if notes:
         warning = join((element("h3", "What may be wrong"), warning))
     return section(
@@ -113,36 +116,45 @@ def overview_section(record: RunRecord) -> Markup:
 
 
 def _asked(record: RunRecord) -> dict[str, Content]:
-    """Return the requests by stage."""
+    """Return the requests by stage, in the order of the stages."""
     spec = record.pipeline.spec
-    train = spec.train
     data = [_uri(dataset.uri) for dataset in spec.datasets]
     length = f"at most {spec.prepare.context_length:,} tokens a row"
-    amount = f"{train.max_steps:,} steps" if train.max_steps else ""
-    epochs = train.effective_epochs()
-    if epochs:
-        amount = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
-    method = f"{train.objective}, {train.method}"
-    if train.method != "Full":
-        method += f" of rank {train.adapter.rank}"
-    rate = f"learning rate {train.optimizer.learning_rate:g}"
     asked: dict[str, Content] = {
         "prepare": _items([*data, length]),
-        "train": _items([_uri(spec.model.uri), method, amount, rate]),
+        "train": _training_asked(spec),
     }
     if spec.evaluate:
-        tasks = [f"task {shortened(task.name, 128)}" for task in spec.evaluate.tasks]
-        gates = [
-            f"gate {shortened(gate.task, 128)} {gate.metric}: {gate.operator} {gate.value:g}"
-            for gate in spec.evaluate.gates
-        ]
-        asked["evaluate"] = _items([*tasks, *gates])
+        tasks = spec.evaluate.tasks
+        requests = [f"task {shortened(task.name, 128)}" for task in tasks]
+        for gate in spec.evaluate.gates:
+            score = f"{shortened(gate.task, 128)} {gate.metric}"
+            requests.append(f"gate {score}: {gate.operator} {gate.value:g}")
+        asked["evaluate"] = _items(requests)
     if spec.push:
-        asked["push"] = _items(_uri(target.uri) for target in spec.push.targets)
+        targets = [_uri(target.uri) for target in spec.push.targets]
+        asked["push"] = _items(targets)
     if spec.deploy:
         prompt = code(spec.deploy.smoke_test.prompt)
         asked["deploy"] = _items(["an answer to the prompt", prompt])
     return asked
+
+
+def _training_asked(spec: PipelineSpec) -> Markup:
+    train = spec.train
+    method = f"{train.objective}, {train.method}"
+    if train.method != "Full":
+        method += f" of rank {train.adapter.rank}"
+    amount = ""
+    if train.max_steps:
+        amount = f"{train.max_steps:,} steps"
+    # One, if the manifest has neither steps nor epochs.
+    epochs = train.effective_epochs()
+    if epochs:
+        amount = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
+    rate = f"learning rate {train.optimizer.learning_rate:g}"
+    base = _uri(spec.model.uri)
+    return _items([base, method, amount, rate])
 
 
 def _items(parts: Iterable[Content]) -> Markup:
@@ -168,11 +180,12 @@ def _got(record: RunRecord, name: str) -> Content:
         case TrainResult():
             parts += _trained(stage.result)
         case EvaluateResult():
-            parts += [shortened(text, 160) for text in score_texts(stage.result)]
+            for text in score_texts(stage.result):
+                parts.append(shortened(text, 160))
         case PushResult():
             for target in stage.result.published:
-                digest = target.digest[:SHORT_DIGEST]
-                size = f"{target.format}, {target.size:,} bytes, {digest}…"
+                digest = short_digest(target.digest)
+                size = f"{target.format}, {target.size:,} bytes, {digest}"
                 parts.append(join((_uri(target.uri), size), " "))
         case DeployResult():
             parts.append(code(stage.result.answer, 300))
@@ -198,19 +211,23 @@ def _settings(record: RunRecord) -> Markup:
             mode="json", by_alias=True, exclude_none=True, exclude=NOT_SHOWN
         )
         rows += flattened(fields, f"{name}.")
-    cells = [(shortened(name, 100), code(value)) for name, value in rows]
-    return table("Settings", ("Field", "Value"), cells[:SETTINGS])
+    cells = []
+    for name, value in rows[:SETTINGS]:
+        cells.append((shortened(name, 100), code(value)))
+    return table("Settings", ("Field", "Value"), cells)
 
 
 def flattened(value: dict[str, object], prefix: str) -> Iterator[tuple[str, str]]:
     """Yield all values below a field, by dotted name; URLs have no user names and no queries."""
-    for name, inner in value.items():
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
         if isinstance(inner, dict):
-            yield from flattened(inner, f"{prefix}{name}.")
+            yield from flattened(inner, f"{name}.")
         elif isinstance(inner, list):
-            yield f"{prefix}{name}", ", ".join(without_secrets(item) for item in inner)
+            items = [without_secrets(item) for item in inner]
+            yield name, ", ".join(items)
         elif isinstance(inner, bool):
             # As in the manifest.
-            yield f"{prefix}{name}", str(inner).lower()
+            yield name, str(inner).lower()
         else:
-            yield f"{prefix}{name}", without_secrets(inner)
+            yield name, without_secrets(inner)

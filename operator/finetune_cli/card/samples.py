@@ -17,6 +17,7 @@ from finetune_trainer.contract.sample_rows import SampleRow
 
 PROMPTS = 8
 """Prompts of a card; the API allows no more."""
+# Enough to see how the text changed: a training may write many.
 BETWEEN = 4
 """Samples of a prompt between the first and the last, evenly chosen."""
 LONG_TEXT = 1000
@@ -32,14 +33,13 @@ def samples_section(record: RunRecord) -> Markup:
         by_prompt.setdefault(row.prompt, []).append(row)
     prompts = list(by_prompt)[:PROMPTS]
     best = _best_step(record)
-    articles = [
-        _article(number, by_prompt[prompt], best)
-        for number, prompt in enumerate(prompts, 1)
-    ]
+    articles = []
+    for number, prompt in enumerate(prompts, 1):
+        articles.append(_article(number, by_prompt[prompt], best))
+    if not articles:
+        return Markup()
     text = "Texts that the model wrote during training, always its most likely words."
-    return section(
-        "samples", "Samples", *([element("p", text)] if articles else []), *articles
-    )
+    return section("samples", "Samples", element("p", text), *articles)
 
 
 def _best_step(record: RunRecord) -> int | None:
@@ -53,10 +53,11 @@ def _best_step(record: RunRecord) -> int | None:
 def _article(number: int, rows: Sequence[SampleRow], best: int | None) -> Markup:
     before = rows[0]
     after = _resulting(rows, best)
-    texts = [_text(_title(before, best), before.text)]
+    texts = [_text(before, best)]
     if after.step != before.step:
-        texts.append(_text(_title(after, best), after.text))
-    others = [row for row in rows if row.step not in {before.step, after.step}]
+        texts.append(_text(after, best))
+    shown = {before.step, after.step}
+    others = [row for row in rows if row.step not in shown]
     return element(
         "article",
         element("h3", f"Prompt {number}"),
@@ -82,17 +83,22 @@ def _title(row: SampleRow, best: int | None) -> str:
     return f"At step {row.step:,}"
 
 
-def _text(title: str, text: str) -> Markup:
-    content = code(text, LONG_TEXT)
-    if not text:
+def _text(row: SampleRow, best: int | None) -> Markup:
+    title = element("h4", _title(row, best))
+    content = code(row.text, LONG_TEXT)
+    # A model may end its answer at once.
+    if not row.text:
         content = element("em", "no text")
-    return element("div", element("h4", title), element("pre", content))
+    return element("div", title, element("pre", content))
 
 
 def _between(number: int, rows: Sequence[SampleRow]) -> Markup:
     count = min(BETWEEN, len(rows))
-    chosen = [rows[index * len(rows) // count] for index in range(count)]
-    lines = [(f"{row.step:,}", code(row.text, SHORT_TEXT)) for row in chosen]
+    lines = []
+    for index in range(count):
+        row = rows[index * len(rows) // count]
+        text = code(row.text, SHORT_TEXT)
+        lines.append((f"{row.step:,}", text))
     caption = f"Samples of prompt {number} in between"
     if len(rows) > count:
         caption += f", {count} of {len(rows)}"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from finetune_cli.card.chart import Axis, chart, dot, label, line
+from finetune_cli.card.chart import Axis, chart, dot, label, legend, line
 from finetune_cli.card.markup import (
     Markup,
     badge,
@@ -20,8 +20,9 @@ from finetune_cli.comparison.best import HIGHER_IS_BETTER
 from finetune_operator.api.status import GateStatus
 from finetune_trainer.contract import EvaluateResult, Score
 
+# A pipeline may have many tasks, and a card has to stay small.
 DRAWN = 8
-"""Scores with a chart; the table has all."""
+"""Scores with a chart; the table has more."""
 LISTED = 100
 """Scores in the table at most."""
 HEIGHT = 86
@@ -46,18 +47,41 @@ class Measured:
         """Task and metric."""
         return f"{shortened(self.task, 64)}, {shortened(self.metric, 64)}"
 
+    @property
+    def before(self) -> str:
+        """The base model's score with its error; empty if it was not measured."""
+        if self.score.base is None:
+            return ""
+        return with_error(self.score.base, self.base_error)
+
+    @property
+    def after(self) -> str:
+        """The score with its error."""
+        return with_error(self.score.value, self.score.stderr)
+
+    @property
+    def gain(self) -> str:
+        """The difference from the base model with its error; empty if that was not measured."""
+        score = self.score
+        if score.base is None:
+            return ""
+        difference = score.value - score.base
+        return with_error(difference, score.difference_stderr, sign="+")
+
     def marks(self) -> list[float]:
         """Return all finite numbers that the chart has to show."""
         score = self.score
+        error = score.stderr or 0
         values = [score.value, *self.gate_values()]
-        values += [score.value - (score.stderr or 0), score.value + (score.stderr or 0)]
+        values += [score.value - error, score.value + error]
         if score.base is not None:
-            error = self.base_error or 0
-            values += [score.base - error, score.base + error]
+            base_error = self.base_error or 0
+            values += [score.base - base_error, score.base + base_error]
+        # A score may be NaN or infinite: it has no place on an axis, and the table still has it.
         return [value for value in values if math.isfinite(value)]
 
     def gate_values(self) -> list[float]:
-        """Return where the score passes each gate."""
+        """Return the score from which each gate passes."""
         values = []
         for gate in self.gates:
             if gate.against == "Value":
@@ -75,8 +99,7 @@ class Measured:
         name = self.metric.partition(",")[0]
         if name in HIGHER_IS_BETTER and low >= 0 and high <= 1:
             return Axis(0.0, 1.0)
-        room = MARGIN * max(high - low, abs(high) / 10, 1e-6)
-        return Axis(low - room, high + room)
+        return Axis.around(low, high, MARGIN, 1e-6)
 
 
 def scores_section(record: RunRecord) -> Markup:
@@ -86,9 +109,9 @@ def scores_section(record: RunRecord) -> Markup:
         return Markup()
     scores = _measured(record, result)
     drawn = [measured for measured in _important(scores) if measured.marks()]
-    figures = [
-        _figure(number, measured) for number, measured in enumerate(drawn[:DRAWN])
-    ]
+    figures = []
+    for number, measured in enumerate(drawn[:DRAWN]):
+        figures.append(_figure(number, measured))
     return section(
         "scores",
         "Scores",
@@ -154,18 +177,30 @@ def _figure(number: int, measured: Measured) -> Markup:
         x = axis.share(value)
         shapes.append(line(x, 16, x, HEIGHT - 22, "gate"))
         shapes.append(label(x, 12, "gate", "mark"))
+    # Nine pixels above and below the middle, so that equal scores do not hide each other.
     if score.base is not None and math.isfinite(score.base):
-        shapes += _point(axis, score.base, measured.base_error, "before", MIDDLE - 9)
+        shapes += _point(
+            axis,
+            score.base,
+            measured.base_error,
+            "before",
+            MIDDLE - 9,
+        )
     if math.isfinite(score.value):
-        shapes += _point(axis, score.value, score.stderr, "after", MIDDLE + 9)
-    drawn = chart(f"score-{number}", measured.title, text, HEIGHT, join(shapes))
-    legend = _legend(measured)
+        shapes += _point(
+            axis,
+            score.value,
+            score.stderr,
+            "after",
+            MIDDLE + 9,
+        )
+    drawn = chart(f"score-{number}", measured.title, text, HEIGHT, *shapes)
     return element(
         "figure",
         element("h3", measured.title),
         element("p", text),
         drawn,
-        element("figcaption", legend),
+        element("figcaption", _legend(measured)),
     )
 
 
@@ -177,8 +212,9 @@ def _point(
         low = axis.share(value - error)
         high = axis.share(value + error)
         shapes.append(line(low, y, high, y, f"error {kind}"))
-        shapes.append(line(low, y - 5, low, y + 5, f"error {kind}"))
-        shapes.append(line(high, y - 5, high, y + 5, f"error {kind}"))
+        for end in (low, high):
+            cap = line(end, y - 5, end, y + 5, f"error {kind}")
+            shapes.append(cap)
     shapes.append(dot(axis.share(value), y, f"point {kind}", 6))
     return shapes
 
@@ -189,21 +225,15 @@ def _legend(measured: Measured) -> Markup:
         kinds = {"before": "before (base model)", **kinds}
     if measured.gates:
         kinds["gate"] = "gate"
-    entries = []
-    for kind, text in kinds.items():
-        swatch = element("span", class_=f"swatch {kind}", aria_hidden="true")
-        entries.append(join((swatch, text), " "))
-    return listing(entries, "legend")
+    return legend(kinds)
 
 
 def _words(measured: Measured) -> str:
-    score = measured.score
-    after = with_error(score.value, score.stderr)
-    if score.base is None:
-        return f"{after} after training."
-    before = with_error(score.base, measured.base_error)
-    gain = with_error(score.value - score.base, score.difference_stderr, sign="+")
-    return f"{before} before, {after} after training: {gain}."
+    if measured.score.base is None:
+        return f"{measured.after} after training."
+    return (
+        f"{measured.before} before, {measured.after} after training: {measured.gain}."
+    )
 
 
 def with_error(value: float, error: float | None, sign: str = "") -> str:
@@ -229,18 +259,14 @@ def _gates(record: RunRecord) -> Markup:
 def _table(scores: Sequence[Measured]) -> Markup:
     rows = []
     for measured in scores[:LISTED]:
-        score = measured.score
-        before = ""
-        difference = ""
-        if score.base is not None:
-            before = with_error(score.base, measured.base_error)
-            difference = with_error(
-                score.value - score.base, score.difference_stderr, sign="+"
-            )
-        after = with_error(score.value, score.stderr)
-        name = shortened(measured.task, 128)
-        metric = shortened(measured.metric, 64)
-        rows.append((name, metric, before, after, difference))
+        row = (
+            shortened(measured.task, 128),
+            shortened(measured.metric, 64),
+            measured.before,
+            measured.after,
+            measured.gain,
+        )
+        rows.append(row)
     caption = "All scores"
     if len(scores) > LISTED:
         caption = f"The first {LISTED} of {len(scores)} scores"

@@ -3,19 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 
-from finetune_cli.card.chart import bar, chart, label, line, with_side
+from finetune_cli.card.chart import bar, chart, figure, label, legend, line
 from finetune_cli.card.markup import (
     Markup,
     element,
     join,
-    listing,
     section,
     shortened,
     table,
 )
 from finetune_cli.card.record import RunRecord, current_attempts
 from finetune_cli.output.costs import attempt_place
+from finetune_cli.output.results import counted
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus, Outcome, StageState
 from finetune_operator.core.durations import DAY, HOUR, MINUTE, format_duration
@@ -25,10 +26,14 @@ LANE = 30
 BAR = 16
 """Height of a bar in pixels."""
 BOTTOM = 26
+"""Pixels below the lanes, for the labels of the time."""
+# A pipeline may be edited after days of rest. Drawn in full, they would leave no width for the attempts.
 LONG_BREAK = 0.15
 """A break of at least this part of the working time is cut."""
+# Wide enough that the line through its middle touches no bar.
 BREAK = 0.05
 """Part of the working time as which a cut break is drawn."""
+# Times that people count in, from seconds to a year.
 MARKS = (
     *(1, 2, 5, 10, 15, 30),
     *(MINUTE * number for number in (1, 2, 5, 10, 15, 30)),
@@ -61,9 +66,9 @@ class Span:
     @property
     def waited(self) -> float:
         """Seconds without a process: before its start, and while its Job was suspended."""
-        return (
-            (self.started or self.end) - self.created
-        ).total_seconds() + self.attempt.suspended_seconds
+        begin = self.started or self.end
+        before_start = (begin - self.created).total_seconds()
+        return before_start + self.attempt.suspended_seconds
 
     @property
     def lost_from(self) -> datetime | None:
@@ -71,6 +76,7 @@ class Span:
         if not self.attempt.lost_seconds or self.started is None:
             return None
         lost = self.end - timedelta(seconds=self.attempt.lost_seconds)
+        # The seconds are computed from steps, so they may exceed the time that the process ran.
         return max(lost, self.started)
 
 
@@ -78,37 +84,35 @@ class Calendar:
     """Maps times to shares of the width. Breaks, in which no attempt waited or ran, are cut."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
-        self._periods = _periods(spans)
-        working = sum(
-            (end - begin for begin, end in self._periods), timedelta()
-        ).total_seconds()
-        self.working_seconds = max(working, 1.0)
+        periods = _periods(spans)
+        lengths = [(end - begin).total_seconds() for begin, end in periods]
+        # At least a second, by which the places are divided.
+        self.working_seconds = max(sum(lengths), 1.0)
         self.breaks: list[tuple[float, float]] = []
         """Place of each cut break in seconds of the chart, and its real length in seconds."""
-        self._starts = [0.0]
-        for (_, end), (begin, _) in zip(self._periods, self._periods[1:], strict=False):
-            self._starts.append(self._next_start(end, begin))
-        begin, end = self._periods[-1]
-        self.length = max(1.0, self._starts[-1] + (end - begin).total_seconds())
-
-    def _next_start(self, end: datetime, begin: datetime) -> float:
-        number = len(self._starts) - 1
-        first, last = self._periods[number]
-        here = self._starts[number] + (last - first).total_seconds()
-        idle = (begin - end).total_seconds()
-        if idle <= LONG_BREAK * self.working_seconds:
-            return here + idle
-        self.breaks.append((here, idle))
-        return here + BREAK * self.working_seconds
+        first, _ = periods[0]
+        self._starts = [(first, 0.0)]
+        """Start of each period, and its place in seconds of the chart."""
+        end = lengths[0]
+        for length, (before, after) in zip(lengths[1:], pairwise(periods), strict=True):
+            idle = (after[0] - before[1]).total_seconds()
+            if idle > LONG_BREAK * self.working_seconds:
+                self.breaks.append((end, idle))
+                idle = BREAK * self.working_seconds
+            self._starts.append((after[0], end + idle))
+            end += idle + length
+        self.length = max(1.0, end)
 
     def share(self, time: datetime) -> float:
         """Return the place of a time within an attempt."""
-        number = 0
-        for index, (begin, _) in enumerate(self._periods):
-            if begin <= time:
-                number = index
-        since = (time - self._periods[number][0]).total_seconds()
-        return min(1.0, max(0.0, (self._starts[number] + since) / self.length))
+        start, place = self._starts[0]
+        for later_start, later_place in self._starts:
+            if later_start <= time:
+                start = later_start
+                place = later_place
+        since = (time - start).total_seconds()
+        share = (place + since) / self.length
+        return min(1.0, max(0.0, share))
 
 
 def timeline_section(record: RunRecord) -> Markup:
@@ -118,19 +122,17 @@ def timeline_section(record: RunRecord) -> Markup:
         return Markup()
     calendar = Calendar(spans)
     names = list(dict.fromkeys(span.stage for span in spans))
+    # The baseline of a name is near the lower edge of its bar.
     places = [(LANE * row + BAR + 1, name) for row, name in enumerate(names)]
     text = _description(spans, calendar)
     height = LANE * len(names) + BOTTOM
-    drawn = chart("timeline", "Timeline", text, height, _lanes(spans, names, calendar))
+    lanes = _lanes(spans, names, calendar)
+    drawn = chart("timeline", "Timeline", text, height, lanes)
     return section(
         "time",
         "Time",
         element("p", text),
-        element(
-            "figure",
-            with_side(height, places, drawn),
-            element("figcaption", _legend(spans)),
-        ),
+        figure(height, places, drawn, _legend(spans)),
         _attempts(spans),
         element("p", _left_out(record), class_="remark"),
     )
@@ -149,7 +151,14 @@ def spans_of(record: RunRecord) -> list[Span]:
             started = attempt.started_at
             # The clocks of an operator and of a node may differ.
             end = max(end, started or created)
-            spans.append(Span(kind.name, attempt, created, started, end))
+            span = Span(
+                stage=kind.name,
+                attempt=attempt,
+                created=created,
+                started=started,
+                end=end,
+            )
+            spans.append(span)
     return spans
 
 
@@ -170,13 +179,13 @@ def _description(spans: Sequence[Span], calendar: Calendar) -> str:
     ran = sum(_running_seconds(span) for span in spans)
     waited = sum(span.waited for span in spans)
     lost = sum(span.attempt.lost_seconds or 0 for span in spans)
-    attempts = "1 attempt" if len(spans) == 1 else f"{len(spans)} attempts"
-    text = (
-        f"{attempts} ran for {format_duration(ran)} and waited for "
-        f"{format_duration(waited)}; interruptions lost {format_duration(lost)} of work."
-    )
+    attempts = counted(len(spans), "attempt")
+    text = f"{attempts} ran for {format_duration(ran)}"
+    text += f" and waited for {format_duration(waited)}"
+    text += f"; interruptions lost {format_duration(lost)} of work."
     if calendar.breaks:
-        breaks = ", ".join(format_duration(idle) for _, idle in calendar.breaks)
+        lengths = [format_duration(idle) for _, idle in calendar.breaks]
+        breaks = ", ".join(lengths)
         text += f" Breaks of {breaks}, in which nothing waited or ran, are cut."
     return text
 
@@ -193,10 +202,12 @@ def _lanes(spans: Sequence[Span], names: Sequence[str], calendar: Calendar) -> M
     bottom = LANE * len(names)
     shapes = [line(0, bottom, 1, bottom, "grid")]
     for at, _ in calendar.breaks:
-        x = (at + BREAK * calendar.working_seconds / 2) / calendar.length
+        middle = at + BREAK * calendar.working_seconds / 2
+        x = middle / calendar.length
         shapes.append(line(x, 0, x, bottom, "break"))
     for span in spans:
-        shapes += _bars(span, LANE * names.index(span.stage) + 4, calendar)
+        lane = LANE * names.index(span.stage)
+        shapes += _bars(span, lane + 4, calendar)
     shapes += _scale(calendar, bottom + 18)
     return join(shapes)
 
@@ -210,9 +221,12 @@ def _bars(span: Span, top: float, calendar: Calendar) -> list[Markup]:
     bars = []
     if begin > start:
         bars.append(bar(start, begin, top, BAR, "waiting"))
-    bars.append(bar(begin, end, top, BAR, f"bar {OUTCOMES[span.attempt.outcome]}"))
+    outcome = OUTCOMES[span.attempt.outcome]
+    bars.append(bar(begin, end, top, BAR, f"bar {outcome}"))
     if span.lost_from:
-        bars.append(bar(calendar.share(span.lost_from), end, top, BAR, "lost"))
+        # Last, so that it covers the end of the attempt's bar.
+        lost = calendar.share(span.lost_from)
+        bars.append(bar(lost, end, top, BAR, "lost"))
     return bars
 
 
@@ -225,11 +239,13 @@ def _scale(calendar: Calendar, y: float) -> list[Markup]:
     for mark in reversed(MARKS):
         if calendar.length / mark <= LABELS:
             step = mark
-    count = int(calendar.length // step)
-    return [
-        label(number * step / calendar.length, y, format_duration(number * step))
-        for number in range(count + 1)
-    ]
+    labels = []
+    for number in range(int(calendar.length // step) + 1):
+        seconds = number * step
+        text = format_duration(seconds)
+        place = seconds / calendar.length
+        labels.append(label(place, y, text))
+    return labels
 
 
 def _legend(spans: Sequence[Span]) -> Markup:
@@ -242,41 +258,27 @@ def _legend(spans: Sequence[Span]) -> Markup:
             kinds[f"bar {kind}"] = kind
     if any(span.lost_from for span in spans):
         kinds["lost"] = "lost work"
-    entries = []
-    for kind, text in kinds.items():
-        swatch = element("span", class_=f"swatch {kind}", aria_hidden="true")
-        entries.append(join((swatch, text), " "))
-    return listing(entries, "legend")
+    return legend(kinds)
 
 
 def _attempts(spans: Sequence[Span]) -> Markup:
-    head = [
-        "Attempt",
-        "Began (UTC)",
-        "Waited",
-        "Ran",
-        "Outcome",
-        "Steps",
-        "Lost",
-        "Where",
-    ]
     rows = []
     for span in spans:
         attempt = span.attempt
         begin = span.started or span.created
-        rows.append(
-            (
-                f"{span.stage} {attempt.number}",
-                f"{begin:%Y-%m-%d %H:%M:%S}",
-                format_duration(span.waited),
-                format_duration(_running_seconds(span)),
-                _outcome(attempt),
-                _steps(attempt),
-                _lost(attempt),
-                shortened(_place(attempt), 100),
-            )
-        )
-    return table("Attempts", head, rows, "wide")
+        row = {
+            "Attempt": f"{span.stage} {attempt.number}",
+            "Began (UTC)": f"{begin:%Y-%m-%d %H:%M:%S}",
+            "Waited": format_duration(span.waited),
+            "Ran": format_duration(_running_seconds(span)),
+            "Outcome": _outcome(attempt),
+            "Steps": _steps(attempt),
+            "Lost": _lost(attempt),
+            "Where": shortened(_place(attempt), 100),
+        }
+        rows.append(row)
+    cells = [list(row.values()) for row in rows]
+    return table("Attempts", list(rows[0]), cells, "wide")
 
 
 def _outcome(attempt: AttemptStatus) -> str:
@@ -296,15 +298,16 @@ def _steps(attempt: AttemptStatus) -> str:
 def _lost(attempt: AttemptStatus) -> str:
     if attempt.lost_steps is None:
         return ""
-    return (
-        f"{attempt.lost_steps:,} steps ({format_duration(attempt.lost_seconds or 0)})"
-    )
+    time = format_duration(attempt.lost_seconds or 0)
+    return f"{attempt.lost_steps:,} steps ({time})"
 
 
 def _place(attempt: AttemptStatus) -> str:
     place = attempt_place(attempt).removeprefix(" on ")
-    parts = [place or attempt.capacity or "", attempt.node or ""]
-    return ", ".join(part for part in parts if part) or "this machine"
+    parts = [place or attempt.capacity, attempt.node]
+    known = [part for part in parts if part]
+    # Only a run without a cluster has neither nodes nor a capacity.
+    return ", ".join(known) or "this machine"
 
 
 def _left_out(record: RunRecord) -> str:

@@ -5,9 +5,10 @@ from finetune_cli.card.chart import (
     chart,
     curve,
     dot,
+    figure,
     label,
+    legend,
     line,
-    with_side,
 )
 from finetune_cli.card.loss_points import InterruptionMark, Losses, losses_of
 from finetune_cli.card.markup import (
@@ -15,7 +16,6 @@ from finetune_cli.card.markup import (
     details,
     element,
     join,
-    listing,
     section,
     shortened,
     table,
@@ -29,8 +29,11 @@ PLOT = 230
 """Height of the plot in pixels."""
 BOTTOM = 26
 """Pixels below the plot, for the steps."""
+HEIGHT = TOP + PLOT + BOTTOM
+# More dots would hide the curve.
 DOTS = 40
 """Validations with a dot of their own at most."""
+# The newest: the table is read for how the training ended, and a card has to stay small.
 LISTED = 60
 """Validations in the table at most."""
 
@@ -42,15 +45,13 @@ def training_section(record: RunRecord) -> Markup:
     if losses is None:
         return Markup()
     text = _description(losses)
+    # A text's baseline is below its middle.
+    heights = [(_y(losses, tick) + 4, f"{tick:.4g}") for tick in losses.axis().ticks()]
     return section(
         "training",
         "Training",
         element("p", text),
-        element(
-            "figure",
-            with_side(TOP + PLOT + BOTTOM, _heights(losses), _plot(losses, text)),
-            element("figcaption", _legend(losses)),
-        ),
+        figure(HEIGHT, heights, _plot(losses, text), _legend(losses)),
         _interruptions(losses, stage.interruptions),
         details("Validations", _validations(losses)),
     )
@@ -68,47 +69,41 @@ def _description(losses: Losses) -> str:
         step, loss = losses.best
         text += f" The lowest validation loss is {loss:.4g}, at step {step:,}."
     if losses.interruptions:
-        steps = ", ".join(f"{mark.step:,}" for mark in losses.interruptions)
+        marks = [f"{mark.step:,}" for mark in losses.interruptions]
+        steps = ", ".join(marks)
         text += f" Training was interrupted at step {steps}, and resumed."
     return text
 
 
-def _heights(losses: Losses) -> list[tuple[float, str]]:
-    axis = losses.axis()
-    # A text's baseline is below its middle.
-    return [(_y(losses, tick) + 4, f"{tick:.4g}") for tick in axis.ticks()]
-
-
 def _y(losses: Losses, loss: float) -> float:
-    return TOP + PLOT * (1 - losses.axis().share(loss))
+    # SVG counts pixels from the top.
+    height = 1 - losses.axis().share(loss)
+    return TOP + PLOT * height
 
 
 def _plot(losses: Losses, text: str) -> Markup:
-    axis = losses.axis()
-    height = TOP + PLOT + BOTTOM
-
     def place(step: float, loss: float) -> tuple[float, float]:
-        return step / losses.steps, TOP + PLOT * (1 - axis.share(loss))
+        return step / losses.steps, _y(losses, loss)
 
     means = [place(point.step, point.mean) for point in losses.points]
     upper = [place(point.step, point.highest) for point in losses.points]
     lower = [place(point.step, point.lowest) for point in losses.points]
     shapes = [_grid(losses)]
     shapes += [_mark(interrupted, losses.steps) for interrupted in losses.interruptions]
-    # Points of a single step have no range.
-    if any(point.lowest < point.highest for point in losses.points):
-        shapes.append(area([*upper, *reversed(lower)], height, "range"))
-    shapes.append(curve(means, height, "loss"))
+    # First what is large: later shapes are drawn above earlier ones.
+    if losses.has_range:
+        border = [*upper, *reversed(lower)]
+        shapes.append(area(border, HEIGHT, "range"))
+    shapes.append(curve(means, HEIGHT, "loss"))
     validations = [place(step, loss) for step, loss in losses.validations]
     if len(validations) > 1:
-        shapes.append(curve(validations, height, "validation"))
-    # More would hide the curve.
+        shapes.append(curve(validations, HEIGHT, "validation"))
     if len(validations) <= DOTS:
         shapes += [dot(x, y, "validation-dot", 3.5) for x, y in validations]
     if losses.best:
         x, y = place(*losses.best)
         shapes.append(dot(x, y, "best", 7))
-    return chart("loss", "Loss of the training", text, height, *shapes)
+    return chart("loss", "Loss of the training", text, HEIGHT, *shapes)
 
 
 def _grid(losses: Losses) -> Markup:
@@ -118,11 +113,12 @@ def _grid(losses: Losses) -> Markup:
         shapes.append(line(0, y, 1, y, "grid"))
     # Quarters are few enough for the narrowest screen.
     for quarter in range(5):
-        step = round(losses.steps * quarter / 4)
+        share = quarter / 4
+        step = round(losses.steps * share)
         text = f"{step:,}"
         if quarter == 0:
             text = "step 0"
-        shapes.append(label(quarter / 4, TOP + PLOT + 18, text))
+        shapes.append(label(share, TOP + PLOT + 18, text))
     return join(shapes)
 
 
@@ -133,32 +129,34 @@ def _mark(interrupted: InterruptionMark, steps: int) -> Markup:
         label(x, 13, "▼", "mark", "middle"),
     ]
     if interrupted.lost_steps:
-        begin = max(0, interrupted.step - interrupted.lost_steps) / steps
-        corners = [(begin, TOP), (x, TOP), (x, TOP + PLOT), (begin, TOP + PLOT)]
-        shapes.insert(0, area(corners, TOP + PLOT + BOTTOM, "lost-steps"))
+        first = interrupted.step - interrupted.lost_steps
+        begin = max(0, first) / steps
+        corners = [
+            (begin, TOP),
+            (x, TOP),
+            (x, TOP + PLOT),
+            (begin, TOP + PLOT),
+        ]
+        shapes.insert(0, area(corners, HEIGHT, "lost-steps"))
     return join(shapes)
 
 
 def _legend(losses: Losses) -> Markup:
-    entries = [_entry("loss", "training loss")]
-    if any(point.lowest < point.highest for point in losses.points):
+    kinds = {"loss": "training loss"}
+    if losses.has_range:
+        # All points but the last have as many steps as the first.
         steps = losses.points[0].step
-        entries.append(_entry("range", f"lowest to highest of each {steps:,.0f} steps"))
+        kinds["range"] = f"lowest to highest of each {steps:,.0f} steps"
     if losses.validations:
-        entries.append(_entry("validation", "validation loss"))
-        entries.append(_entry("best", "the best, whose weights are the result"))
+        kinds["validation"] = "validation loss"
+        kinds["best"] = "the best, whose weights are the result"
     if losses.interruptions:
-        entries.append(_entry("interruption", "▼ interrupted"))
+        kinds["interruption"] = "▼ interrupted"
     if any(interrupted.lost_steps for interrupted in losses.interruptions):
-        entries.append(_entry("lost-steps", "steps that were repeated"))
+        kinds["lost-steps"] = "steps that were repeated"
     if losses.axis().is_logarithmic:
-        entries.append(Markup("logarithmic scale"))
-    return listing(entries, "legend")
-
-
-def _entry(kind: str, text: str) -> Markup:
-    swatch = element("span", class_=f"swatch {kind}", aria_hidden="true")
-    return join((swatch, text), " ")
+        return legend(kinds, "logarithmic scale")
+    return legend(kinds)
 
 
 def _interruptions(losses: Losses, total: int) -> Markup:

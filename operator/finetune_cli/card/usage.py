@@ -18,6 +18,7 @@ from finetune_trainer.contract import PrepareResult, PublishedTarget, PushResult
 from finetune_trainer.contract.uris import hub_id, without_secrets
 from finetune_trainer.contract.usage import load_code
 
+# A manifest is to be copied, so the usual ones are shown in full.
 LONG_MANIFEST = 8_000
 """Characters of a manifest; a chat template in it may have more."""
 NOT_SHOWN = frozenset({"pod", "podDefaults", "tracking"})
@@ -39,7 +40,8 @@ def _load(record: RunRecord) -> Markup:
         if target:
             title = "Load the model" if form == "Merged" else "Load the adapter"
             text = _code_of(record, target)
-            blocks.append(join((element("h3", title), code_block(text, title))))
+            heading = element("h3", title)
+            blocks.append(join((heading, code_block(text, title))))
     return join(blocks)
 
 
@@ -49,10 +51,12 @@ def _code_of(record: RunRecord, target: PublishedTarget) -> str:
     uri = without_secrets(target.uri)
     place = hub_id(uri) or record.folders.get(target.uri)
     comment = ""
+    # A store that is no hub, and no folder here: the code cannot load from it.
     if place is None:
         place = "FOLDER"
         comment = f"# FOLDER: a copy of the files at {uri!r}\n"
     base = None
+    # An adapter is loaded onto its base model, a merged model by itself.
     if target.format == "Adapter":
         base = _base(record)
     return comment + load_code(place, base, conversations=conversations)

@@ -1,6 +1,7 @@
 """Previews the data in a process of the trainer, which has the environment of the stage prepare."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from pydantic import ValidationError
 
@@ -41,11 +42,9 @@ def ask_trainer(
     )
     if process is None:
         return _unreadable(f"no answer within {LONGEST_SECONDS:g} s")
-    try:
+    with suppress(IndexError, ValidationError):
         # The last line: a library may print lines of its own before it.
         return PreviewReport.model_validate_json(process.stdout.splitlines()[-1])
-    except (IndexError, ValidationError):
-        pass
     if MISSING_PACKAGE in process.stderr:
         return None
     # A preview that failed is no proof that the data is usable.

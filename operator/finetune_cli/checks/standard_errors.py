@@ -32,6 +32,7 @@ def errors_by_file(
         metric, _, _ = gate.metric.partition(",")
         aggregation = aggregation_of(file, metric)
         is_without = aggregation in WITHOUT_ERROR
+        # A difference is paired question by question, which needs a score that is a plain mean.
         if gate.against_base:
             is_without |= aggregation in BOOTSTRAPPED
         if is_without:
@@ -43,7 +44,8 @@ def errors_by_answer(
 ) -> Iterator[tuple[Location, str]]:
     """Yield location and message as `errors_by_file`, from what the trainer knows of the tasks that it has loaded."""
     for gate in gates:
-        without_error = answers.get(gate.task, {}).get("without_error") or {}
+        answer = answers.get(gate.task, {})
+        without_error = answer.get("without_error") or {}
         compared = "Base" if gate.against_base else "Value"
         metric, _, _ = gate.metric.partition(",")
         if gate.needs_error and metric in without_error.get(compared, ()):

@@ -52,8 +52,9 @@ def look_at(fields: Iterable[UriField], spec: PipelineSpec) -> Iterator[StoreAns
 def _ask(fields: list[UriField], variables: Variables) -> list[StoreAnswer]:
     """Return an answer for each field about which the process reports."""
     environment, withheld = environment_of(dict(variables))
+    items = [_item(field) for field in fields]
     # No answer is no error: the stage itself reports what is wrong.
-    lines = ask(PROGRAM, [_item(field) for field in fields], environment) or []
+    lines = ask(PROGRAM, items, environment) or []
     problems = [line["problem"] for line in lines]
     # Not strict: there are fewer lines than fields if the process was interrupted.
     answers = [

@@ -88,7 +88,7 @@ def _runs(folder: Path) -> list[Path]:
 
 
 def _print_none(folders: list[Path]) -> None:
-    """Print where there are runs instead."""
+    """Print the other folders that have runs."""
     names = ", ".join(map(str, folders))
     print(
         f"no runs in {names}; list the pipelines on a cluster with -n NAMESPACE or -A"

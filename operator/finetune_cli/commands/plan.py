@@ -153,7 +153,7 @@ def _preview(
 def _train_longer(planned: PipelineForecast) -> str:
     """Return how to train longer from the finished adapter, if an edit asks for more steps; else an empty text."""
     for stage in planned.stages:
-        is_longer = any(f"spec.train.{name}:" in stage.why for name in LENGTHS)
+        is_longer = any(f"spec.train.{name}:" in stage.reason for name in LENGTHS)
         if stage.stage == "train" and stage.action == "run" and is_longer:
             return (
                 "train: another number of steps is another training, which begins at step 0; "

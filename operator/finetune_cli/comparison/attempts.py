@@ -1,4 +1,4 @@
-"""The attempts that have made a stage's result, apart from those that only reused it."""
+"""The attempts that have made a stage's result, apart from attempts that only reused it."""
 
 from finetune_operator.api.status import AttemptStatus, Outcome, StageStatus
 from finetune_operator.core.durations import format_duration

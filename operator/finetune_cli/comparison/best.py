@@ -50,7 +50,8 @@ class Metric:
         """Return the number of a run; None if it is not known or not finite."""
         measured = measurements(run)
         if self.task:
-            score = measured.scores.get(self.task, {}).get(self.metric)
+            scores = measured.scores.get(self.task, {})
+            score = scores.get(self.metric)
             value = score.value if score else None
         else:
             value = OWN[self.metric](measured)
@@ -82,11 +83,15 @@ class Ranking:
         if not self.metric.task or len(self.runs) == 1:
             return ""
         second = self.runs[1]
-        gap = score_difference(self.best, second, self.metric.task, self.metric.metric)
+        task = self.metric.task
+        gap = score_difference(self.best, second, task, self.metric.metric)
         if gap is None or gap.stderr is None:
             return ""
-        is_clear = abs(gap.value) >= CLEAR_ERRORS * gap.stderr and gap.value != 0
-        return "" if is_clear else second.name
+        is_wide = abs(gap.value) >= CLEAR_ERRORS * gap.stderr
+        # Equal scores may have an error of zero, and none of them is better.
+        if is_wide and gap.value != 0:
+            return ""
+        return second.name
 
 
 def rank(runs: Sequence[Run], text: str) -> Ranking:
@@ -95,15 +100,19 @@ def rank(runs: Sequence[Run], text: str) -> Ranking:
     Raise UsageError if the metric is not known, or of no run, or if its direction is not known.
     """
     metric = _metric(runs, text)
-    values = {id(run): metric.value(run) for run in runs}
-    known = [run for run in runs if values[id(run)] is not None]
+    known: list[tuple[float, Run]] = []
+    unknown: list[Run] = []
+    for run in runs:
+        value = metric.value(run)
+        if value is None:
+            unknown.append(run)
+        else:
+            known.append((value, run))
     if not known:
         raise UsageError(f"--best {text}: no run has a {metric.name} yet")
-    # A stable sort: of equal runs, the first that was named is the best.
-    ranked = sorted(
-        known, key=lambda run: values[id(run)] or 0.0, reverse=metric.higher_is_better
-    )
-    unknown = [run for run in runs if values[id(run)] is None]
+    # By the value alone, in a stable sort: of equal runs, the first that was named is the best.
+    known.sort(key=lambda pair: pair[0], reverse=metric.higher_is_better)
+    ranked = [run for _, run in known]
     return Ranking(metric, (*ranked, *unknown))
 
 
@@ -126,11 +135,10 @@ def _task_and_metric(runs: Sequence[Run], name: str, text: str) -> tuple[str, st
     if name in OWN:
         return "", name
     scores = metric_names(runs)
-    matches = [
-        (task, metric)
-        for task, metric in scores
-        if name in (metric, f"{task}/{metric}")
-    ]
+    matches = []
+    for task, metric in scores:
+        if name in (metric, f"{task}/{metric}"):
+            matches.append((task, metric))
     if len(matches) == 1:
         return matches[0]
     full_names = [f"{task}/{metric}" for task, metric in matches or scores]
@@ -149,6 +157,7 @@ def _task_and_metric(runs: Sequence[Run], name: str, text: str) -> tuple[str, st
 
 def _direction(runs: Sequence[Run], task: str, metric: str) -> bool | None:
     """Return whether higher is better: by the metric's name, else by a gate's operator; None if it is not known."""
+    # lm-eval writes the filter of the answers behind a comma: exact_match,strict-match.
     plain_name = metric.partition(",")[0]
     if plain_name in HIGHER_IS_BETTER:
         return True
@@ -156,6 +165,7 @@ def _direction(runs: Sequence[Run], task: str, metric: str) -> bool | None:
         return False
     for run in runs:
         for gate in run.status.gates:
-            if gate.task == task and gate.metric.partition(",")[0] == plain_name:
+            gate_metric = gate.metric.partition(",")[0]
+            if gate.task == task and gate_metric == plain_name:
                 return gate.operator.startswith("GreaterThan")
     return None

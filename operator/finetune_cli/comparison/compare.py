@@ -1,6 +1,7 @@
 """Compare runs: the fields that differ, losses, scores with their differences, time and cost. Pure, from statuses."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -82,20 +83,20 @@ class Measurements:
 def differing_fields(runs: Sequence[Run]) -> list[DifferingField]:
     """Return the fields of the spec that differ, in the order of the manifest, and then the contents of sources."""
     fields = list(_fields("", [run.spec for run in runs]))
-    paths = [field.path.partition(".")[0] for field in fields]
-    contents = {"datasets": _data_digest, "model": _model_digest}
-    for name, digest_of in contents.items():
-        # Another source has another content, which says nothing more.
-        is_same_source = not any(path.partition("[")[0] == name for path in paths)
-        digests = tuple(digest_of(run.status) for run in runs)
+    # The first key of each path: datasets of datasets[0].uri.
+    sources = {re.split(r"[.\[]", field.path)[0] for field in fields}
+    for name in ("datasets", "model"):
+        digests = tuple(_digest(run.status, name) for run in runs)
         known = {digest for digest in digests if digest}
-        if is_same_source and len(known) > 1:
+        # Another source has another content, which says nothing more.
+        if name not in sources and len(known) > 1:
             fields.append(DifferingField(f"content of {name}", digests))
     return fields
 
 
 def _fields(path: str, values: Sequence[Any]) -> Iterator[DifferingField]:
     first = values[0]
+    # Not a set: mappings and lists have no hash.
     if all(value == first for value in values):
         return
     if all(isinstance(value, Mapping) for value in values):
@@ -106,33 +107,37 @@ def _fields(path: str, values: Sequence[Any]) -> Iterator[DifferingField]:
             yield from _fields(inner, [value.get(name) for value in values])
         return
     if _are_alike(values):
-        for number in range(len(first)):
-            yield from _fields(f"{path}[{number}]", [value[number] for value in values])
+        for number, items in enumerate(zip(*values, strict=True)):
+            yield from _fields(f"{path}[{number}]", items)
         return
     yield DifferingField(path, tuple(values))
 
 
 def _are_alike(values: Sequence[Any]) -> bool:
     """Return whether all are lists of as many mappings."""
-    if not all(isinstance(value, list) for value in values):
+    items: list[Any] = []
+    lengths = set()
+    for value in values:
+        if not isinstance(value, list):
+            return False
+        items += value
+        lengths.add(len(value))
+    if len(lengths) > 1:
         return False
-    lengths = {len(value) for value in values}
-    items = [item for value in values for item in value]
-    return len(lengths) == 1 and all(isinstance(item, Mapping) for item in items)
+    return all(isinstance(item, Mapping) for item in items)
 
 
-def _data_digest(status: PipelineStatus) -> str | None:
+def _digest(status: PipelineStatus, source: str) -> str | None:
+    """Return the short digest of the data or of the model that prepare has read; None before that."""
     result = _result(status, "prepare")
-    if isinstance(result, PrepareResult):
-        return f"{result.data_digest[:DIGEST_CHARACTERS]}…"
-    return None
-
-
-def _model_digest(status: PipelineStatus) -> str | None:
-    result = _result(status, "prepare")
-    if isinstance(result, PrepareResult) and result.model_digest:
-        return f"{result.model_digest[:DIGEST_CHARACTERS]}…"
-    return None
+    if not isinstance(result, PrepareResult):
+        return None
+    digest: str | None = result.data_digest
+    if source == "model":
+        digest = result.model_digest
+    if not digest:
+        return None
+    return f"{digest[:DIGEST_CHARACTERS]}…"
 
 
 def _result(status: PipelineStatus, name: str) -> Any:
@@ -153,12 +158,8 @@ def measurements(run: Run) -> Measurements:
         # A stage that the manifest asks for no longer.
         if stage.state is not StageState.SKIPPED
     ]
-    costs = [
-        attempt.cost
-        for stage in stages
-        for attempt in making_attempts(stage)
-        if attempt.cost is not None
-    ]
+    attempts = [attempt for stage in stages for attempt in making_attempts(stage)]
+    costs = [attempt.cost for attempt in attempts if attempt.cost is not None]
     return Measurements(
         training_loss=training_loss,
         validation_loss=validation_loss,
@@ -173,14 +174,16 @@ def measurements(run: Run) -> Measurements:
 
 def _losses(status: PipelineStatus) -> tuple[float | None, float | None]:
     """Return training and validation loss of the result, or of the curve so far."""
-    result = _result(status, "train")
-    if isinstance(result, TrainResult):
-        return result.loss, result.validation_loss
     train = status.stages.get("train")
-    curve = train.loss_curve if train else None
+    if train is None:
+        return None, None
+    if isinstance(train.result, TrainResult):
+        return train.result.loss, train.result.validation_loss
+    curve = train.loss_curve
     if curve is None:
         return None, None
-    return curve.losses[-1], curve.best.loss if curve.best else None
+    validation_loss = curve.best.loss if curve.best else None
+    return curve.losses[-1], validation_loss
 
 
 def score_difference(
@@ -196,16 +199,17 @@ def score_difference(
     if score is None or other_score is None:
         return None
     value = difference(score.value, other_score.value)
+    independent = _independent(score, other_score)
     values = _values(run, task, metric, score)
     other_values = _values(other, task, metric, other_score)
     if isinstance(values, str):
-        return ScoreDifference(value, _independent(score, other_score), values)
+        return ScoreDifference(value, independent, values)
     if isinstance(other_values, str):
-        return ScoreDifference(value, _independent(score, other_score), other_values)
+        return ScoreDifference(value, independent, other_values)
     paired = values.minus(other_values)
     if paired is None:
-        error = _independent(score, other_score)
-        return ScoreDifference(value, error, OTHER_QUESTIONS)
+        return ScoreDifference(value, independent, OTHER_QUESTIONS)
+    # Of a single question there is a difference, and no error.
     stderr = None if paired.stderr is None else significant(paired.stderr)
     return ScoreDifference(value, stderr)
 
@@ -241,8 +245,10 @@ def _independent(score: Score, other: Score) -> float | None:
 
 def metric_names(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return task and metric of every score, in the order in which the runs have them."""
+    # Not a set: the order stays.
     names: dict[tuple[str, str], None] = {}
     for run in runs:
         for task, metrics in measurements(run).scores.items():
-            names.update(dict.fromkeys((task, metric) for metric in metrics))
+            for metric in metrics:
+                names[task, metric] = None
     return list(names)

@@ -30,6 +30,7 @@ KEYS = frozenset(
     {"base_model", "micro_batch_size", "sequence_len", "adapter", "num_epochs"}
 )
 """Settings of which a config of axolotl has several."""
+# What axolotl uses if a config does not say. The manifest names it, so that our defaults may change.
 DEFAULT_CONTEXT = 512
 DEFAULT_SEED = 42
 DEFAULT_WARMUP = 0.03
@@ -145,13 +146,17 @@ def _uris(entry: Mapping[str, Any]) -> Iterator[str]:
     files = entry.get("data_files") or []
     if isinstance(files, str):
         files = [files]
+    names = {PurePath(str(file)).name for file in files}
     # With a file as path, or a format as path, the files are the data.
-    if not files or PurePath(path).name in {PurePath(str(file)).name for file in files}:
+    if not files or PurePath(path).name in names:
         yield uri_of(path)
         return
+    is_format = path in {"json", "csv", "parquet", "text"}
     for file in files:
-        is_format = path in {"json", "csv", "parquet", "text"}
-        yield uri_of(str(file)) if is_format else f"{uri_of(path)}/{file}"
+        if is_format:
+            yield uri_of(str(file))
+        else:
+            yield f"{uri_of(path)}/{file}"
 
 
 def _columns(
@@ -195,7 +200,10 @@ def _own_columns(
     conversion: Conversion, setting: str, kind: Mapping[str, Any]
 ) -> dict[str, str]:
     """Return the columns of a type that the user has defined."""
-    columns = {here: str(kind[there]) for there, here in OWN.items() if kind.get(there)}
+    columns = {}
+    for there, here in OWN.items():
+        if kind.get(there):
+            columns[here] = str(kind[there])
     for key in (
         "system_prompt",
         "format",
@@ -234,11 +242,6 @@ def objective(conversion: Conversion, value: Any) -> None:
     )
 
 
-def early_stopping(conversion: Conversion, value: Any) -> None:
-    """Take over the patience, which needs validations."""
-    conversion.set("train.earlyStopping.patience", value)
-
-
 TABLE: Table = {
     **SHARED,
     "rl": objective,
@@ -252,7 +255,7 @@ TABLE: Table = {
     "peft_use_rslora": variant("RsLoRA"),
     "peft_use_dora": variant("DoRA"),
     "lora_model_dir": to("train.startFrom.uri", lambda value: uri_of(str(value))),
-    "early_stopping_patience": early_stopping,
+    "early_stopping_patience": to("train.earlyStopping.patience"),
     "chat_template": chat_template,
     "chat_template_jinja": to("prepare.chatTemplate"),
     "evals_per_epoch": says(

@@ -29,7 +29,9 @@ class Conversion:
         """Return a field below spec; None if it is not set."""
         value: Any = self.spec
         for name in path.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
+            if not isinstance(value, dict):
+                return None
+            value = value.get(name)
         return value
 
     def remove(self, path: str) -> None:
@@ -71,8 +73,10 @@ def without_effect(names: str) -> Table:
 def take_over(conversion: Conversion, config: Mapping[str, Any], table: Table) -> None:
     """Apply the table to each setting of a config, in the table's order; settings without a rule become notes."""
     for setting, rule in table.items():
-        if config.get(setting) is not None:
-            rule(conversion, config[setting])
+        value = config.get(setting)
+        # A key without a value has the tool's default.
+        if value is not None:
+            rule(conversion, value)
     for setting, value in config.items():
         # False, nothing and empty lists ask for nothing.
         if setting in table or value in (None, False, "", [], {}):

@@ -52,11 +52,6 @@ def uri_of(name: str) -> str:
     return name
 
 
-def number(value: Any) -> float:
-    """Return a number; 2e-4 is a text for the YAML reader of most tools, and a number for the tools."""
-    return float(value)
-
-
 def optimizer(conversion: Conversion, value: Any) -> None:
     """Take over the optimizer."""
     if value in EIGHT_BITS:
@@ -168,27 +163,23 @@ def publish(conversion: Conversion, value: Any) -> None:
     conversion.set("push.targets", [target])
 
 
-def wandb(conversion: Conversion, value: Any) -> None:
-    """Report to a project of Weights & Biases."""
-    conversion.set("tracking.wandb.project", value)
-
-
 SHARED: Table = {
     "max_steps": max_steps,
-    "learning_rate": to("train.optimizer.learningRate", number),
-    "weight_decay": to("train.optimizer.weightDecay", number),
-    "max_grad_norm": to("train.optimizer.maxGradNorm", number),
-    "adam_beta1": to("train.optimizer.beta1", number),
-    "adam_beta2": to("train.optimizer.beta2", number),
-    "warmup_ratio": to("train.optimizer.warmupFraction", number),
+    # float: 2e-4 is a text for the YAML reader of most tools, and a number for the tools.
+    "learning_rate": to("train.optimizer.learningRate", float),
+    "weight_decay": to("train.optimizer.weightDecay", float),
+    "max_grad_norm": to("train.optimizer.maxGradNorm", float),
+    "adam_beta1": to("train.optimizer.beta1", float),
+    "adam_beta2": to("train.optimizer.beta2", float),
+    "warmup_ratio": to("train.optimizer.warmupFraction", float),
     "warmup_steps": warmup_steps,
     "gradient_accumulation_steps": to("train.gradientAccumulationSteps"),
     "gradient_checkpointing": to("train.gradientCheckpointing", bool),
     "torch_compile": to("train.compile", bool),
-    "neftune_noise_alpha": to("train.neftuneNoiseAlpha", number),
+    "neftune_noise_alpha": to("train.neftuneNoiseAlpha", float),
     "lora_r": to("train.lora.rank"),
     "lora_alpha": to("train.lora.alpha"),
-    "lora_dropout": to("train.lora.dropout", number),
+    "lora_dropout": to("train.lora.dropout", float),
     "lora_target_modules": target_modules,
     "lora_modules_to_save": to("train.lora.modulesToSave"),
     "eval_steps": every("train.evalSteps", "eval_steps"),
@@ -196,7 +187,7 @@ SHARED: Table = {
     "save_total_limit": to("train.checkpoint.keep"),
     "seed": to("seed"),
     "hub_model_id": publish,
-    "wandb_project": wandb,
+    "wandb_project": to("tracking.wandb.project"),
     "wandb_entity": to("tracking.wandb.entity"),
     "wandb_mode": to("tracking.wandb.mode", lambda value: str(value).capitalize()),
     "fp16": half_precision,

@@ -35,10 +35,8 @@ def confirm(announcement: str, *, yes: bool) -> bool:
             "nothing was evicted: there is no terminal to ask on; add --yes to evict without asking"
         )
     print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
-    try:
-        answer = input().strip().lower()
-    except EOFError:
-        answer = ""
+    # Empty at the end of the input (Ctrl-D), which is no agreement.
+    answer = sys.stdin.readline().strip().lower()
     agreed = answer in {"y", "yes"}
     if not agreed:
         print("nothing was evicted", file=sys.stderr)
@@ -94,7 +92,8 @@ def report(drill: Drill) -> list[str]:
     verb = "evicted"
     if target.kill:
         verb = "killed"
-    heading = f"{target.pipeline}: attempt {target.attempt.number} of {target.stage} was {verb}"
+    attempt = f"attempt {target.attempt.number} of {target.stage}"
+    heading = f"{target.pipeline}: {attempt} was {verb}"
     if drill.step is not None:
         heading += f" at step {drill.step}"
     rows = [

@@ -88,7 +88,14 @@ def choose_target(pipeline: Pipeline, stage: str | None, *, kill: bool) -> Drill
     # One more interruption would end the pipeline, and a drill must not.
     if counted >= limit:
         raise Refused(_exhausted(name, counted, limit))
-    return DrillTarget(str(pipeline.key), name, attempt, counted, limit, kill)
+    return DrillTarget(
+        pipeline=str(pipeline.key),
+        stage=name,
+        attempt=attempt,
+        interruptions=counted,
+        max_interruptions=limit,
+        kill=kill,
+    )
 
 
 def _running_stage(pipeline: Pipeline) -> str:

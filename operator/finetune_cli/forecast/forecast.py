@@ -34,8 +34,7 @@ class Forecast:
 
     stage: str
     action: PlannedAction
-    why: str
-    """The reason; the field has its name in JSON."""
+    reason: str
     identity: str = ""
 
 
@@ -140,7 +139,8 @@ def _plan_stage(
         return "run", running
     started = _stages_with(earlier, "run", "resume")
     rerun = [need for need in needs if need in started]
-    return _start(name, stage, old, rerun, find_kept_work(name, stage))
+    kept = find_kept_work(name, stage)
+    return _start(name, stage, old, rerun, kept)
 
 
 def _stages_with(forecasts: Sequence[Forecast], *actions: PlannedAction) -> set[str]:
@@ -268,8 +268,12 @@ def _result_changes(
             # The fields of a recipe are the fields of the stage itself.
             path = f"spec.{name}"
         yield from _changes(path, new_config.get(key), old_config.get(key))
-    if now.spec and old.spec and (now.spec.pod.command or old.spec.pod.command):
-        yield from _changes(f"spec.{name}.pod", _program(now.spec), _program(old.spec))
+    if now.spec is None or old.spec is None:
+        return
+    # Only a program of the user makes the pod a part of the result.
+    if now.spec.pod.command or old.spec.pod.command:
+        new_program = _program(now.spec)
+        yield from _changes(f"spec.{name}.pod", new_program, _program(old.spec))
 
 
 def _program(spec: StageSpec) -> dict[str, Any]:

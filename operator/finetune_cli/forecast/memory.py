@@ -46,9 +46,8 @@ def _line(spec: PipelineSpec, memory: MemoryEstimate) -> str:
         "optimizer": memory.optimizer,
         "activations": memory.activations,
     }
-    parts = ", ".join(
-        f"{size_text(size)} {name}" for name, size in sizes.items() if size
-    )
+    known = [f"{size_text(size)} {name}" for name, size in sizes.items() if size]
+    parts = ", ".join(known)
     each = " for each process" if train.processes > 1 else ""
     line = f"train: about {size_text(memory.total)} of memory{each}"
     if memory.activations is None:
@@ -65,10 +64,9 @@ def _line(spec: PipelineSpec, memory: MemoryEstimate) -> str:
 def _too_small(spec: PipelineSpec, memory: MemoryEstimate, gpu: Gpu) -> Iterator[str]:
     if memory.total <= gpu.size:
         return
-    yield (
-        f"train: needs about {size_text(memory.total)}, and the GPU of {gpu.place} has {size_text(gpu.size)}: "
-        + _fix(spec, memory)
-    )
+    needed = size_text(memory.total)
+    problem = f"the GPU of {gpu.place} has {size_text(gpu.size)}"
+    yield f"train: needs about {needed}, and {problem}: {_fix(spec, memory)}"
 
 
 def _fix(spec: PipelineSpec, memory: MemoryEstimate) -> str:
@@ -98,7 +96,9 @@ def size_text(size: int | None) -> str:
 
 def _count(number: int) -> str:
     """Return a large number of weights as people read it."""
-    for limit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+    # As in the names of models: 7B.
+    letters = {10**9: "B", 10**6: "M", 10**3: "k"}
+    for limit, letter in letters.items():
         if number >= limit:
             return f"{number / limit:.3g} {letter}"
     return str(number)

@@ -70,7 +70,7 @@ def relative_path(path: Path) -> str:
 
 
 def _location(model: ModelStatus, run: Path) -> str:
-    """Return where a model is, with its folder on this machine if the URI names a claim."""
+    """Return the place of a model, with its folder on this machine if the URI names a claim."""
     scheme, _, rest = model.uri.partition("://")
     claim, _, path = rest.partition("/")
     link = run / "claims" / claim

@@ -32,10 +32,8 @@ def is_model(kind: Any) -> bool:
 @cache
 def aliases(kind: type[ContractModel]) -> Mapping[str, Any]:
     """Return the keys of a model as the manifest spells them, with the types of their values."""
-    return {
-        info.alias or name: _constrained(info)
-        for name, info in kind.model_fields.items()
-    }
+    fields = kind.model_fields.items()
+    return {info.alias or name: _constrained(info) for name, info in fields}
 
 
 def _constrained(info: FieldInfo) -> Any:

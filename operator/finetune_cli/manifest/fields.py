@@ -141,12 +141,23 @@ def sources(spec: PipelineSpec) -> Iterator[UriField]:
     ]
     if readers:
         model = spec.model
-        yield UriField(("model", "uri"), model.uri, "model", readers[0], model.revision)
+        yield UriField(
+            ("model", "uri"),
+            model.uri,
+            "model",
+            readers[0],
+            model.revision,
+        )
     start = spec.train.start_from
     if "train" in readers and start:
         # Prepare pins the adapter, so it is the first stage that reads it.
-        location = ("train", "startFrom", "uri")
-        yield UriField(location, start.uri, "adapter", "prepare", start.revision)
+        yield UriField(
+            ("train", "startFrom", "uri"),
+            start.uri,
+            "adapter",
+            "prepare",
+            start.revision,
+        )
     if "prepare" in readers:
         yield from _datasets(spec)
         template = spec.prepare.chat_template_uri
@@ -212,7 +223,11 @@ def lm_eval_tasks(spec: PipelineSpec) -> Iterator[TaskField]:
             continue
         location = ("evaluate", "tasks", number)
         yield TaskField(
-            location, task.name, task.file, task.few_shot, bool(task.allow_code)
+            location=location,
+            name=task.name,
+            file=task.file,
+            few_shot=task.few_shot,
+            allow_code=bool(task.allow_code),
         )
 
 

@@ -18,6 +18,8 @@ HEAD = {"apiVersion": API_VERSION, "kind": KIND}
 """The first keys of a manifest, with their only value."""
 NO_VALUE = frozenset({"none", "null", "nil", "~", "default", "auto"})
 """Texts that mean no value; of some fields, Auto is a value."""
+NO_FORM = frozenset({UNKNOWN, f"[{UNKNOWN}]", f"{{{UNKNOWN}: {UNKNOWN}}}"})
+"""Forms without a name and a value: they show nothing that the message does not say."""
 DEFAULT = "remove the key to have the default"
 TRUE = frozenset({"true", "yes", "on", "1"})
 FALSE = frozenset({"false", "no", "off", "0"})
@@ -82,9 +84,11 @@ def _number(error: ErrorDetails, _: Any) -> str:
 
 
 def _number_in(text: str, error: ErrorDetails) -> str:
-    if DURATION.fullmatch(text) and "Seconds" in str(error["loc"][-1]):
+    key = str(error["loc"][-1])
+    if "Seconds" in key and DURATION.fullmatch(text):
         parts = re.findall(r"(\d+)\s*([a-z])", text.lower())
-        return f"write {sum(int(count) * SECONDS[unit] for count, unit in parts)}"
+        seconds = [int(count) * SECONDS[unit] for count, unit in parts]
+        return f"write {sum(seconds)}"
     patterns = INTEGERS
     if error["type"] == "float_type":
         # Fractions first: 0,125 also has the form of an integer with groups of digits.
@@ -120,16 +124,19 @@ def _mapping(error: ErrorDetails, annotation: Any) -> str:
     # As in deploy: false. Without its key, deploy is left out.
     if got is False or str(got).lower() in NO_VALUE:
         return "remove the key"
-    if isinstance(got, list) and len(got) == 1 and isinstance(got[0], dict):
-        return "remove the - before its first key"
-    return _form(error, annotation)
+    # A - too many makes a mapping the only entry of a list.
+    match got:
+        case [dict()]:
+            return "remove the - before its first key"
+        case _:
+            return _form(error, annotation)
 
 
 def _form(error: ErrorDetails, annotation: Any) -> str:
     if annotation is None:
         return ""
     form = form_of(annotation, error["input"])
-    if form in {UNKNOWN, f"[{UNKNOWN}]", f"{{{UNKNOWN}: {UNKNOWN}}}"}:
+    if form in NO_FORM:
         return ""
     return f"write {_with_key(error, form)}"
 
@@ -163,6 +170,7 @@ def _pattern(error: ErrorDetails, _: Any) -> str:
     got = str(error["input"])
     if error["loc"][-1] == "split":
         return _split_fix(got, is_data_set="datasets" in error["loc"])
+    # A source may be on the hub, so its pattern contains the hub's. Targets have patterns of their own.
     if FORMS["hf"][0] in pattern or FORMS["hf-file"][0] in pattern:
         return _uri_fix(got, pattern)
     # The patterns of quantities, and no other pattern, end in the prefixes.
@@ -176,7 +184,8 @@ def _pattern(error: ErrorDetails, _: Any) -> str:
 
 def _split_fix(got: str, *, is_data_set: bool) -> str:
     """Return the fix for the syntax of the library `datasets`: a part of a split, or several splits."""
-    names = [SLICE.sub("", name).strip() for name in got.split("+")]
+    parts = got.split("+")
+    names = [SLICE.sub("", part).strip() for part in parts]
     if len(names) > 1:
         if not is_data_set:
             return f"write {names[0]}: validation has a single split"
@@ -184,7 +193,8 @@ def _split_fix(got: str, *, is_data_set: bool) -> str:
         return f"add a data set for each: {entries}"
     share = FIRST_PERCENTS.fullmatch(got)
     if share and is_data_set:
-        weight = (int(share[2]) - int(share[1] or 0)) / PERCENTS
+        begin = int(share[1] or 0)
+        weight = (int(share[2]) - begin) / PERCENTS
         if 0 < weight < 1:
             return f"write split: {names[0]} and weight: {weight:g}, for a random sample of that size"
     if "[" in got:
@@ -246,12 +256,16 @@ def _fraction(error: ErrorDetails, _: Any) -> str:
     context = error["ctx"]
     limit = float(context.get("le", context.get("lt", 0)))
     got = error["input"]
-    is_share = str(error["loc"][-1]).lower().endswith(SHARES)
-    if not is_share or not isinstance(got, int | float) or got <= 1:
+    key = str(error["loc"][-1])
+    if not key.lower().endswith(SHARES):
         return ""
-    if got / PERCENTS > limit:
+    # 1 is the whole, and no percent.
+    if not isinstance(got, int | float) or got <= 1:
         return ""
-    return f"for {got:g} % write {got / PERCENTS:g}"
+    fraction = got / PERCENTS
+    if fraction > limit:
+        return ""
+    return f"for {got:g} % write {fraction:g}"
 
 
 def _time(_error: ErrorDetails, _: Any) -> str:
@@ -269,6 +283,7 @@ _FIXES: dict[str, Callable[[ErrorDetails, Any], str]] = {
     "list_type": _form,
     "too_short": _entries,
     "missing": _missing,
+    # Only upper limits: a number in percent is too large for a fraction.
     "less_than_equal": _fraction,
     "less_than": _fraction,
     "string_pattern_mismatch": _pattern,

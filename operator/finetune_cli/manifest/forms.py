@@ -64,7 +64,9 @@ def _entries(entry: Any, value: Any) -> list[Any]:
         return value.split()
     parts = [part for part in re.split(r"[,\s]+", value) if part]
     # A sentence is one entry, with its commas and blanks.
-    if not _takes(entry, value) and all(_takes(entry, part) for part in parts):
+    if _takes(entry, value):
+        return [value]
+    if all(_takes(entry, part) for part in parts):
         return parts
     return [value]
 
@@ -90,7 +92,8 @@ def _mapping(kind: type[ContractModel], value: Any) -> str:
     pairs = {name: form_of(fields[name], None) for name in required}
     key = _field_for(value, required or fields, fields)
     if key:
-        pairs[key] = form_of(fields[key], _spelled(fields[key], corrected(value)))
+        spelled = _spelled(fields[key], corrected(value))
+        pairs[key] = form_of(fields[key], spelled)
         if key == "uri" and REPOSITORY.fullmatch(pairs[key]):
             pairs[key] = f"hf://{pairs[key]}"
     # A value that no field takes, such as true: a mapping without required keys may be empty.
@@ -143,7 +146,8 @@ def _field_for(
     if value is None or isinstance(value, bool | dict):
         return None
     for name in names:
-        if _takes(fields[name], _spelled(fields[name], corrected(value))):
+        spelled = _spelled(fields[name], corrected(value))
+        if _takes(fields[name], spelled):
             return name
     return None
 
@@ -172,7 +176,11 @@ def _takes(annotation: Any, value: Any) -> bool:
         return _takes(get_args(kind)[0], value)
     if is_model(kind):
         names = required_keys(kind)
-        return len(names) == 1 and _takes(aliases(kind)[names[0]], value)
+        # With several required keys, the value alone is not enough.
+        if len(names) != 1:
+            return False
+        field = aliases(kind)[names[0]]
+        return _takes(field, value)
     try:
         TypeAdapter(annotation).validate_python(value, strict=True)
     except ValidationError:
@@ -181,9 +189,12 @@ def _takes(annotation: Any, value: Any) -> bool:
 
 
 def _pairs(pairs: dict[str, str]) -> str:
-    text = ", ".join(f"{_text(key)}: {value}" for key, value in pairs.items())
+    texts = [f"{_text(key)}: {value}" for key, value in pairs.items()]
+    text = ", ".join(texts)
+    # A message has one line: the first key shows the form, too.
     if len(text) > SHOWN_CHARACTERS:
-        return f"{{{_text(next(iter(pairs)))}: {UNKNOWN}}}"
+        first = _text(next(iter(pairs)))
+        text = f"{first}: {UNKNOWN}"
     return f"{{{text}}}"
 
 

@@ -1,6 +1,7 @@
 """The JSON Schema of a manifest, for editors."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,12 @@ def schema_text() -> str:
 
 
 def write_schema(manifest: Path) -> None:
-    """Write the schema where the first line of a manifest expects it, if that folder can be written."""
+    """Write the schema to the path in the first line of a manifest, if that folder can be written."""
     file = manifest.parent / FILE
-    try:
+    # Without the schema, only an editor misses it, and `finetune schema` prints it.
+    with suppress(OSError):
         file.parent.mkdir(exist_ok=True)
         file.write_text(schema_text(), encoding="utf-8")
-    except OSError:
-        # Only an editor misses it, and `finetune schema` prints it.
-        return
 
 
 def _converted(schema: Schema) -> Schema:

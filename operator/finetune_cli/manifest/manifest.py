@@ -22,7 +22,7 @@ from finetune_cli.manifest.annotations import annotation_at
 from finetune_cli.manifest.messages import describe
 from finetune_cli.manifest.other_files import is_other_file, other_file
 from finetune_cli.manifest.overrides import Override, apply_overrides
-from finetune_cli.manifest.schema_check import SchemaChecker, broken_rules, format_path
+from finetune_cli.manifest.schema_check import SchemaChecker, broken_rules, error_at
 from finetune_cli.manifest.yaml_reader import Location, YamlFile, YamlNode
 from finetune_operator.api.group import API_VERSIONS, KIND
 from finetune_operator.api.names import (
@@ -69,6 +69,7 @@ class Metadata(ContractModel):
     namespace: DnsLabel = "default"
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict)
     annotations: dict[AnnotationKey, str] = Field(default_factory=dict)
+    # What `kubectl get --output yaml` prints, so that its output can be checked and applied.
     creation_timestamp: Any = None
     deletion_grace_period_seconds: Any = None
     deletion_timestamp: Any = None
@@ -89,6 +90,7 @@ class Envelope(ContractModel):
     kind: Annotated[str, AfterValidator(_one_of((KIND,)))]
     metadata: Metadata
     spec: PipelineSpec
+    # `kubectl get` prints it. It is taken out before this check.
     status: Any = None
 
 
@@ -111,9 +113,7 @@ class Manifest:
     def diagnostic(self, location: Location, message: str) -> Diagnostic:
         """Return an error in the field at this location below `spec`; an absent field has its parent's line."""
         full = ("spec", *location)
-        nearest = self.document.follow(full)[-1]
-        path = format_path(self.document, full)
-        return Diagnostic(self.path, nearest.line, path, message)
+        return error_at(self.path, self.document, full, message)
 
     @staticmethod
     def location_of(field: str) -> tuple[str | int, ...]:
@@ -193,7 +193,8 @@ def _check(file: Path, document: YamlNode, result: ReadResult) -> None:
     for location in _affinities(document):
         # The schema passes an affinity on as it is, so that it is checked alone.
         part = SchemaChecker(file, document)
-        diagnostics += _checked_part(part, Affinity, location)[1]
+        _, errors = _checked_part(part, Affinity, location)
+        diagnostics += errors
     result.diagnostics += diagnostics
     if envelope is None or diagnostics or document.broken:
         return
@@ -211,8 +212,10 @@ def _affinities(document: YamlNode) -> Iterator[Location]:
     pods += [("spec", stage.name, "pod") for stage in STAGES]
     for pod in pods:
         location = (*pod, "affinity")
+        # The root and a value for each step, if the affinity is there.
         nodes = document.follow(location)
-        if len(nodes) > len(location) and isinstance(nodes[-1].data, dict):
+        is_there = len(nodes) > len(location)
+        if is_there and isinstance(nodes[-1].data, dict):
             yield location
 
 
@@ -221,11 +224,13 @@ def _checked_part(
 ) -> tuple[M | None, list[Diagnostic]]:
     """Return the part of a document at a location as a model, or None, and its errors."""
     # First the keys: the check renames misspelled keys, so that the values below them are checked, too.
-    checker.check(kind, checker.document.follow(root)[-1], root)
+    checker.check(kind, checker.document.nearest(root), root)
     part, invalid = _parse(checker, kind, root)
     broken = dict(_broken_rules(checker, kind, root, invalid))
-    values = _without_devices(invalid, broken)
-    return part, [*checker.diagnostics, *values, *broken.values()]
+    errors = list(checker.diagnostics)
+    errors += _without_devices(invalid, broken)
+    errors += broken.values()
+    return part, errors
 
 
 def _manifest(file: Path, document: YamlNode, envelope: Envelope) -> Manifest:
@@ -247,7 +252,8 @@ def _parse(
 ) -> tuple[M | None, dict[Location, Diagnostic]]:
     """Return the model, or the errors by their locations."""
     # Strict and from JSON: Kubernetes rejects "8" for 8, and pydantic's default mode accepts it.
-    text = json.dumps(checker.document.follow(root)[-1].plain())
+    data = checker.document.nearest(root).plain()
+    text = json.dumps(data)
     try:
         return kind.model_validate_json(text, strict=True), {}
     except ValidationError as invalid:
@@ -270,10 +276,9 @@ def _diagnostics_of(
         # The value is there under another name, which is reported already.
         if error["type"] == "missing" and location in checker.replaced:
             continue
-        value = checker.document.follow(location)[-1]
-        path = format_path(checker.document, location)
+        value = checker.document.nearest(location)
         message = describe(error, value, annotation_at(kind, below))
-        yield location, Diagnostic(checker.file, value.line, path, message)
+        yield location, error_at(checker.file, checker.document, location, message)
 
 
 def _counts_valid_entries_only(error: ErrorDetails) -> bool:
@@ -296,18 +301,18 @@ def _broken_rules(
     """
     document = checker.document
     renamed = {location[-1] for location in checker.replaced}
-    part = document.follow(root)[-1]
+    part = document.nearest(root)
     for location, rule in broken_rules(kind, part.plain(), root):
+        # CEL reads a field as self.name, or as self.?name if it may be absent.
+        fields = set(re.findall(r"[.][?]?(\w+)", rule.cel))
         # The rule may hold, once the name of its field is corrected.
-        if any(re.search(rf"[.][?]?{name}\b", rule.cel) for name in renamed):
+        if not fields.isdisjoint(renamed):
             continue
         field_location = (*location, *rule.field.split("."))
         if field_location in checker.incomplete or field_location in invalid:
             continue
         for place, message in _places(document, location, rule):
-            nearest = document.follow(place)[-1]
-            path = format_path(document, place)
-            yield place, Diagnostic(checker.file, nearest.line, path, message)
+            yield place, error_at(checker.file, document, place, message)
 
 
 def _places(
@@ -315,13 +320,14 @@ def _places(
 ) -> Iterator[tuple[Location, str]]:
     """Yield the places at which a document breaks a rule, each with what is wrong."""
     if rule.details is not None:
-        data = document.follow(location)[-1].plain()
+        data = document.nearest(location).plain()
         for path, message in rule.details(data):
             yield (*location, *path), message
     elif _is_about(location, rule):
         yield location, rule.message
     else:
-        yield (*location, *rule.field.split(".")), rule.message
+        steps = rule.field.split(".")
+        yield (*location, *steps), rule.message
 
 
 def _without_devices(
@@ -329,7 +335,9 @@ def _without_devices(
 ) -> Iterator[Diagnostic]:
     """Yield the errors but for fractions of devices, which no quotes can mend: a rule about all devices says so."""
     for location, diagnostic in invalid.items():
-        if "/" in str(location[-1]) and location[:-1] in broken:
+        *parents, resource = location
+        is_device = "/" in str(resource)
+        if is_device and tuple(parents) in broken:
             continue
         yield diagnostic
 

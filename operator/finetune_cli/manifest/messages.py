@@ -55,6 +55,7 @@ PATTERNS = {
 }
 
 
+# Names of PyTorch, Transformers and other tools: most are too far from ours for the closest match.
 OTHER_CHOICES = {
     "float32": "FP32",
     "bfloat16": "BF16",
@@ -119,7 +120,8 @@ def _expected(error: ErrorDetails) -> str:
 def _names_entries(error: ErrorDetails) -> bool:
     """Return whether a list of named entries is written as a mapping with the names as keys."""
     got = error["input"]
-    if error["type"] != "tuple_type" or error["loc"][-1] not in NAMED_LISTS:
+    key = error["loc"][-1]
+    if error["type"] != "tuple_type" or key not in NAMED_LISTS:
         return False
     # An entry itself in place of the list has the key name.
     return isinstance(got, dict) and bool(got) and "name" not in got

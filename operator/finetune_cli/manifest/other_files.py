@@ -115,11 +115,12 @@ def other_file(file: Path, document: YamlNode) -> Diagnostic | None:
     if not is_other_file(document):
         return None
     message = f"this is no pipeline: it has neither apiVersion, kind nor spec; {INIT}"
-    recognized = _most_similar(data)
+    recognized, shared = _most_similar(data)
     spec_keys = aliases(PipelineSpec).keys() & data.keys()
     # A pipeline's spec without its head has keys such as model and datasets, which other files have, too.
-    if recognized and len(recognized.keys & data.keys()) > len(spec_keys):
-        fix = recognized.fix.replace("FILE", file.name).replace("TASK", _task(data))
+    if recognized and shared > len(spec_keys):
+        fix = recognized.fix.replace("FILE", file.name)
+        fix = fix.replace("TASK", _task(data))
         message = f"this is no pipeline: it {recognized.words}; {fix}"
     elif spec_keys:
         head = f"apiVersion: {API_VERSION}, kind: {KIND}, metadata: {{name: …}}"
@@ -154,8 +155,8 @@ def _task(data: dict[str, YamlNode]) -> str:
     return "TASK"
 
 
-def _most_similar(data: dict[str, YamlNode]) -> OtherFile | None:
-    """Return the kind of file that shares the most keys with these; None if none shares any."""
+def _most_similar(data: dict[str, YamlNode]) -> tuple[OtherFile | None, int]:
+    """Return the kind of file that shares the most keys with these, and their number; None if none shares any."""
     similar: OtherFile | None = None
     most = 0
     for other in OTHER_FILES:
@@ -163,4 +164,4 @@ def _most_similar(data: dict[str, YamlNode]) -> OtherFile | None:
         if shared > most:
             similar = other
             most = shared
-    return similar
+    return similar, most

@@ -94,10 +94,8 @@ def _with_defaults(spec: PipelineSpec) -> Iterator[Finding]:
             note = "with podDefaults, the request"
             yield (name, "pod", "resources", own_field, resource), f"{note} {problem}"
         amounts = {**both.requests, **both.limits}
-        if any(resource.startswith(PAGES) for resource in amounts) and not (
-            {"cpu", "memory"} & amounts.keys()
-        ):
-            message = (
-                "huge pages need cpu or memory beside them: add limits: {memory: …}"
-            )
+        has_pages = any(resource.startswith(PAGES) for resource in amounts)
+        if has_pages and amounts.keys().isdisjoint({"cpu", "memory"}):
+            fix = "add limits: {memory: …}"
+            message = f"huge pages need cpu or memory beside them: {fix}"
             yield (name, "pod", "resources"), message

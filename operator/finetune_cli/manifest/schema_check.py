@@ -65,9 +65,9 @@ class SchemaChecker:
 
     def report(self, line: int, location: Location, message: str) -> None:
         """Add an error; its path has the keys as the file spells them."""
-        self.diagnostics.append(
-            Diagnostic(self.file, line, format_path(self.document, location), message)
-        )
+        path = format_path(self.document, location)
+        error = Diagnostic(self.file, line, path, message)
+        self.diagnostics.append(error)
 
     def _report_empty(self, value: YamlNode, location: Location) -> None:
         self.reported.add(location)
@@ -84,9 +84,11 @@ class SchemaChecker:
             for name in required_keys(kind):
                 self._mark_replaced((*location, name))
         # A copy: unknown keys are taken out of the mapping.
-        for key in [key for key in data if key not in known]:
+        unknown = [key for key in data if key not in known]
+        for key in unknown:
             hint, match = self._hint(kind, data, key, location)
-            self.report(data[key].line, (*location, key), f"unknown key; {hint}")
+            line = data[key].line
+            self.report(line, (*location, key), f"unknown key; {hint}")
             value = data.pop(key)
             if match and match not in data and _is_meant(key, match, known, value):
                 # The value goes on under the right key, so that its errors are found in the same run.
@@ -103,18 +105,25 @@ class SchemaChecker:
         known = aliases(kind)
         for name, annotation in known.items():
             inner = unwrap_optional(annotation)
+            if not is_model(inner):
+                continue
             is_absent = name not in data
-            if not is_model(inner) or (is_absent and name not in required_keys(kind)):
+            # An optional mapping that is absent is no mistake, so keys beside it are not meant for it.
+            if is_absent and name not in required_keys(kind):
                 continue
             if not is_absent and data[name].data is not None:
                 continue
-            below = [key for key in data if key in aliases(inner) and key not in known]
+            unknown = [key for key in data if key not in known]
+            below = [key for key in unknown if key in aliases(inner)]
             if not below:
                 continue
+            first = below[0]
             keys = ", ".join(below)
-            line = data[below[0]].line
-            message = f"is required; write {name}: above {below[0]}, and indent {keys} below it"
-            if not is_absent:
+            if is_absent:
+                line = data[first].line
+                fix = f"write {name}: above {first}, and indent {keys} below it"
+                message = f"is required; {fix}"
+            else:
                 line = data[name].line
                 message = f"is empty; indent {keys} below it"
             self.report(line, (*location, name), message)
@@ -130,10 +139,11 @@ class SchemaChecker:
     ) -> tuple[str, str | None]:
         """Return the hint for an unknown key, and the key of the model that it may be misspelled from."""
         known = aliases(kind)
+        value = data[key]
         match = closest_match(key, known)
-        if location[-1:] == ("columns",) and data[key].source in known:
+        if location[-1:] == ("columns",) and value.source in known:
             # A name that is a field's is no column's: the pair is the wrong way round.
-            return _hint_here(known, data[key], key, match)
+            return _hint_here(known, value, key, match)
         # A known key in another spelling is no name of another tool, even if the tool has the same.
         if not _is_same_word(key, match):
             reason = reason_for_no_field(key, location)
@@ -145,7 +155,9 @@ class SchemaChecker:
                 return f"it is called {name} here", None
         elsewhere = _places(kind, key)
         if elsewhere:
-            self._mark_replaced((*location, *elsewhere[0].split(".")))
+            # The value stands for one of these places, so that the first of them is not missing, too.
+            steps = elsewhere[0].split(".")
+            self._mark_replaced((*location, *steps))
             return f"did you mean {', '.join(elsewhere)}?", None
         place = None
         # An entry of a list without its required key has a wrong name, and no key of another place.
@@ -153,7 +165,7 @@ class SchemaChecker:
             place = _only_place(key)
         if place and not _is_same_word(key, match):
             return f"did you mean {place}?", None
-        return _hint_here(known, data[key], key, match)
+        return _hint_here(known, value, key, match)
 
     def _mark_replaced(self, location: Location) -> None:
         """Mark a location and all above it: none of them is missing."""
@@ -170,8 +182,10 @@ def _is_meant(key: str, match: str, known: Mapping[str, Any], value: YamlNode) -
         return True
     kind = unwrap_optional(known[match])
     data = value.data
+    # Of a list, the first entry shows what is meant.
     if get_origin(kind) is tuple and isinstance(data, list) and data:
-        kind = unwrap_optional(get_args(kind)[0])
+        entry_type = get_args(kind)[0]
+        kind = unwrap_optional(entry_type)
         data = data[0].data
     if not is_model(kind) or not isinstance(data, dict):
         return False
@@ -221,6 +235,7 @@ def _only_place(key: str) -> str | None:
     return places[0]
 
 
+# Cached: a manifest with many unknown keys asks for each of them.
 @cache
 def _places_in_spec() -> dict[str, list[str]]:
     """Return the paths of all keys of the spec, by the keys' names; the keys of list entries are left out."""
@@ -229,10 +244,11 @@ def _places_in_spec() -> dict[str, list[str]]:
     while mappings:
         path, kind = mappings.pop()
         for name, annotation in aliases(kind).items():
-            places.setdefault(name, []).append(f"{path}.{name}")
+            place = f"{path}.{name}"
+            places.setdefault(name, []).append(place)
             inner = unwrap_optional(annotation)
             if is_model(inner):
-                mappings.append((f"{path}.{name}", inner))
+                mappings.append((place, inner))
     return places
 
 
@@ -249,6 +265,15 @@ def format_path(document: YamlNode, location: Location) -> str:
     return join_path(tuple(keys))
 
 
+def error_at(
+    file: Path, document: YamlNode, location: Location, message: str
+) -> Diagnostic:
+    """Return an error in the value at a location; an absent value has the line of the nearest value above it."""
+    line = document.nearest(location).line
+    path = format_path(document, location)
+    return Diagnostic(file, line, path, message)
+
+
 def broken_rules(
     annotation: Any, data: Any, location: Location = ()
 ) -> Iterator[tuple[Location, Rule]]:
@@ -258,6 +283,7 @@ def broken_rules(
     """
     kind = unwrap_optional(annotation)
     has_rules = is_model(kind) and issubclass(kind, WithRules)
+    # A value of another type has an error of its own.
     if has_rules and isinstance(data, dict):
         completed = _with_defaults(kind, data)
         for rule in kind.all_rules():
@@ -324,6 +350,7 @@ def _nested_paths(
     for name, annotation in aliases(kind).items():
         inner = unwrap_optional(annotation)
         if is_model(inner):
+            path = f"{prefix}{name}."
             if key in aliases(inner):
-                yield f"{prefix}{name}.{key}"
-            yield from _nested_paths(inner, key, f"{prefix}{name}.")
+                yield f"{path}{key}"
+            yield from _nested_paths(inner, key, path)

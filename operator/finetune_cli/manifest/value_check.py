@@ -23,6 +23,7 @@ from finetune_operator.api.spec import PipelineSpec
 
 Finding = tuple[Location, str]
 """Location below spec, and message."""
+# Endings of words, because some names have no _ between: GITHUBTOKEN.
 SECRET_ENDINGS = ("TOKEN", "SECRET", "PASSWORD", "PASSPHRASE", "APIKEY", "ACCESSKEY")
 PUBLIC_ENDINGS = frozenset({"FILE", "PATH", "DIR", "NAME", "URL", "URI", "ID"})
 """Endings of variables that say where a secret is or what it is called, such as HF_TOKEN_PATH."""
@@ -61,6 +62,7 @@ def errors(spec: PipelineSpec, folder: Path) -> Iterator[Finding]:
             yield field.location, f"{problem}; {fix}"
         if VARIABLE.search(field.uri):
             yield field.location, "variables are not replaced: write the whole URI"
+    # A file of records may be at any https URL, so the schema also accepts a page of the hub.
     for field in sources(spec):
         page = WEB_PAGE.fullmatch(field.uri)
         if page:
@@ -87,7 +89,9 @@ def warnings(spec: PipelineSpec) -> Iterator[Finding]:
         fix = "set a later time, or remove the key"
         yield ("deadline",), f"has passed, so that Auto avoids spot nodes; {fix}"
     for name, value in spec.prepare.chat_template_arguments.items():
-        if str(value).lower() in {"true", "false"} and isinstance(value, str):
+        if not isinstance(value, str):
+            continue
+        if value.lower() in {"true", "false"}:
             location = ("prepare", "chatTemplateArguments", name)
             yield (
                 location,
@@ -108,7 +112,8 @@ def resembles_repository(field: UriField) -> bool:
 
 def is_one_name(field: UriField) -> bool:
     """Return whether a path is one name that a repository on the hub may have, such as gpt2, and no file of records."""
-    return not _is_file(field) and REPOSITORY.fullmatch(f"org/{field.uri}") is not None
+    name = f"org/{field.uri}"
+    return not _is_file(field) and REPOSITORY.fullmatch(name) is not None
 
 
 def _is_file(field: UriField) -> bool:
@@ -141,7 +146,8 @@ def _inverted_gates(spec: PipelineSpec) -> Iterator[Finding]:
             better = "higher"
             operator = "GreaterThan"
         if better:
-            problem = f"of {metric} a {better} number is better, and the gate asks for {gate.words} {gate.value:g}"
+            problem = f"of {metric} a {better} number is better"
+            problem += f", and the gate asks for {gate.words} {gate.value:g}"
             location = (*gate.location[:-1], "operator")
             yield location, f"{problem}; set operator to {operator}, unless you mean it"
 

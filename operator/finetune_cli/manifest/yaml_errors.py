@@ -31,6 +31,7 @@ _MESSAGES: tuple[tuple[str, str, bool], ...] = (
     ),
     (r"expected ',' or '\]', but got '<stream end>'", "this [ is never closed", True),
     (r"expected ',' or '}', but got '<stream end>'", "this { is never closed", True),
+    # Before the next pattern, which matches the same and says less.
     (
         r"expected ',' or '.', but got ':'",
         "a second ': ' in one value; put the text in quotes, or add a comma before the key",
@@ -110,7 +111,10 @@ def _unclosed_before(text: str, error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark
     pattern = r"expected ',' or '(.)', but got '(:|<scalar>)'"
     expected = re.match(pattern, error.problem or "")
-    if not expected or start is None or mark is None or start.line == mark.line:
+    if not expected or start is None or mark is None:
+        return ""
+    # Only a bracket that an earlier line has opened can end before this line.
+    if start.line == mark.line:
         return ""
     before = text[: mark.index].rpartition("\n")[2]
     if re.fullmatch(r"\s*(- )?[\w.-]*", before) is None:

@@ -8,7 +8,10 @@ INTEGER_BITS = 64
 
 def _refuse_leading_zero(digits: str) -> None:
     """Raise ValueError for a number such as 016, which is meant in decimals."""
-    if not digits.lstrip("+-").isdecimal() or int(digits) == int(digits, 8):
+    # 0o17 is not ambiguous, and neither is 07: seven in both systems.
+    if not digits.lstrip("+-").isdecimal():
+        return
+    if int(digits) == int(digits, 8):
         return
     fix = f'write {int(digits)}, or "{digits}" for a text'
     raise ValueError(

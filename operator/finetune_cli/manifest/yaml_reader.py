@@ -24,8 +24,10 @@ MAX_FILE_BYTES = 256 * 1024
 """`kubectl apply` stores the manifest in an annotation, and Kubernetes limits annotations to this size."""
 # PyYAML and this reader are recursive: Python's stack must be deep enough.
 MAX_DEPTH = 64
+# Each alias may stand for many others, so that a few hundred bytes would fill the memory: an alias bomb.
 MAX_NODES = 50_000
-"""Values in a document with its aliases written out; more is an alias bomb."""
+"""Values in a document with its aliases written out."""
+# YAML 1.1, which the Go library reads. PyYAML knows all of these but y and n.
 TRUE = {"y", "yes", "on", "true"}
 FALSE = {"n", "no", "off", "false"}
 
@@ -60,6 +62,10 @@ class YamlNode:
             case _:
                 return self.data
 
+    def nearest(self, path: tuple[str | int, ...]) -> "YamlNode":
+        """Return the value at the end of a path, or the last value on the way to it."""
+        return self.follow(path)[-1]
+
     def follow(self, path: tuple[str | int, ...]) -> "list[YamlNode]":
         """Return the values along a path, as far as they exist, starting with this node."""
         nodes = [self]
@@ -88,6 +94,7 @@ class _LineLoader(yaml.SafeLoader):
 
     @override
     def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        # Counted here, before PyYAML recurses: a RecursionError would have no line.
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise ComposerError(
@@ -99,6 +106,7 @@ class _LineLoader(yaml.SafeLoader):
         return node
 
 
+# In place of PyYAML's resolvers, which also read dates and numbers of base 60. The Go library does not.
 for _tag, _pattern, _first in (
     (
         "bool",
@@ -237,7 +245,8 @@ class _TreeBuilder:
         items = []
         for index, item in enumerate(node.value):
             key = f"[{index}]"
-            items.append(self.value(item, key, self.line(item), (*path, key)))
+            line = self.line(item)
+            items.append(self.value(item, key, line, (*path, key)))
         return items
 
     def _mapping(self, node: MappingNode, path: tuple[str, ...]) -> dict[str, YamlNode]:
@@ -251,8 +260,8 @@ class _TreeBuilder:
                 continue
             if own and _has_no_colon(key, content):
                 # epochs: 1,000 in braces has a second key 000, and the value before it is not what was meant.
-                self._report_comma(key, line, (*path, list(own)[-1]))
-                previous = own[list(own)[-1]]
+                last, previous = list(own.items())[-1]
+                self._report_comma(key, line, (*path, last))
                 previous.data = None
                 previous.broken = True
                 continue

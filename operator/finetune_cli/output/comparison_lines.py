@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,10 @@ from finetune_operator.core.costs import amount_text
 from finetune_operator.core.durations import format_duration
 from finetune_trainer.contract import Score
 
+# Most paths of fields fit. A column for the longest would leave no room for values.
 LABEL_CELLS = 30
 """A longer label has a line of its own."""
+# With the labels and two runs, the table is 86 columns wide at most.
 VALUE_CELLS = 26
 """A longer value is cut in a terminal; JSON and a pipe have all of it."""
 LEAST_CELLS = 8
@@ -55,7 +57,8 @@ class TableRow:
 
     def cut(self, limit: int) -> "TableRow":
         """Return the row with cells of at most so many characters."""
-        return TableRow(self.label, tuple(_cut(cell, limit) for cell in self.cells))
+        cells = tuple(cut(cell, limit) for cell in self.cells)
+        return TableRow(self.label, cells)
 
 
 def comparison_lines(
@@ -73,15 +76,19 @@ def comparison_lines(
         # A name is cut only if it alone exceeds the terminal.
         free = max(LEAST_CELLS, width - LABEL_CELLS - GAP)
         limit = min(VALUE_CELLS, free)
-        rows = [names.cut(free), *(row.cut(limit) for row in rows[1:])]
+        others = [row.cut(limit) for row in rows[1:]]
+        rows = [names.cut(free), *others]
     for columns in _parts(rows, len(shown), width):
         yield from _table(rows, columns)
         yield ""
-    curves = {run.name: measurements(run).curve for run in shown}
-    drawn = {name: curve for name, curve in curves.items() if curve}
-    if drawn:
+    curves = {}
+    for run in shown:
+        curve = measurements(run).curve
+        if curve:
+            curves[run.name] = curve
+    if curves:
         yield "training loss, on one scale:"
-        yield from curves_above_each_other(drawn, width or PIPE_CELLS, plain=plain)
+        yield from curves_above_each_other(curves, width or PIPE_CELLS, plain=plain)
         yield ""
     notes = list(_footnotes(shown, first))
     if ranking:
@@ -100,7 +107,8 @@ def _parts(
     part: list[int] = []
     for column in range(count):
         wider = [*part, column]
-        if part and max(map(len, _table(rows, wider))) > width:
+        longest = max(map(len, _table(rows, wider)))
+        if part and longest > width:
             yield part
             wider = [column]
         part = wider
@@ -109,16 +117,20 @@ def _parts(
 
 def _table(rows: Sequence[TableRow], columns: Sequence[int]) -> Iterator[str]:
     """Yield the lines of the table with these columns."""
-    labels = [len(row.label) for row in rows if len(row.label) <= LABEL_CELLS]
-    label_width = max(labels)
-    widths = {column: max(len(row.cells[column]) for row in rows) for column in columns}
+    labels = [len(row.label) for row in rows]
+    label_width = max(length for length in labels if length <= LABEL_CELLS)
+    widths = {}
+    for column in columns:
+        widths[column] = max(len(row.cells[column]) for row in rows)
     for row in rows:
         label = row.label
         if len(label) > LABEL_CELLS:
             yield label
             label = ""
-        cells = [row.cells[column].ljust(widths[column]) for column in columns]
-        yield (" " * GAP).join([label.ljust(label_width), *cells]).rstrip()
+        line = label.ljust(label_width)
+        for column, cells in widths.items():
+            line += " " * GAP + row.cells[column].ljust(cells)
+        yield line.rstrip()
 
 
 def _rows(runs: Sequence[Run], first: Run) -> Iterator[TableRow]:
@@ -127,26 +139,20 @@ def _rows(runs: Sequence[Run], first: Run) -> Iterator[TableRow]:
     if set(phases) != {"Succeeded"}:
         yield TableRow("phase", phases)
     for field in differing_fields(runs):
-        yield TableRow(field.path, tuple(value_text(value) for value in field.values))
+        cells = tuple(map(value_text, field.values))
+        yield TableRow(field.path, cells)
     results = [measurements(run) for run in runs]
+
+    def row(label: str, text: Callable[[Measurements], str]) -> TableRow:
+        return TableRow(label, tuple(map(text, results)))
+
     rows = [
-        TableRow(
-            "training loss",
-            tuple(loss_text(result.training_loss) for result in results),
-        ),
-        TableRow(
-            "validation loss",
-            tuple(loss_text(result.validation_loss) for result in results),
-        ),
+        row("training loss", lambda result: loss_text(result.training_loss)),
+        row("validation loss", lambda result: loss_text(result.validation_loss)),
         *_score_rows(runs, first, results),
-        TableRow(
-            "training time",
-            tuple(_duration(result.training_seconds) for result in results),
-        ),
-        TableRow(
-            "time of all stages", tuple(_duration(result.seconds) for result in results)
-        ),
-        TableRow("cost", tuple(_cost(result) for result in results)),
+        row("training time", lambda result: _duration(result.training_seconds)),
+        row("time of all stages", lambda result: _duration(result.seconds)),
+        row("cost", _cost),
     ]
     yield from (row for row in rows if not row.is_empty)
 
@@ -160,24 +166,31 @@ def _score_rows(
         yield TableRow(f"{task} {metric}", tuple(map(_score, scores)))
         yield TableRow("  base model", tuple(map(_base, scores)))
         yield TableRow("  minus the base model", tuple(map(_gain, scores)))
-        differences = [
-            None if run is first else score_difference(run, first, task, metric)
-            for run in runs
-        ]
-        label = f"  minus {first.name}"
-        yield TableRow(label, tuple(map(_difference, differences)))
+        differences = [_difference(run, first, task, metric) for run in runs]
+        yield TableRow(f"  minus {first.name}", tuple(differences))
 
 
 def _footnotes(runs: Sequence[Run], first: Run) -> Iterator[str]:
     """Yield the reasons of differences that are not paired."""
+    # Not a set: the reasons stay in the order of the table's rows.
     reasons: dict[str, None] = {}
+    for *_, difference in _differences(runs, first):
+        if difference.unpaired:
+            reasons[difference.unpaired] = None
+    for reason in reasons:
+        yield f"{UNPAIRED} not paired question by question: {reason}"
+
+
+def _differences(
+    runs: Sequence[Run], first: Run
+) -> Iterator[tuple[str, str, Run, ScoreDifference]]:
+    """Yield task, metric, run and difference of each score that is known of a run and of the first run."""
     for task, metric in metric_names(runs):
         for run in runs:
             difference = score_difference(run, first, task, metric)
-            if run is not first and difference and difference.unpaired:
-                reasons[difference.unpaired] = None
-    for reason in reasons:
-        yield f"{UNPAIRED} not paired question by question: {reason}"
+            # From itself, the first run has no difference.
+            if difference and run is not first:
+                yield task, metric, run, difference
 
 
 def _best_line(ranking: Ranking) -> str:
@@ -185,14 +198,11 @@ def _best_line(ranking: Ranking) -> str:
     name = ranking.metric.name
     text = f"best {name}: {ranking.best.name}"
     if value is not None:
-        text += f" ({_own_value(name, value)})"
+        shown = format_duration(value) if name == "time" else f"{value:.4g}"
+        text += f" ({shown})"
     if ranking.equals:
         text += f"; the difference from {ranking.equals} is within two standard errors"
     return text
-
-
-def _own_value(name: str, value: float) -> str:
-    return format_duration(value) if name == "time" else f"{value:.4g}"
 
 
 def value_text(value: Any) -> str:
@@ -231,8 +241,9 @@ def _gain(score: Score | None) -> str:
     return difference_text(score.value - score.base, score.difference_stderr)
 
 
-def _difference(difference: ScoreDifference | None) -> str:
-    if difference is None:
+def _difference(run: Run, first: Run, task: str, metric: str) -> str:
+    difference = score_difference(run, first, task, metric)
+    if difference is None or run is first:
         return ""
     text = difference_text(difference.value, difference.stderr)
     return f"{text} {UNPAIRED}" if difference.unpaired else text
@@ -248,7 +259,8 @@ def _cost(measured: Measurements) -> str:
     return amount_text(measured.cost, measured.currency).strip()
 
 
-def _cut(text: str, limit: int) -> str:
+def cut(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters; a longer text ends with an ellipsis."""
     if len(text) <= limit:
         return text
     return f"{text[: limit - 1]}…"
@@ -257,13 +269,12 @@ def _cut(text: str, limit: int) -> str:
 def comparison_json(runs: Sequence[Run], ranking: Ranking | None) -> dict[str, Any]:
     """Return a comparison as JSON, with all values in full. Differences are from the first run."""
     first = runs[0]
-    fields = [
-        {"path": field.path, "values": list(field.values)}
-        for field in differing_fields(runs)
-    ]
     listed: dict[str, Any] = {
         "runs": [_run_json(run) for run in runs],
-        "fields": fields,
+        "fields": [
+            {"path": field.path, "values": list(field.values)}
+            for field in differing_fields(runs)
+        ],
         "differences": list(_differences_json(runs, first)),
     }
     if ranking:
@@ -277,13 +288,18 @@ def comparison_json(runs: Sequence[Run], ranking: Ranking | None) -> dict[str, A
 
 def _run_json(run: Run) -> dict[str, Any]:
     measured = measurements(run)
-    scores = {
-        task: {
-            metric: score.model_dump(mode="json", by_alias=True, exclude_none=True)
-            for metric, score in metrics.items()
-        }
-        for task, metrics in measured.scores.items()
-    }
+    scores: dict[str, dict[str, Any]] = {}
+    for task, metrics in measured.scores.items():
+        scores[task] = {}
+        for metric, score in metrics.items():
+            scores[task][metric] = score.model_dump(
+                mode="json", by_alias=True, exclude_none=True
+            )
+    # Text, as in the status: a float would add digits that no price has.
+    cost = None if measured.cost is None else str(measured.cost)
+    curve = None
+    if measured.curve:
+        curve = measured.curve.model_dump(mode="json", by_alias=True)
     values = {
         "name": run.name,
         "phase": run.status.phase,
@@ -292,32 +308,27 @@ def _run_json(run: Run) -> dict[str, Any]:
         "scores": scores,
         "seconds": measured.seconds,
         "trainingSeconds": measured.training_seconds,
-        "cost": None if measured.cost is None else str(measured.cost),
+        "cost": cost,
         "currency": measured.currency or None,
-        "lossCurve": measured.curve
-        and measured.curve.model_dump(mode="json", by_alias=True),
+        "lossCurve": curve,
     }
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _differences_json(runs: Sequence[Run], first: Run) -> Iterator[dict[str, Any]]:
-    for task, metric in metric_names(runs):
-        for run in runs:
-            difference = score_difference(run, first, task, metric)
-            if run is first or difference is None:
-                continue
-            listed = {
-                "task": task,
-                "metric": metric,
-                "name": run.name,
-                "from": first.name,
-                "difference": difference.value,
-                "stderr": difference.stderr,
-                "paired": not difference.unpaired,
-            }
-            if difference.unpaired:
-                listed["reason"] = difference.unpaired
-            yield listed
+    for task, metric, run, difference in _differences(runs, first):
+        listed = {
+            "task": task,
+            "metric": metric,
+            "name": run.name,
+            "from": first.name,
+            "difference": difference.value,
+            "stderr": difference.stderr,
+            "paired": not difference.unpaired,
+        }
+        if difference.unpaired:
+            listed["reason"] = difference.unpaired
+        yield listed
 
 
 def _finite(value: float | None) -> float | None:

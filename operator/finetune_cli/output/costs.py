@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from decimal import Decimal
 
+from finetune_cli.output.results import counted
 from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.placement import ON_DEMAND
 from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus
@@ -31,35 +32,31 @@ def _running_time(status: PipelineStatus, seconds: float, attempts: int) -> str:
         for attempt in stage.attempts
         if attempt.identity == stage.identity and attempt.finished_at
     ]
-    total = (
-        f"{format_duration(seconds)} of running time in {_counted(attempts, 'attempt')}"
-    )
+    total = _time_of(seconds, attempts)
     if not own or len(own) == attempts:
         return total
     own_seconds = sum(attempt.seconds or 0.0 for attempt in own)
-    return (
-        f"this run: {format_duration(own_seconds)} of running time in {_counted(len(own), 'attempt')}; "
-        f"with earlier edits {total}"
-    )
+    return f"this run: {_time_of(own_seconds, len(own))}; with earlier edits {total}"
+
+
+def _time_of(seconds: float, attempts: int) -> str:
+    time = format_duration(seconds)
+    return f"{time} of running time in {counted(attempts, 'attempt')}"
 
 
 def _money(costs: PipelineCosts) -> str:
     def text(amount: Decimal) -> str:
         return amount_text(amount, costs.currency)
 
-    parts = [f"spent {text(costs.spent)} in {format_duration(costs.seconds)}"]
-    parts.append(f"{text(costs.on_demand)} on OnDemand, {text(costs.saved)} saved")
+    time = format_duration(costs.seconds)
+    parts = [f"spent {text(costs.spent)} in {time}"]
+    saved = text(costs.saved)
+    parts.append(f"{text(costs.on_demand)} on OnDemand, {saved} saved")
     if costs.lost:
         parts.append(f"{text(costs.lost)} lost to interruptions")
     if costs.unpriced:
-        parts.append(f"the price of {_counted(costs.unpriced, 'attempt')} is not known")
+        parts.append(f"the price of {counted(costs.unpriced, 'attempt')} is not known")
     return "; ".join(parts)
-
-
-def _counted(number: int, noun: str) -> str:
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}s"
 
 
 def attempt_place(attempt: AttemptStatus) -> str:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console
@@ -30,12 +29,7 @@ class Display(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def event(self, event: Event) -> None:
         """Print an event."""
@@ -57,12 +51,7 @@ class LineOutput:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._print_failures()
 
     def event(self, event: Event) -> None:
@@ -132,12 +121,8 @@ class LiveTable:
         self.live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        # Before the end: what is printed above a live table stays when the table goes.
         self._print(self.failures.flush())
         self.live.stop()
 

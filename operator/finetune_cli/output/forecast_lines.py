@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from finetune_cli.forecast.forecast import Forecast, PlannedAction
 
@@ -20,14 +21,24 @@ STYLES: dict[PlannedAction, str] = {
 def print_forecast(stages: Sequence[Forecast], console: Console) -> None:
     """Print a line for each stage: action, name, reason."""
     for stage in stages:
-        style = STYLES[stage.action]
-        action = f"[{style}]{stage.action:<7}[/{style}]"
-        console.print(f"{action} [bold]{stage.stage:<9}[/bold]", end=" ")
+        action = Text(f"{stage.action:<7}", STYLES[stage.action])
+        name = Text(f"{stage.stage:<9}", "bold")
+        console.print(action, name, end=" ")
         # Without markup: a reason may name a list entry, as in datasets[0].
-        console.print(stage.why, markup=False)
+        console.print(stage.reason, markup=False)
 
 
 def print_forecast_json(stages: Sequence[Forecast], **more: Any) -> None:
     """Print the forecasts as JSON; `more` adds keys to the object."""
-    forecast = {"stages": [vars(stage) for stage in stages], **more}
+    listed = []
+    for stage in stages:
+        # Programs read these keys, whatever the fields are called here.
+        values = {
+            "stage": stage.stage,
+            "action": stage.action,
+            "why": stage.reason,
+            "identity": stage.identity,
+        }
+        listed.append(values)
+    forecast = {"stages": listed, **more}
     print(json.dumps(forecast, indent=1))

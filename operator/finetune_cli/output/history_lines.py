@@ -6,11 +6,12 @@ from typing import Any
 
 from finetune_cli.comparison.compare import Run, differing_fields, measurements
 from finetune_cli.manifest.fields import score_of
-from finetune_cli.output.comparison_lines import loss_text, value_text
+from finetune_cli.output.comparison_lines import cut, loss_text, value_text
 from finetune_cli.output.table import fitted
 from finetune_operator.core.durations import format_duration
 
 COLUMNS = ("NAME", "PHASE", "LOSS", "VALIDATION", "SCORE", "TIME", "AGE")
+# Wide enough for most URIs. A chat template may be a page long.
 CHANGED_CELLS = 60
 """A longer value of a changed field is cut."""
 
@@ -18,9 +19,12 @@ CHANGED_CELLS = 60
 def history_lines(histories: Sequence[Sequence[Run]], now: datetime) -> Iterator[str]:
     """Yield a line for each generation, the oldest of a run first, with the changed fields below it."""
     generations = [run for history in histories for run in history]
-    lines = fitted(
-        lambda gain: [COLUMNS, *(_row(run, now, gain=gain) for run in generations)]
-    )
+
+    def rows(gain: bool) -> list[tuple[str, ...]]:  # noqa: FBT001  as `fitted` calls it
+        cells = [_row(run, now, gain=gain) for run in generations]
+        return [COLUMNS, *cells]
+
+    lines = fitted(rows)
     yield next(lines)
     for history in histories:
         before = None
@@ -53,11 +57,5 @@ def _row(run: Run, now: datetime, *, gain: bool) -> tuple[str, ...]:
 
 def _changes(before: Run, run: Run) -> Iterator[str]:
     for field in differing_fields([before, run]):
-        old, new = (_cut(value_text(value)) for value in field.values)
+        old, new = (cut(value_text(value), CHANGED_CELLS) for value in field.values)
         yield f"  {field.path}: {old} → {new}"
-
-
-def _cut(text: str) -> str:
-    if len(text) <= CHANGED_CELLS:
-        return text
-    return f"{text[: CHANGED_CELLS - 1]}…"

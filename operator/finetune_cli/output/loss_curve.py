@@ -19,7 +19,9 @@ MARK = "╎"
 ASCII_BLOCKS = ".:-=+*#@"
 # No sign of ASCII_BLOCKS, so that a mark is no loss.
 ASCII_MARK = "|"
+# Deeper than the lines of attempts, which begin with an arrow.
 INDENT = " " * 6
+# Four digits and the point, with one to spare.
 NUMBER_CELLS = 6
 """Characters of most losses."""
 LEAST_CELLS = 8
@@ -56,7 +58,7 @@ class LossLines:
         width = max(LEAST_CELLS, free)
         line = sparkline(self.curve, self.interrupted, width, plain=plain)
         yield Text(f"{first}{line}{last}", style="cyan")
-        _, mark = _signs(plain=plain)
+        mark = ASCII_MARK if plain else MARK
         notes = "; ".join(self._notes(mark))
         if notes:
             yield Text(f"{INDENT}{notes}", style="dim")
@@ -65,11 +67,13 @@ class LossLines:
         best = self.curve.best
         if best:
             newest = self.curve.validations[-1]
-            text = f"validation loss {_number(newest.loss)} at step {newest.step}"
+            loss = _number(newest.loss)
+            text = f"validation loss {loss} at step {newest.step}"
             if newest is best:
                 yield f"{text}, the best"
             else:
-                yield f"{text}, best {_number(best.loss)} at step {best.step}"
+                lowest = _number(best.loss)
+                yield f"{text}, best {lowest} at step {best.step}"
         if self.interrupted:
             text = ", ".join(str(step) for step in self.interrupted)
             if self.more_interruptions:
@@ -81,13 +85,6 @@ def loss_lines(stage: StageStatus) -> Iterable[LossLines]:
     """Yield a renderable that draws the stage's curve, if the stage has one."""
     if stage.loss_curve:
         yield LossLines(stage, stage.loss_curve)
-
-
-def _signs(*, plain: bool) -> tuple[str, str]:
-    """Return the signs of losses and the sign of an interruption; with `plain`, all are ASCII."""
-    if plain:
-        return ASCII_BLOCKS, ASCII_MARK
-    return BLOCKS, MARK
 
 
 def sparkline(
@@ -104,7 +101,8 @@ def sparkline(
     first steps would leave one block for all others. It includes the losses in `bounds`, so that several curves may
     have one scale. With `plain`, all characters are ASCII.
     """
-    blocks, mark = _signs(plain=plain)
+    blocks = ASCII_BLOCKS if plain else BLOCKS
+    mark = ASCII_MARK if plain else MARK
     points = len(curve.losses)
     # Number of points up to each interruption: a step within a point counts as that point.
     ends = set()
@@ -114,15 +112,20 @@ def sparkline(
     # Every mark takes a cell of its own.
     free = width - len(ends)
     cells = max(1, min(points, free))
-    edges = [cell * points // cells for cell in range(cells + 1)]
-    means = [_mean(curve.losses[start:end]) for start, end in pairwise(edges)]
+    # Whole points: cells differ by one point at most.
+    numbers = range(cells + 1)
+    edges = [number * points // cells for number in numbers]
+    means = []
+    for start, end in pairwise(edges):
+        losses = curve.losses[start:end]
+        means.append(sum(losses) / len(losses))
     levels = _levels(means, len(blocks), bounds)
     line = ""
     if 0 in ends:
         line = mark
-    for cell, level in enumerate(levels):
+    for level, (start, end) in zip(levels, pairwise(edges), strict=True):
         line += blocks[level]
-        points_of_cell = range(edges[cell] + 1, edges[cell + 1] + 1)
+        points_of_cell = range(start + 1, end + 1)
         if not ends.isdisjoint(points_of_cell):
             line += mark
     return line
@@ -139,7 +142,9 @@ def _levels(means: Sequence[float], blocks: int, bounds: Sequence[float]) -> lis
     if high == low:
         return [0] * len(means)
     scale = (blocks - 1) / (high - low)
-    return [round((height - low) * scale) for height in heights[: len(means)]]
+    # Without the bounds, which only widen the scale.
+    own = heights[: len(means)]
+    return [round((height - low) * scale) for height in own]
 
 
 def curves_above_each_other(
@@ -149,27 +154,29 @@ def curves_above_each_other(
 
     All have one scale and one axis of steps, so that what is above each other is the same step.
     """
-    bounds = [bound for curve in curves.values() for bound in _bounds(curve)]
-    steps = max((curve.step for curve in curves.values()), default=1)
+    bounds: list[float] = []
+    steps = 1
+    points = 1
+    for curve in curves.values():
+        bounds += [min(curve.losses), max(curve.losses)]
+        steps = max(steps, curve.step)
+        points = max(points, len(curve.losses))
     names = max(map(len, curves), default=0)
     numbers = 2 * (NUMBER_CELLS + 1)
-    free = max(LEAST_CELLS, width - names - 1 - numbers)
-    points = max((len(curve.losses) for curve in curves.values()), default=1)
+    rest = width - names - 1 - numbers
+    free = max(LEAST_CELLS, rest)
+    # More cells than points would leave a part of the width empty.
     cells = min(free, points)
     for name, curve in curves.items():
-        share = max(1, round(cells * curve.step / steps))
-        line = sparkline(curve, [], share, plain=plain, bounds=bounds)
-        first = _number(curve.losses[0]).rjust(NUMBER_CELLS)
-        last = _number(curve.losses[-1])
-        yield f"{name.ljust(names)} {first} {line.ljust(cells)} {last}"
-
-
-def _bounds(curve: LossCurve) -> tuple[float, float]:
-    return min(curve.losses), max(curve.losses)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+        share = round(cells * curve.step / steps)
+        line = sparkline(curve, [], max(1, share), plain=plain, bounds=bounds)
+        columns = [
+            name.ljust(names),
+            _number(curve.losses[0]).rjust(NUMBER_CELLS),
+            line.ljust(cells),
+            _number(curve.losses[-1]),
+        ]
+        yield " ".join(columns)
 
 
 def _number(loss: float) -> str:

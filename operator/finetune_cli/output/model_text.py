@@ -1,4 +1,4 @@
-"""The published model in a line that fits a terminal: where it is, and a short digest."""
+"""The published model in a line that fits a terminal: its place, and a short digest."""
 
 from finetune_operator.api.model_status import ModelStatus
 
@@ -11,7 +11,7 @@ FOLDERS = frozenset({"", "file", "pvc"})
 
 
 def model_text(model: ModelStatus) -> str:
-    """Return where a model is, as in pvc://demo/published/latest (sha256:28d2bc6c4e23…)."""
+    """Return the place of a model, as in pvc://demo/published/latest (sha256:28d2bc6c4e23…)."""
     digest = short_digest(model.digest)
     folder = target_of(model)
     if folder is None:

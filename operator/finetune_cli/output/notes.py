@@ -128,8 +128,8 @@ def _prepare_notes(result: PrepareResult) -> Iterator[Finding]:
             reason, fix = RECORD_FIXES[name]
             share = share_text(count, result.records)
             words = CHANGED[name]
-            text = f"{count:,} of {result.records:,} records are {words} ({share})"
-            yield reason, f"{text}: {fix}"
+            text = f"{count:,} of {result.records:,} records are {words}"
+            yield reason, f"{text} ({share}): {fix}"
 
 
 def _train_notes(
@@ -194,7 +194,8 @@ def _evaluate_notes(result: EvaluateResult) -> Iterator[Finding]:
             elif name in LOWER_IS_BETTER and not score.value < score.base:
                 side = "below"
             if side:
-                text = f"{task} {metric} {score.value:.4g} is not {side} the base model's {score.base:.4g}"
+                base = f"the base model's {score.base:.4g}"
+                text = f"{task} {metric} {score.value:.4g} is not {side} {base}"
                 yield (
                     NoteReason.NO_GAIN,
                     f"{text}: training has not helped with this task",

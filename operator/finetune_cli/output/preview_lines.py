@@ -21,8 +21,9 @@ def print_examples(report: PreviewReport, console: Console) -> None:
 
 def _heading(example: PreviewedExample) -> str:
     share = example.learned_tokens / example.tokens
-    heading = f"{example.file}:{example.line}  {example.tokens:,} tokens, "
-    heading += f"{example.learned_tokens:,} learned ({share:.0%})"
+    heading = f"{example.file}:{example.line}"
+    heading += f"  {example.tokens:,} tokens"
+    heading += f", {example.learned_tokens:,} learned ({share:.0%})"
     if example.truncated:
         heading += ", truncated to prepare.contextLength"
     return heading
@@ -51,19 +52,18 @@ def usable_records(report: PreviewReport) -> Iterator[str]:
     usable = used - counts.invalid - counts.dropped
     first = "the first " if report.is_sample else ""
     line = f"{first}{used:,} records: {usable:,} usable"
-    if counts.invalid:
-        line += f", {counts.invalid:,} invalid"
-    if counts.dropped:
-        line += f", {counts.dropped:,} dropped as too long"
-    if counts.truncated:
-        share = counts.truncated / used
-        line += f", {counts.truncated:,} truncated ({share:.0%})"
-    if counts.split:
-        line += f", {counts.split:,} split"
-    if counts.unrendered:
-        line += f", {counts.unrendered:,} not rendered in full"
-    if counts.unread_words:
-        line += f", {counts.unread_words:,} with a word in a column that is not read"
+    share = f"{counts.truncated / max(1, used):.0%}"
+    others = {
+        "invalid": counts.invalid,
+        "dropped as too long": counts.dropped,
+        f"truncated ({share})": counts.truncated,
+        "split": counts.split,
+        "not rendered in full": counts.unrendered,
+        "with a word in a column that is not read": counts.unread_words,
+    }
+    for words, count in others.items():
+        if count:
+            line += f", {count:,} {words}"
     yield line
     # A problem of the data names the records that it is about.
     named = "\n".join(problem.message for problem in report.problems)
@@ -76,4 +76,5 @@ def learned_tokens(report: PreviewReport) -> str:
     if counts is None or not counts.train_tokens:
         return ""
     share = counts.train_targets / counts.train_tokens
-    return f"{counts.train_tokens:,} tokens, {counts.train_targets:,} of them learned ({share:.0%})"
+    learned = f"{counts.train_targets:,} of them learned ({share:.0%})"
+    return f"{counts.train_tokens:,} tokens, {learned}"

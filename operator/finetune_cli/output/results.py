@@ -31,15 +31,19 @@ def share_text(count: int, total: int) -> str:
 def records_text(result: PrepareResult) -> str:
     """Return records and rows, such as 200 records → 193 rows, 200 truncated (100 %)."""
     rows = result.train_rows + result.validation_rows
-    parts = [f"{_counted(result.records, 'record')} → {_counted(rows, 'row')}"]
-    counts = {CHANGED[name]: count for name, count in changed_records(result).items()}
+    records = counted(result.records, "record")
+    parts = [f"{records} → {counted(rows, 'row')}"]
+    counts = {}
+    for name, count in changed_records(result).items():
+        counts[CHANGED[name]] = count
     # What the manifest asks for, and what loses nothing.
     counts["split"] = result.split
     counts["with a word in a column that is not read"] = result.unread_words
     counts["left out by weights"] = result.unused
-    for name, count in counts.items():
+    for words, count in counts.items():
         if count:
-            parts.append(f"{count:,} {name} ({share_text(count, result.records)})")
+            share = share_text(count, result.records)
+            parts.append(f"{count:,} {words} ({share})")
     # Absent in the results of earlier versions.
     if result.train_targets is not None:
         learned = f"{result.train_targets:,} of {result.train_tokens:,} tokens learned"
@@ -54,6 +58,7 @@ def score_texts(result: EvaluateResult) -> Iterator[str]:
     for task, metrics in result.scores.items():
         for metric, score in metrics.items():
             text = f"{metric} {score_text(score)}"
+            # Of a single task, the name would only make the line longer.
             if len(result.scores) > 1:
                 text = f"{task} {text}"
             yield text
@@ -61,10 +66,12 @@ def score_texts(result: EvaluateResult) -> Iterator[str]:
 
 def score_text(score: Score) -> str:
     """Return a score, as in 0.172 → 0.477 (+0.305 ± 0.034) if the base model's score is known."""
+    value = number_text(score.value)
     if score.base is None:
-        return f"{number_text(score.value)}{margin_text(score.stderr)}"
-    gain = difference_text(score.value - score.base, score.difference_stderr)
-    return f"{number_text(score.base)} → {number_text(score.value)} ({gain})"
+        return f"{value}{margin_text(score.stderr)}"
+    difference = score.value - score.base
+    gain = difference_text(difference, score.difference_stderr)
+    return f"{number_text(score.base)} → {value} ({gain})"
 
 
 def difference_text(difference: float, stderr: float | None) -> str:
@@ -76,6 +83,7 @@ def margin_text(stderr: float | None) -> str:
     """Return a standard error behind its number, as in ± 0.034; empty if it is not known."""
     if stderr is None or not math.isfinite(stderr):
         return ""
+    # An estimated error has no more than two digits that mean anything.
     return f" ± {stderr:.2g}"
 
 
@@ -87,7 +95,8 @@ def number_text(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, as in 1 row or 2,000 rows."""
     if number == 1:
         return f"1 {noun}"
     return f"{number:,} {noun}s"

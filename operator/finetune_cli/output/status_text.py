@@ -29,6 +29,7 @@ def stage_summary(stage: StageStatus, now: datetime | None = None) -> str:
     """Return a stage's state in one line, with its progress, duration or reason, and the model's answer."""
     match stage.state:
         case StageState.RUNNING:
+            # A stage reports its first progress when its libraries are loaded.
             progress = format_progress(stage.progress) or "starting"
             return joined([progress, _elapsed(stage, now), _reason(stage)])
         case StageState.SUCCEEDED:
@@ -38,7 +39,8 @@ def stage_summary(stage: StageStatus, now: datetime | None = None) -> str:
         case StageState.FAILED:
             return joined(["failed", _reason(stage)])
         case StageState.PENDING | StageState.SKIPPED:
-            return joined([stage.state.lower(), stage.message or _reason(stage)])
+            message = stage.message or _reason(stage)
+            return joined([stage.state.lower(), message])
         case _:
             # A state that another version of the operator has written.
             return joined([stage.state, _reason(stage)])
@@ -141,10 +143,12 @@ def attempts_line(attempts: Sequence[AttemptStatus], shown: str = "") -> str:
     if last.outcome is Outcome.RUNNING:
         return start
     parts = [f"{start}, {_ending(attempts)}", _exit_code(last)]
+    # The message of an interruption is no error, and the stage's line does not have it.
     is_shown = last.outcome is Outcome.FAILED and last.message in shown
     if not is_shown:
         parts.append(last.message)
     parts.append(_lost_steps(attempts))
+    # The cost of the last attempt would read as the cost of all.
     if len(attempts) == 1:
         parts.append(attempt_cost(last))
     return "; ".join(part for part in parts if part)
@@ -171,6 +175,7 @@ def _exit_code(attempt: AttemptStatus) -> str:
     if attempt.exit_code == ExitCode.INTERRUPTED:
         return "saved and stopped"
     text = f"exit code {attempt.exit_code}"
+    # The message of a process without a report names its exit code already.
     if not attempt.exit_code or text in attempt.message:
         return ""
     return text

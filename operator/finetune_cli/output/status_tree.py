@@ -61,35 +61,33 @@ def live_table(
     heading = joined([title, status.phase, _total(status, now)])
     lines: list[RenderableType] = [Text(heading, "bold")]
     names = [kind.name for kind in STAGES]
-    asked = names[: names.index(until) + 1] if until in names else names
+    asked = names
+    if until in names:
+        asked = names[: names.index(until) + 1]
     # In the order of STAGES: an API server returns status.stages sorted by name.
-    for kind in STAGES:
-        stage = status.stages.get(kind.name)
+    for name in names:
+        stage = status.stages.get(name)
         if stage is None:
             continue
-        if kind.name not in asked and stage.state is StageState.PENDING:
-            lines.append(Text(f"· {kind.name:<9} not asked", style="dim"))
+        if name not in asked and stage.state is StageState.PENDING:
+            lines.append(Text(f"· {name:<9} not asked", style="dim"))
             continue
-        lines.append(_stage_line(kind.name, stage, now, spinner))
+        lines.append(_stage_line(name, stage, now, spinner))
         lines += loss_lines(stage)
-        lines += _score_lines(stage)
-        lines += _note_lines(kind.name, stage)
+        scores = _scores(stage)
+        # A single score is in the stage's own line.
+        if len(scores) > 1:
+            lines += [Text(f"{INDENT}{text}", style="cyan") for text in scores]
+        for note in stage_notes(name, stage):
+            lines.append(Text(f"{INDENT}note: {note.message}", style="yellow"))
         lines += _attempt_lines(stage, details)
     return Group(*lines)
 
 
-def _score_lines(stage: StageStatus) -> Iterator[Text]:
-    """Yield the scores of a stage, if they are too many for its line."""
-    if isinstance(stage.result, EvaluateResult):
-        scores = list(score_texts(stage.result))
-        if len(scores) > 1:
-            for text in scores:
-                yield Text(f"{INDENT}{text}", style="cyan")
-
-
-def _note_lines(name: str, stage: StageStatus) -> Iterator[Text]:
-    for note in stage_notes(name, stage):
-        yield Text(f"{INDENT}note: {note.message}", style="yellow")
+def _scores(stage: StageStatus) -> list[str]:
+    if not isinstance(stage.result, EvaluateResult):
+        return []
+    return list(score_texts(stage.result))
 
 
 def _result_text(stage: StageStatus) -> Text:
@@ -101,10 +99,9 @@ def _result_text(stage: StageStatus) -> Text:
         if changed_records(stage.result):
             style = "yellow"
         return Text(f"  {records_text(stage.result)}", style)
-    if isinstance(stage.result, EvaluateResult):
-        scores = list(score_texts(stage.result))
-        if len(scores) == 1:
-            return Text(f"  {scores[0]}", "green")
+    scores = _scores(stage)
+    if len(scores) == 1:
+        return Text(f"  {scores[0]}", "green")
     return Text()
 
 
@@ -123,9 +120,8 @@ def _attempt_lines(stage: StageStatus, details: AttemptDetails) -> Iterator[Text
         details_lines = details(last)
         if details_lines or _is_notable(last):
             # The stage's own line shows the error of its last attempt already.
-            yield Text(
-                f"  ↳ {attempts_line(attempts, shown=stage.message)}", style="dim"
-            )
+            line = attempts_line(attempts, shown=stage.message)
+            yield Text(f"  ↳ {line}", style="dim")
         for text in details_lines:
             yield Text(f"      {text}", style="dim")
 
@@ -137,7 +133,8 @@ def _same_failures(
     group: list[AttemptStatus] = []
     for attempt in attempts:
         # An attempt with details, such as its pod, has lines of its own.
-        if group and (details(attempt) or not _same_failure(group[-1], attempt)):
+        is_alone = bool(details(attempt))
+        if group and (is_alone or not _same_failure(group[-1], attempt)):
             yield group
             group = []
         group.append(attempt)
@@ -146,9 +143,10 @@ def _same_failures(
 
 
 def _same_failure(attempt: AttemptStatus, other: AttemptStatus) -> bool:
-    if attempt.outcome is not Outcome.FAILED or other.outcome is not Outcome.FAILED:
+    if {attempt.outcome, other.outcome} != {Outcome.FAILED}:
         return False
-    return attempt.message == other.message and attempt.exit_code == other.exit_code
+    is_same_error = attempt.message == other.message
+    return is_same_error and attempt.exit_code == other.exit_code
 
 
 def _is_notable(attempt: AttemptStatus) -> bool:
@@ -183,6 +181,9 @@ def _stage_line(
 
 def _bar(stage: StageStatus) -> RenderableType | None:
     progress = stage.progress
-    if stage.state is not StageState.RUNNING or progress is None or not progress.total:
+    if stage.state is not StageState.RUNNING:
+        return None
+    # Without a total, there is no end to draw a bar to.
+    if progress is None or not progress.total:
         return None
     return ProgressBar(total=progress.total, completed=progress.step, width=BAR_WIDTH)

@@ -58,16 +58,19 @@ def fitted(rows: Callable[[bool], Sequence[Sequence[str]]]) -> Iterator[str]:
     """Yield aligned lines of the rows with gains, or without them if the terminal is too narrow."""
     wide = list(aligned(rows(True)))
     width = shutil.get_terminal_size().columns
-    if sys.stdout.isatty() and max(map(len, wide)) > width:
+    longest = max(map(len, wide))
+    # A file or a pipe has any width.
+    if sys.stdout.isatty() and longest > width:
         return aligned(rows(False))
     return iter(wide)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the rows as lines with columns of equal width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = zip(*rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells = map(str.ljust, row, widths)
         yield "  ".join(cells).rstrip()
 
 
