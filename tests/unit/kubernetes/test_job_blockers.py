@@ -15,6 +15,7 @@ from support.operator.pods import (
 )
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.kubernetes.cache.trim import trim_pod
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 BLOCKERS = {
@@ -33,7 +34,7 @@ BLOCKERS = {
     "no account": (
         None,
         'serviceaccount "x" not found',
-        Reason.DEPENDENCY_NOT_READY,
+        Reason.CONTAINER_NOT_STARTED,
         "serviceAccountName",
     ),
     "no node": (
@@ -104,6 +105,24 @@ BLOCKERS = {
         Reason.VOLUME_NOT_READY,
         "kubectl describe pvc",
     ),
+    "no claim": (
+        a_pod(
+            None,
+            unschedulable(
+                '0/3 nodes are available: persistentvolumeclaim "data" not found.'
+            ),
+            phase="Pending",
+        ),
+        "",
+        Reason.VOLUME_NOT_READY,
+        "create the claim data in this namespace, or correct the pvc:// URI",
+    ),
+    "no pull secret": (
+        a_pod(waiting("ErrImagePull", "401 Unauthorized"), phase="Pending"),
+        "Unable to retrieve some image pull secrets (pul); attempting to pull the image may not succeed.",
+        Reason.IMAGE_PULL_FAILED,
+        "the Secrets of imagePullSecrets exist in this namespace",
+    ),
     "no image": (
         a_pod(
             waiting("ImagePullBackOff", 'Back-off pulling image "x"'), phase="Pending"
@@ -163,6 +182,18 @@ def test_starting_pod_has_no_blocker():
     assert (
         observed_job(JOB, a_job(), [ObservedPod(a_pod(running()))], NOW).blocker is None
     )
+
+
+def test_pod_that_no_scheduler_takes_names_the_scheduler():
+    pod = a_pod(None, phase="Pending")
+    pod["spec"] = {"schedulerName": "volcanoo", "containers": []}
+    taken = ObservedPod(trim_pod(pod))
+    early = NOW - timedelta(minutes=19, seconds=1)
+    assert observed_job(JOB, a_job(), [taken], early).blocker is None
+    blocker = observed_job(JOB, a_job(), [taken], NOW).blocker
+    assert blocker.reason is Reason.DEPENDENCY_NOT_READY
+    assert "the scheduler volcanoo has not looked at the pod" in blocker.message
+    assert "correct the stage's schedulerName" in blocker.message
 
 
 def test_terminating_pod_in_its_grace_period_has_no_blocker():

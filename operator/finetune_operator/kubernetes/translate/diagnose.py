@@ -18,6 +18,10 @@ from finetune_operator.kubernetes.translate.start_errors import (
 # A reachable kubelet has removed the pod by then.
 NODE_LOST_AFTER = timedelta(seconds=60)
 """Time past a pod's grace period after which its node counts as lost."""
+# Its queue of new pods may be long.
+SCHEDULED_WITHIN = timedelta(seconds=60)
+"""Time in which a scheduler has looked at a new pod."""
+ABSENT_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _IMAGE_ERRORS = frozenset(
     {
         "ErrImagePull",
@@ -91,6 +95,7 @@ def diagnose(pod: ObservedPod | None, warning: str, now: datetime) -> Blocker | 
     return (
         _node_lost(pod, now)
         or _unscheduled(pod)
+        or _without_scheduler(pod, now)
         or sidecar_blocker(pod, now)
         or _not_started(pod, warning)
     )
@@ -140,12 +145,31 @@ def _unscheduled(pod: ObservedPod) -> Blocker | None:
         waits = Reason.WAITING_FOR_CAPACITY if lacking else Reason.VOLUME_NOT_READY
         return Blocker(waits, f"{message}; {ZONE_FIX}")
     if "ersistent" in message:
-        fix = "run `kubectl describe pvc`: its StorageClass must exist and provision, and its zone must have nodes"
-        return Blocker(Reason.VOLUME_NOT_READY, f"{message}; {fix}")
+        return Blocker(Reason.VOLUME_NOT_READY, f"{message}; {_claim_fix(message)}")
     if not lacking:
         return Blocker(Reason.WAITING_FOR_CAPACITY, message)
     fix = f"no node has {' or '.join(lacking)} available: wait for other pods, or check that its device plugin runs"
     return Blocker(Reason.WAITING_FOR_CAPACITY, f"{message}; {fix}")
+
+
+def _claim_fix(message: str) -> str:
+    absent = ABSENT_CLAIM.search(message)
+    if absent:
+        return f"create the claim {absent[1]} in this namespace, or correct the pvc:// URI or the volume that names it"
+    return "run `kubectl describe pvc`: its StorageClass must exist and provision, and its zone must have nodes"
+
+
+def _without_scheduler(pod: ObservedPod, now: datetime) -> Blocker | None:
+    """Return that no scheduler takes the pod: every scheduler writes a condition about a pod that it has looked at."""
+    if pod.node or pod.finished or pod.condition("PodScheduled"):
+        return None
+    if pod.created_at is None or now < pod.created_at + SCHEDULED_WITHIN:
+        return None
+    fix = "correct the stage's schedulerName, or ask the platform team to start this scheduler"
+    return Blocker(
+        Reason.DEPENDENCY_NOT_READY,
+        f"the scheduler {pod.scheduler} has not looked at the pod {pod.name}: {fix}",
+    )
 
 
 def _not_started(pod: ObservedPod, warning: str) -> Blocker | None:
@@ -154,7 +178,10 @@ def _not_started(pod: ObservedPod, warning: str) -> Blocker | None:
     reason = str(pod.waiting.get("reason") or "")
     message = str(pod.waiting.get("message") or "")
     if reason in _IMAGE_ERRORS:
-        fix = "check the stage's image, and that the nodes can reach its registry and are allowed to pull it"
+        fix = (
+            "check the stage's image, that the nodes can reach its registry and are allowed to pull it, and that the "
+            "Secrets of imagePullSecrets exist in this namespace"
+        )
         return Blocker(
             Reason.IMAGE_PULL_FAILED, f"{message or warning or reason}; {fix}"
         )

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 
-from finetune_operator.core.observation import JobState, ObservedJob
+from finetune_operator.core.observation import JobState, ObservedJob, PodFault
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.diagnose import (
     first_lost_since,
     worst_blocker,
 )
+from finetune_operator.kubernetes.translate.faults import deadline_of
 from finetune_operator.kubernetes.translate.object import Object, condition_of
 from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_operator.kubernetes.translate.suspension import Suspension
@@ -63,7 +64,7 @@ def observe_job(
         pod=_failed_pod(state, all_pods),
         unschedulable_since=all_pods.unschedulable_since,
         incomplete_since=all_pods.incomplete_since(job),
-        fault=all_pods.fault,
+        fault=_fault(job, all_pods),
         outlived_since=all_pods.outlived_since,
         sidecar=all_pods.sidecar,
         failed_node=_failed_node(state, pod),
@@ -72,6 +73,10 @@ def observe_job(
         resumed_at=suspension.resumed_at,
         blocker=None if is_over else blocker,
     )
+
+
+def _fault(job: Object | None, pods: AttemptPods) -> PodFault | None:
+    return pods.fault or deadline_of(job)
 
 
 def _failed_node(state: JobState, pod: ObservedPod | None) -> str:
