@@ -87,6 +87,17 @@ def test_stop_on_a_lost_node_still_says_what_holds_it():
         assert (stage.reason, stage.message) == (Reason.NODE_LOST, message)
 
 
+def test_stop_that_a_finalizer_holds_up_says_so():
+    scenario = Scenario(settings=Settings()).run("prepare")
+    job = scenario.start("train")
+    scenario.cancel("1")
+    held = Blocker(Reason.DEPENDENCY_NOT_READY, "a finalizer keeps it")
+    scenario.cluster.update_job(job, blocker=held)
+    stage = scenario.reconcile_until_stable().stage("train")
+    assert stage.message == "stopping: a finalizer keeps it"
+    assert scenario.condition("Ready") == ("False", "DependencyNotReady")
+
+
 @pytest.mark.parametrize(
     ("workspace", "expected"),
     [({}, False), (ONE_POD, True)],

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
-from finetune_operator.kubernetes.translate.pod import ObservedPod
+from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_operator.kubernetes.translate.sidecars import sidecar_blocker
 from finetune_operator.kubernetes.translate.start_errors import (
     container_not_started,
@@ -18,9 +19,9 @@ from finetune_operator.kubernetes.translate.start_errors import (
 # A reachable kubelet has removed the pod by then.
 NODE_LOST_AFTER = timedelta(seconds=60)
 """Time past a pod's grace period after which its node counts as lost."""
-# Its queue of new pods may be long.
-SCHEDULED_WITHIN = timedelta(seconds=60)
-"""Time in which a scheduler has looked at a new pod."""
+# Under much load each of them may take a minute.
+ATTENDED_WITHIN = timedelta(minutes=2)
+"""Time in which a scheduler has looked at a pod, and the controllers have created the pods of a Job or deleted it."""
 ABSENT_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _IMAGE_ERRORS = frozenset(
     {
@@ -152,6 +153,32 @@ def _unscheduled(pod: ObservedPod) -> Blocker | None:
     return Blocker(Reason.WAITING_FOR_CAPACITY, f"{message}; {fix}")
 
 
+def held_deletion(job: Object, pods: AttemptPods, now: datetime) -> Blocker | None:
+    """Return that a Job does not go although no process of it is left; None for a Job that is not being deleted."""
+    deleted_at = time_of(job["metadata"].get("deletionTimestamp"))
+    if deleted_at is None or pods.live or now < deleted_at + ATTENDED_WITHIN:
+        return None
+    name = job["metadata"]["name"]
+    fix = "the controller that has set the finalizer, such as a queue's, must run, or remove the finalizer yourself"
+    message = f"a finalizer of the Job {name}, or of an object that it owns, keeps it from being deleted: {fix}"
+    return Blocker(Reason.DEPENDENCY_NOT_READY, message)
+
+
+def without_pods(
+    job: Object, pods: AttemptPods, resumed_at: datetime | None, now: datetime
+) -> Blocker | None:
+    """Return that no controller creates the pods of a Job, and says why; `resumed_at` is the end of a suspension."""
+    meta = job["metadata"]
+    since = resumed_at or time_of(meta.get("creationTimestamp"))
+    if pods.pods or meta.get("deletionTimestamp") or since is None:
+        return None
+    if now < since + ATTENDED_WITHIN:
+        return None
+    fix = "ask the platform team whether the Job controller runs"
+    message = f"no controller has created a pod of the Job {meta['name']}: {fix}"
+    return Blocker(Reason.DEPENDENCY_NOT_READY, message)
+
+
 def _claim_fix(message: str) -> str:
     absent = ABSENT_CLAIM.search(message)
     if absent:
@@ -163,7 +190,7 @@ def _without_scheduler(pod: ObservedPod, now: datetime) -> Blocker | None:
     """Return that no scheduler takes the pod: every scheduler writes a condition about a pod that it has looked at."""
     if pod.node or pod.finished or pod.condition("PodScheduled"):
         return None
-    if pod.created_at is None or now < pod.created_at + SCHEDULED_WITHIN:
+    if pod.created_at is None or now < pod.created_at + ATTENDED_WITHIN:
         return None
     fix = "correct the stage's schedulerName, or ask the platform team to start this scheduler"
     return Blocker(
