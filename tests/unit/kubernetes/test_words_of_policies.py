@@ -196,6 +196,14 @@ def test_deadline_of_the_job_names_who_sets_it():
     )
 
 
+def test_failed_job_without_its_pod_says_that_no_code_is_known():
+    """The operator was away, and the garbage collector has deleted the pod."""
+    job = observed_job(JOB, a_job(job_condition("Failed")), [], NOW)
+    ending = classify_ending(ATTEMPT, job)
+    assert (ending.outcome, ending.reason) == (Outcome.FAILED, Reason.STAGE_FAILED)
+    assert "its pod was gone before the exit code was read" in ending.message
+
+
 def test_deadline_of_the_pod_names_who_sets_it():
     words = "Pod was active on the node longer than the specified deadline"
     job = observed(
