@@ -192,6 +192,7 @@ def test_pod_that_no_scheduler_takes_names_the_scheduler():
     early = NOW - timedelta(minutes=18, seconds=1)
     assert observed_job(JOB, a_job(), [taken], early).blocker is None
     blocker = observed_job(JOB, a_job(), [taken], NOW).blocker
+    assert blocker
     assert blocker.reason is Reason.DEPENDENCY_NOT_READY
     assert "the scheduler volcanoo has not looked at the pod" in blocker.message
     assert "correct the stage's schedulerName" in blocker.message
@@ -203,6 +204,7 @@ def test_job_that_a_finalizer_keeps_is_named():
     soon = datetime(2030, 1, 1, 0, 12, tzinfo=UTC)
     assert observed_job(JOB, job, [], soon).blocker is None
     blocker = observed_job(JOB, job, [], NOW).blocker
+    assert blocker
     assert blocker.reason is Reason.DEPENDENCY_NOT_READY
     assert f"a finalizer of the Job {JOB}" in blocker.message
     running_still = [ObservedPod(a_pod(running()))]
@@ -213,6 +215,7 @@ def test_job_without_pods_names_its_controller():
     early = datetime(2030, 1, 1, 0, 1, tzinfo=UTC)
     assert observed_job(JOB, a_job(), [], early).blocker is None
     blocker = observed_job(JOB, a_job(), [], NOW).blocker
+    assert blocker
     assert blocker.reason is Reason.DEPENDENCY_NOT_READY
     assert "whether the Job controller runs" in blocker.message
     resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": ENDED}
