@@ -52,6 +52,13 @@ def test_api_server_accepts_texts_up_to_the_limit(namespace: KubeNamespace):
     assert len(namespace.get("ft", "long")["spec"]["train"]["pod"]["args"]) == 4
 
 
+def test_api_server_counts_no_share_of_a_device(namespace: KubeNamespace):
+    pod = {"resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}}}
+    train = {"processesPerNode": 1, "pod": pod}
+    namespace.create(manifest_with("share", prepare={"pod": pod}, train=train))
+    assert namespace.get("ft", "share")["spec"]["train"]["processesPerNode"] == 1
+
+
 @pytest.mark.parametrize(
     ("stages", "error"),
     [

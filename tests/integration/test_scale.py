@@ -73,5 +73,6 @@ def test_scaled_pipeline_can_be_read(namespace: KubeNamespace):
         read = PipelineSpec.model_validate_json(json.dumps(spec))
         assert read.deploy
         assert read.deploy.replicas == 3
-    with pytest.raises(TimedOut, match=r"spec\.deploy\.replicas"):
-        namespace.run("scale", "ft", "served", "--replicas=65")
+    for count in (0, 65):
+        with pytest.raises(TimedOut, match=r"spec\.deploy\.replicas"):
+            namespace.run("scale", "ft", "served", f"--replicas={count}")

@@ -46,6 +46,24 @@ def errors(spec: PipelineSpec) -> Iterator[Finding]:
     yield from _with_defaults(spec)
 
 
+def warnings(spec: PipelineSpec) -> Iterator[Finding]:
+    """Yield the volumes without a mount. The mount of a default volume may be in any stage."""
+    settings = pods(spec)
+    for path, pod in settings.items():
+        users = [pod, settings.get(("podDefaults",), pod)]
+        if path == ("podDefaults",):
+            users = [*settings.values()]
+        mounted = {mount.name for user in users for mount in user.volume_mounts}
+        for number, volume in enumerate(pod.volumes):
+            if volume.name not in mounted:
+                fix = "add it to volumeMounts, or remove it"
+                location = (*path, "volumes", number, "name")
+                yield (
+                    location,
+                    f"no container has this volume, which has no mount; {fix}",
+                )
+
+
 def _of_pod(pod: PodDefaults) -> Iterator[Finding]:
     resources = pod.resources
     amounts = {"requests": resources.requests, "limits": resources.limits}

@@ -97,6 +97,7 @@ def warnings(spec: PipelineSpec) -> Iterator[Finding]:
                 location,
                 f"{value!r} is a text, which Jinja takes for true; remove the quotes",
             )
+    yield from pod_check.warnings(spec)
     yield from _inverted_gates(spec)
     files = task_files(spec)
     for gate, finding in _closed_gates(spec):

@@ -111,7 +111,7 @@ NEEDS_PERSON = frozenset(
         Reason.VOLUME_NOT_READY,
     }
 )
-"""Reasons of an attempt that holds its nodes, and that goes on only when a person has mended something."""
+"""Reasons of an attempt that goes on only when a person has mended something, and holds its claim."""
 NOTHING_TO_FIX = frozenset(
     {
         Reason.ALL_STAGES_SUCCEEDED,

@@ -7,11 +7,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.stages.base import ConfigContext, StageSpec
-from finetune_operator.api.status import (
-    GateStatus,
-    StageState,
-    StageStatus,
-)
+from finetune_operator.api.status import GateStatus, StageState, StageStatus
 from finetune_operator.core.adoption import (
     adopt_stage,
     go_on_with,
@@ -21,6 +17,7 @@ from finetune_operator.core.assessment import (
     DONE,
     PipelineAssessment,
     StageAssessment,
+    describe_stop,
     stages_to_verify,
     with_server_warning,
     with_state,
@@ -273,8 +270,8 @@ class _Assessor:
         if attempt.stopping:
             # The latest of two stops: a pipeline that is cancelled while it is being suspended does not continue.
             reason = Reason.CANCELLED if self.cancelled else attempt.stopping
-            message = f"stopping: {refusal.message}" if refusal else "stopping"
-            return state, reason, message
+            stop = describe_stop(reason, job, refusal)
+            return state, stop.reason, stop.message
         blocker = job.blocker if job else refusal or self._create_blocker(spec)
         if blocker:
             message = blocker.message

@@ -13,10 +13,17 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
-from finetune_operator.core.observation import Blocker, Observation, ObservedServer
+from finetune_operator.core.observation import (
+    Blocker,
+    Observation,
+    ObservedJob,
+    ObservedServer,
+)
 from finetune_trainer.contract import StageConfig
 
 MISSING_INPUT = frozenset({Reason.SOURCE_NOT_FOUND, Reason.DATA_INVALID})
+HOLDS_STOP = frozenset({Reason.NODE_LOST, Reason.DEPENDENCY_NOT_READY})
+"""Reasons for which a Job does not end."""
 DONE = frozenset({StageState.SUCCEEDED, StageState.SKIPPED})
 
 
@@ -83,6 +90,18 @@ def stages_to_verify(stages: Mapping[str, StageStatus]) -> frozenset[str]:
         if misses_input or kind.name in names:
             names.update(kind.needs)
     return frozenset(names)
+
+
+def describe_stop(
+    reason: Reason, job: ObservedJob | None, refusal: Blocker | None
+) -> Blocker:
+    """Return why an attempt is being stopped, and what holds the stop up: a lost node, a finalizer, or a refusal."""
+    blocker = job.blocker if job else None
+    if blocker and blocker.reason in HOLDS_STOP:
+        # Its fix is the only way on, whatever the attempt is stopped for.
+        return Blocker(blocker.reason, f"stopping: {blocker.message}")
+    message = f"stopping: {refusal.message}" if refusal else "stopping"
+    return Blocker(reason, message)
 
 
 def with_server_warning(

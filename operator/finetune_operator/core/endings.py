@@ -143,9 +143,8 @@ def _describe_result_problem(attempt: AttemptStatus, job: ObservedJob) -> str:
 def _out_of_memory(_attempt: AttemptStatus, job: ObservedJob) -> Ending | None:
     if not job.out_of_memory:
         return None
-    text = "; ".join(
-        part for part in (_more_memory(job), _termination_text(job)) if part
-    )
+    parts = (_more_memory(job), _termination_text(job))
+    text = "; ".join(part for part in parts if part)
     return Ending(Outcome.FAILED, Reason.OUT_OF_MEMORY, text)
 
 
@@ -217,6 +216,8 @@ def _service_unavailable(_attempt: AttemptStatus, job: ObservedJob) -> Ending | 
 
 def _failed(_attempt: AttemptStatus, job: ObservedJob) -> Ending:
     text = f"exit code {job.exit_code}"
+    if job.exit_code is None:
+        text = "its Job failed, and its pod was gone before the exit code was read"
     if job.exit_code in SIGNAL_EXIT_CODES:
         text = f"killed by a signal (exit code {job.exit_code}), cause unknown; the node may be out of memory"
     return Ending(Outcome.FAILED, Reason.STAGE_FAILED, _termination_text(job) or text)

@@ -49,7 +49,7 @@ from finetune_operator.core.server_traffic import (
 from finetune_operator.core.settings import Settings
 from finetune_operator.core.suspect_nodes import avoided_nodes
 from finetune_operator.core.timers import Timers
-from finetune_operator.core.workspace import create_blocker, pruning_of
+from finetune_operator.core.workspace import create_blocker, has_lost_claim, pruning_of
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 from finetune_trainer.contract.environment import CONFIG
 
@@ -97,7 +97,7 @@ class _Planner:
         """Return the plan for all stages."""
         stages: dict[str, StageStatus] = {}
         actions: list[Action] = [
-            *self._workspace_changes(),
+            *map(ChangeWorkspace, self.assessment.observation.workspace.changes),
             *stray_actions(self.assessment),
         ]
         times: list[timedelta] = []
@@ -150,10 +150,6 @@ class _Planner:
             for name, stage in stages.items()
             if stage.spec
         }
-
-    def _workspace_changes(self) -> Iterator[Action]:
-        for change in self.assessment.observation.workspace.changes:
-            yield ChangeWorkspace(change)
 
     def _jobs_kept(self) -> int:
         """Return how many ended Jobs of each stage are kept."""
@@ -327,6 +323,10 @@ class _Planner:
         requested = self._requested_stop(stage, attempt)
         if requested or stage.spec is None:
             return requested
+        job = self.assessment.observation.jobs.get(attempt.job)
+        workspace = self.assessment.observation.workspace
+        if not stage.spec.runs_server and has_lost_claim(workspace, job):
+            return Reason.VOLUME_NOT_READY
         return self._reason_to_end(stage, stage.spec, attempt)
 
     def _reason_to_end(

@@ -244,7 +244,11 @@ def summarize(
         )
     if assessment.done and not running:
         return _finish(assessment)
-    if pipeline.spec.suspend and not assessment.cancelled:
+    name = current_stage(plan.stages)
+    status = plan.stages[name]
+    # A Job that cannot be stopped comes first.
+    stopped = status.reason is not Reason.NODE_LOST
+    if pipeline.spec.suspend and not assessment.cancelled and stopped:
         return PipelineSummary(
             "Suspended",
             "False",
@@ -252,8 +256,6 @@ def summarize(
             "suspended; it continues where it stopped when resumed",
             reconciling=running,
         )
-    name = current_stage(plan.stages)
-    status = plan.stages[name]
     message = f"{name} is {status.state.lower()}"
     if status.message:
         message = f"{name}: {status.message}"

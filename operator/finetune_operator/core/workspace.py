@@ -5,7 +5,13 @@ from collections.abc import Collection, Mapping
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import GateStatus, StageStatus
-from finetune_operator.core.observation import Blocker, ClaimUser, ObservedWorkspace
+from finetune_operator.core.observation import (
+    Blocker,
+    ClaimUser,
+    JobState,
+    ObservedJob,
+    ObservedWorkspace,
+)
 from finetune_operator.core.pipeline import Pipeline
 from finetune_trainer.contract import Pruning
 
@@ -80,6 +86,13 @@ def pruning_of(
     shared = bool(pipeline.spec.workspace.existing_claim or workspace.users)
     keep = (*named, *sorted(workspace.read_results))
     return Pruning(keep, pipeline.spec.workspace.unused_kept, shared)
+
+
+def has_lost_claim(workspace: ObservedWorkspace, job: ObservedJob | None) -> bool:
+    """Return whether no pod of the Job can start, because the claim is gone or goes. A pod with a node keeps it."""
+    if job is None or job.state is not JobState.WAITING or job.node:
+        return False
+    return workspace.gone or workspace.deleting
 
 
 def start_blocker(workspace: ObservedWorkspace) -> Blocker | None:

@@ -161,13 +161,20 @@ def _starts_on_own_claim(pipeline: Pipeline) -> bool:
 
 
 def _may_miss_results(pipeline: Pipeline) -> bool:
-    """Return whether a stage may need results that earlier stages have left in the pipeline's own claim."""
+    """Return whether a stage may need the pipeline's own claim: the results in it, or its attempt waits with it."""
     status = pipeline.status
     own = not pipeline.spec.workspace.existing_claim
+    running = status.running_attempts()
+    if own and running:
+        # A pod that has a node keeps its claim.
+        return all(
+            stage in WRITING_STAGES and attempt.created_at and not attempt.node
+            for stage, attempt in running.items()
+        )
     has_results = any(
         stage.result for name, stage in status.stages.items() if name in WRITING_STAGES
     )
-    if not own or not has_results or status.running_attempts():
+    if not own or not has_results:
         return False
     edited = status.observed_generation != pipeline.generation
     unfinished = status.finished_at is None

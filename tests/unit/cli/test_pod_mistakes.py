@@ -85,3 +85,29 @@ def test_deadline_in_the_past_is_a_warning(tmp_path, year, warnings):
     file.write_text(f"{HEAD}  deadline: {year}-01-31T08:00:00Z\n")
     result = read_all(file)
     assert (len(result.manifests), len(result.warnings)) == (1, warnings)
+
+
+VOLUME = "volumes: [{name: ca, configMap: {name: ca}}]"
+MOUNT = "volumeMounts: [{name: ca, mountPath: /etc/ca}]"
+
+
+@pytest.mark.parametrize(
+    ("defaults", "own", "warned"),
+    [
+        ("", VOLUME, ["train.pod.volumes[0].name"]),
+        (VOLUME, "", ["podDefaults.volumes[0].name"]),
+        (VOLUME, MOUNT, []),
+        (MOUNT, VOLUME, []),
+        ("", f"{VOLUME}, {MOUNT}", []),
+    ],
+)
+def test_volume_without_a_mount_is_a_warning(tmp_path, defaults, own, warned):
+    """Kubernetes accepts it, and no container has it."""
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        f"{HEAD}  podDefaults: {{{defaults}}}\n  train: {{pod: {{{own}}}}}\n"
+    )
+    result = read_all(file)
+    assert [warning.path for warning in result.warnings] == [
+        f"spec.{path}" for path in warned
+    ]

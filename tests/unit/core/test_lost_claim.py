@@ -6,6 +6,15 @@ from typing import Any
 import pytest
 from support.operator.scenario import Scenario
 
+from finetune_operator.api.conditions import Reason
+from finetune_operator.core.observation import Blocker
+
+GOING: dict[str, Any] = {
+    "deleting": True,
+    "blocker": Blocker(Reason.VOLUME_NOT_READY, "the claim is being deleted"),
+}
+"""State of a claim that is being deleted: nothing starts on it."""
+
 
 class LostClaim(Scenario):
     """A pipeline whose claim is in the state that a test sets."""
@@ -49,12 +58,12 @@ def test_claim_lost_between_stages_runs_them_again():
 def test_claim_deleted_as_advised_runs_all_stages_again():
     scenario = a_lost_claim().finish().with_claim(outdated=True)
     assert scenario.status.phase == "Succeeded"
-    scenario.with_claim(outdated=True, deleting=True)
+    scenario.with_claim(outdated=True, **GOING)
     assert (done_stages(scenario), scenario.status.finished_at) == (["deploy"], None)
     before = len(scenario.created_jobs)
     scenario.with_claim().finish()
     again = ["prepare-a2", "train-a2", "evaluate-a2", "push-a2"]
-    assert scenario.created_jobs[before - 1 : before + 3] == again
+    assert scenario.created_jobs[before : before + 4] == again
 
 
 def test_claim_deleted_as_advised_without_operator_runs_again():
@@ -102,6 +111,37 @@ def test_cancelled_pipeline_runs_nothing_without_its_claim():
     before = scenario.created_jobs
     scenario.with_claim(gone=True)
     assert (scenario.status.phase, scenario.created_jobs) == ("Cancelled", before)
+
+
+@pytest.mark.parametrize("state", [{"gone": True}, GOING])
+def test_claim_lost_while_an_attempt_waits_for_a_node(state):
+    """Only a pod with a node keeps its claim: this pod could never start."""
+    scenario = a_lost_claim().run("prepare")
+    job = scenario.attempt("train").job
+    scenario.hold(job, 'persistentvolumeclaim "demo-workspace" not found')
+    scenario.with_claim(**state)
+    assert scenario.cluster.jobs[job].asked_to_stop
+    scenario.cluster.delete_job(job)
+    scenario.claim = {"gone": True}
+    # Which creates the claim anew.
+    scenario.reconcile()
+    scenario.with_claim().finish()
+    assert scenario.created_jobs[:4] == [
+        "prepare-a1",
+        "train-a1",
+        "prepare-a2",
+        "train-a2",
+    ]
+    assert scenario.status.phase == "Succeeded"
+    assert scenario.stage("train").failures == 0
+
+
+def test_attempt_with_a_node_keeps_its_claim():
+    scenario = a_lost_claim().run("prepare")
+    job = scenario.attempt("train").job
+    scenario.cluster.update_job(job, node="gpu-1")
+    scenario.with_claim(deleting=True)
+    assert not scenario.cluster.jobs[job].asked_to_stop
 
 
 def test_running_job_keeps_its_claim_until_it_ends():

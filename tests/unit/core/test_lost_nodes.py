@@ -73,6 +73,31 @@ def test_suspended_attempt_on_a_lost_node_ends():
     assert scenario.stage("train").attempts[0].outcome is Outcome.STOPPED
 
 
+def test_stop_on_a_lost_node_still_says_what_holds_it():
+    """An SRE who suspends or edits the pipeline must not lose the only words that name the fix."""
+    suspended, _ = lose_node(Settings())
+    suspended.edit(suspend=True)
+    assert suspended.status.phase == "Running"
+    assert suspended.condition("Ready") == ("False", "NodeLost")
+    edited, _ = lose_node(Settings())
+    edited.edit(train={"optimizer": {"learningRate": 1e-5}})
+    for scenario in (suspended, edited):
+        stage = scenario.stage("train")
+        message = f"stopping: {LOST.message}"
+        assert (stage.reason, stage.message) == (Reason.NODE_LOST, message)
+
+
+def test_stop_that_a_finalizer_holds_up_says_so():
+    scenario = Scenario(settings=Settings()).run("prepare")
+    job = scenario.start("train")
+    scenario.cancel("1")
+    held = Blocker(Reason.DEPENDENCY_NOT_READY, "a finalizer keeps it")
+    scenario.cluster.update_job(job, blocker=held)
+    stage = scenario.reconcile_until_stable().stage("train")
+    assert stage.message == "stopping: a finalizer keeps it"
+    assert scenario.condition("Ready") == ("False", "DependencyNotReady")
+
+
 @pytest.mark.parametrize(
     ("workspace", "expected"),
     [({}, False), (ONE_POD, True)],

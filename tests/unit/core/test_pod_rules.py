@@ -7,6 +7,7 @@ from support.operator.scenario import a_pipeline
 
 from finetune_operator.api.stages.pod import BYTES
 from finetune_operator.crd import generate
+from finetune_operator.kubernetes.resources.server import without_devices
 
 
 def spec_schema():
@@ -93,6 +94,21 @@ def test_crd_refuses_gates_with_the_same_keys():
         in rule
     )
     assert "a.task == b.task" in rule
+
+
+@pytest.mark.parametrize(
+    "share",
+    ["nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores"],
+)
+def test_share_of_a_device_is_no_accelerator(share):
+    """HAMi counts its memory in megabytes: each would get a process."""
+    pod = {"resources": {"limits": {"nvidia.com/gpu": 1, share: 3000}}}
+    spec = a_pipeline(
+        prepare={"pod": pod}, train={"pod": pod, "processesPerNode": 1}, deploy=None
+    )
+    assert spec.train.pod.resources.accelerators == 1
+    assert spec.train.processes == 1
+    assert without_devices(spec.train.pod.resources).limits == {}
 
 
 def test_small_amounts_of_other_resources_are_accepted():

@@ -66,6 +66,8 @@ def test_running_stage_waits_while_its_node_does_not_answer():
     scenario.reconcile_until_stable()
     assert scenario.stage("train").state is StageState.RUNNING
     assert waiting_in(scenario) == WaitingStage("train", "NodeLost", None)
+    scenario.edit(suspend=True)
+    assert waiting_in(scenario) == WaitingStage("train", "NodeLost", None)
 
 
 def test_finished_pipeline_does_not_wait():

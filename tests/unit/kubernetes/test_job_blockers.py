@@ -1,9 +1,11 @@
 """What blocks an attempt: the reason, and a message that names the fix."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.operator.pods import (
+    DELETED,
+    ENDED,
     JOB,
     NOW,
     a_job,
@@ -15,6 +17,7 @@ from support.operator.pods import (
 )
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.kubernetes.cache.trim import trim_pod
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
 BLOCKERS = {
@@ -33,7 +36,7 @@ BLOCKERS = {
     "no account": (
         None,
         'serviceaccount "x" not found',
-        Reason.DEPENDENCY_NOT_READY,
+        Reason.CONTAINER_NOT_STARTED,
         "serviceAccountName",
     ),
     "no node": (
@@ -104,6 +107,24 @@ BLOCKERS = {
         Reason.VOLUME_NOT_READY,
         "kubectl describe pvc",
     ),
+    "no claim": (
+        a_pod(
+            None,
+            unschedulable(
+                '0/3 nodes are available: persistentvolumeclaim "data" not found.'
+            ),
+            phase="Pending",
+        ),
+        "",
+        Reason.VOLUME_NOT_READY,
+        "create the claim data in this namespace, or correct the pvc:// URI",
+    ),
+    "no pull secret": (
+        a_pod(waiting("ErrImagePull", "401 Unauthorized"), phase="Pending"),
+        "Unable to retrieve some image pull secrets (pul); attempting to pull the image may not succeed.",
+        Reason.IMAGE_PULL_FAILED,
+        "the Secrets of imagePullSecrets exist in this namespace",
+    ),
     "no image": (
         a_pod(
             waiting("ImagePullBackOff", 'Back-off pulling image "x"'), phase="Pending"
@@ -159,10 +180,47 @@ def test_starting_pod_has_no_blocker():
         ).blocker
         is None
     )
-    assert observed_job(JOB, a_job(), [], NOW).blocker is None
     assert (
         observed_job(JOB, a_job(), [ObservedPod(a_pod(running()))], NOW).blocker is None
     )
+
+
+def test_pod_that_no_scheduler_takes_names_the_scheduler():
+    pod = a_pod(None, phase="Pending")
+    pod["spec"] = {"schedulerName": "volcanoo", "containers": []}
+    taken = ObservedPod(trim_pod(pod))
+    early = NOW - timedelta(minutes=18, seconds=1)
+    assert observed_job(JOB, a_job(), [taken], early).blocker is None
+    blocker = observed_job(JOB, a_job(), [taken], NOW).blocker
+    assert blocker
+    assert blocker.reason is Reason.DEPENDENCY_NOT_READY
+    assert "the scheduler volcanoo has not looked at the pod" in blocker.message
+    assert "correct the stage's schedulerName" in blocker.message
+
+
+def test_job_that_a_finalizer_keeps_is_named():
+    """Such as the Workload of a queue that is not installed any more."""
+    job = a_job(**DELETED)
+    soon = datetime(2030, 1, 1, 0, 12, tzinfo=UTC)
+    assert observed_job(JOB, job, [], soon).blocker is None
+    blocker = observed_job(JOB, job, [], NOW).blocker
+    assert blocker
+    assert blocker.reason is Reason.DEPENDENCY_NOT_READY
+    assert f"a finalizer of the Job {JOB}" in blocker.message
+    running_still = [ObservedPod(a_pod(running()))]
+    assert observed_job(JOB, job, running_still, NOW).blocker is None
+
+
+def test_job_without_pods_names_its_controller():
+    early = datetime(2030, 1, 1, 0, 1, tzinfo=UTC)
+    assert observed_job(JOB, a_job(), [], early).blocker is None
+    blocker = observed_job(JOB, a_job(), [], NOW).blocker
+    assert blocker
+    assert blocker.reason is Reason.DEPENDENCY_NOT_READY
+    assert "whether the Job controller runs" in blocker.message
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": ENDED}
+    soon = datetime(2030, 1, 1, 0, 11, tzinfo=UTC)
+    assert observed_job(JOB, a_job(resumed), [], soon).blocker is None
 
 
 def test_terminating_pod_in_its_grace_period_has_no_blocker():

@@ -22,6 +22,7 @@ from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.probe import NoProbe
 from finetune_operator.kubernetes.pods.progress import NoProgress
 from finetune_operator.kubernetes.resources.claim import build_claim
+from finetune_operator.kubernetes.workspaces import Workspaces
 from finetune_operator.reconcile import reconcile
 
 NOW = datetime(2030, 1, 3, tzinfo=UTC)
@@ -145,6 +146,21 @@ def test_claim_without_the_operators_label_loses_no_result():
     stages = {stage["name"]: stage for stage in renewal.status["stages"]}
     assert "result" in stages["prepare"]
     assert renewal.api.objects[CLAIM] == before
+
+
+@pytest.mark.parametrize("node", ["", "gpu-1"])
+def test_claim_deleted_before_its_pod_has_a_node(node):
+    """Kubernetes protects the claim of a pod with a node only; a claim without the label is no lost claim."""
+    scenario = Scenario(a_pipeline()).run("prepare")
+    job = scenario.attempt("train").job
+    scenario.cluster.update_job(job, node=node)
+    status = scenario.reconcile_until_stable().status
+    pipeline = Pipeline(KEY, UID, 1, a_pipeline(), status=status)
+    api = FakeApi()
+    workspaces = Workspaces(api, ResourceCache())
+    assert asyncio.run(workspaces.observe(pipeline)).gone is (node == "")
+    api.put(CLAIM, build_claim(pipeline))
+    assert not asyncio.run(workspaces.observe(pipeline)).gone
 
 
 @pytest.mark.parametrize("other", ["other", "third"])

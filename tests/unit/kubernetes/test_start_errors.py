@@ -143,7 +143,7 @@ CREATIONS = {
     ),
     "runtime class": (
         'Error creating: pods "x" is forbidden: pod rejected: RuntimeClass "nvidia" not found',
-        Reason.DEPENDENCY_NOT_READY,
+        Reason.CONTAINER_NOT_STARTED,
         "create the RuntimeClass, or remove runtimeClassName",
     ),
     "limit range": (

@@ -4,6 +4,7 @@ import pytest
 from support.operator.pods import (
     ATTEMPT,
     CREATED,
+    DELETED,
     JOB,
     NOW,
     a_job,
@@ -19,7 +20,7 @@ from support.operator.pods import (
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import Outcome
 from finetune_operator.core.endings import classify_ending
-from finetune_operator.kubernetes.cache.trim import trim_pod
+from finetune_operator.kubernetes.cache.trim import trim_job, trim_pod
 from finetune_operator.kubernetes.translate.api_errors import (
     ApiError,
     classify_api_error,
@@ -63,12 +64,12 @@ REFUSALS = {
     ),
     "absent RuntimeClass": (
         FORBIDDEN + 'pod rejected: RuntimeClass "gvisor" not found',
-        Reason.DEPENDENCY_NOT_READY,
+        Reason.CONTAINER_NOT_STARTED,
         "create the RuntimeClass",
     ),
     "absent PriorityClass": (
         FORBIDDEN + "no PriorityClass with name high was found",
-        Reason.DEPENDENCY_NOT_READY,
+        Reason.CONTAINER_NOT_STARTED,
         "create the PriorityClass",
     ),
     "quota": (
@@ -179,6 +180,28 @@ def test_eviction_in_other_words_is_an_interruption():
     ending = classify_ending(ATTEMPT, job)
     assert ending.outcome is Outcome.INTERRUPTED
     assert words in ending.message
+
+
+def test_deadline_of_the_job_names_who_sets_it():
+    """The Job controller ends the pods, which then look like those that a client deletes."""
+    words = "Job was active longer than specified deadline"
+    pod = a_pod(terminated(143), phase="Failed", **DELETED)
+    job = a_job(job_condition("Failed", "DeadlineExceeded", words))
+    ending = classify_ending(
+        ATTEMPT, observed_job(JOB, trim_job(job), [ObservedPod(trim_pod(pod))], NOW)
+    )
+    assert (ending.outcome, ending.reason) == (Outcome.FAILED, Reason.STAGE_FAILED)
+    assert ending.message == (
+        f"{words}: an admission policy has set activeDeadlineSeconds of the Job: raise or remove it"
+    )
+
+
+def test_failed_job_without_its_pod_says_that_no_code_is_known():
+    """The operator was away, and the garbage collector has deleted the pod."""
+    job = observed_job(JOB, a_job(job_condition("Failed")), [], NOW)
+    ending = classify_ending(ATTEMPT, job)
+    assert (ending.outcome, ending.reason) == (Outcome.FAILED, Reason.STAGE_FAILED)
+    assert "its pod was gone before the exit code was read" in ending.message
 
 
 def test_deadline_of_the_pod_names_who_sets_it():

@@ -12,7 +12,12 @@ from typing_extensions import override
 from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.placement import AUTO, SPOT, Placement
 from finetune_operator.api.rules import Rule, WithRules
-from finetune_operator.api.stages.pod import ACCELERATOR, Pod, PodDefaults
+from finetune_operator.api.stages.pod import (
+    IS_ACCELERATOR,
+    Pod,
+    PodDefaults,
+    is_accelerator,
+)
 from finetune_operator.api.status import GateStatus, StageStatus
 from finetune_trainer.contract import (
     AnyResult,
@@ -97,7 +102,7 @@ def _one_accelerator(pod: str, users: str, fix: str, exempt: str = "") -> Rule:
         field=f"{pod}.resources.limits",
         message=f"has more than one accelerator, and {users} one: set 1, or {fix}",
         cel=f"!has(self.{pod}) || !has(self.{pod}.resources) || !has({limits}){exempt}"
-        f" || {limits}.all(name, !name.matches('^{ACCELERATOR.pattern}$') || string({limits}[name]) in ['0', '1'])",
+        f" || {limits}.all(name, !({IS_ACCELERATOR}) || string({limits}[name]) in ['0', '1'])",
         is_valid=lambda data: (
             all(
                 str(count) in {"0", "1"}
@@ -105,7 +110,7 @@ def _one_accelerator(pod: str, users: str, fix: str, exempt: str = "") -> Rule:
                 .get("resources", {})
                 .get("limits", {})
                 .items()
-                if ACCELERATOR.fullmatch(name)
+                if is_accelerator(name)
             )
             or bool(data[pod].get("command"))
         ),
@@ -160,9 +165,10 @@ class StageSpec(WithRules):
     """Limit for the running time of all attempts of the stage together. Waiting time does not count."""
 
     max_pending_seconds: int = Field(default=3600, ge=0, le=31_536_000)
-    """Time for which an attempt may wait for what only a person can mend: an image, a Secret, a ConfigMap, the start
-    of its container or a volume. Then the stage fails, and its nodes are free. 0: no limit. A wait for nodes or quota
-    does not count. For deploy it is also the time from the start of a server's process until it is ready."""
+    """Time for which an attempt may wait for what only a person can mend: an image, a Secret or another object that it
+    names, the start of its container or a volume. Then the stage fails, and its nodes are free. 0: no limit. A wait
+    for nodes or quota does not count. For deploy it is also the time from the start of a server's process until it is
+    ready."""
 
     max_silence_seconds: int = Field(default=1800, ge=0, le=31_536_000)
     """Time without a sign of work after which the stage's process counts as hanging and ends itself, which is a failed

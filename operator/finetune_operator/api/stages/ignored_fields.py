@@ -11,7 +11,7 @@ from finetune_operator.api.placement import AUTO
 from finetune_operator.api.rules import Detail, Rule
 from finetune_operator.api.stages.base import HAS_COMMAND
 from finetune_operator.api.stages.held_out import IS_HELD_OUT, is_held_out
-from finetune_operator.api.stages.pod import ACCELERATOR
+from finetune_operator.api.stages.pod import IS_ACCELERATOR, is_accelerator
 from finetune_trainer.contract import Optimizer
 
 Data = Mapping[str, Any]
@@ -91,10 +91,7 @@ def _optimizer(
 
 
 _LIMITS = "self.pod.resources.limits"
-_DEVICES = (
-    f"{_LIMITS}.filter(name, name.matches('^{ACCELERATOR.pattern}$')"
-    f" && string({_LIMITS}[name]) != '0')"
-)
+_DEVICES = f"{_LIMITS}.filter(name, {IS_ACCELERATOR} && string({_LIMITS}[name]) != '0')"
 _SEVERAL_DEVICES = (
     f"has(self.pod) && has(self.pod.resources) && has({_LIMITS}) && ({_DEVICES}.size() > 1"
     f" || {_DEVICES}.exists(name, string({_LIMITS}[name]) != '1'))"
@@ -106,7 +103,7 @@ def _has_several_processes(data: Data) -> bool:
     per_node = data.get("processesPerNode")
     if per_node is None:
         limits = data["pod"].get("resources", {}).get("limits", {})
-        counts = [str(limits[name]) for name in limits if ACCELERATOR.fullmatch(name)]
+        counts = [str(limits[name]) for name in limits if is_accelerator(name)]
         per_node = sum(int(count) for count in counts if count.isdigit())
     return data["nodes"] > 1 or per_node > 1
 

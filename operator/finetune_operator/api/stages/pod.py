@@ -48,8 +48,17 @@ BYTES = (
 )
 """Amounts of memory and storage of at least a megabyte."""
 # A device plugin chooses the part after the slash, so only the vendors are listed.
-ACCELERATOR = re.compile(r"(nvidia[.]com|amd[.]com|gpu[.]intel[.]com|habana[.]ai)/.+")
-"""Extended resources that are accelerators: whole devices, and slices such as nvidia.com/mig-3g.40gb."""
+VENDORS = "^(nvidia[.]com|amd[.]com|gpu[.]intel[.]com|habana[.]ai)/"
+# Of HAMi, and of Intel's GPU-aware scheduling.
+SHARES = "/(gpumem|gpumem-percentage|gpucores|priority|memory[.]max|millicores|tiles)$"
+"""Resources of a vendor that measure the pod's part of a device: its memory, or its time."""
+IS_ACCELERATOR = f"name.matches('{VENDORS}') && !name.matches('{SHARES}')"
+"""Whether the resource `name` counts accelerators, in CEL."""
+
+
+def is_accelerator(name: str) -> bool:
+    """Return whether a resource counts accelerators: whole devices, and slices such as nvidia.com/mig-3g.40gb."""
+    return bool(re.search(VENDORS, name)) and not re.search(SHARES, name)
 
 
 def _integer_to_text(value: Any) -> Any:
@@ -182,7 +191,7 @@ class Resources(WithRules):
         return tuple(
             name
             for name, count in self.limits.items()
-            if ACCELERATOR.fullmatch(name) and count.isdigit() and int(count) > 0
+            if is_accelerator(name) and count.isdigit() and int(count) > 0
         )
 
 

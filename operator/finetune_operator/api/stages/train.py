@@ -15,7 +15,7 @@ from finetune_operator.api.stages.base import (
     recipe_from,
 )
 from finetune_operator.api.stages.ignored_fields import IGNORED_IN_TRAIN
-from finetune_operator.api.stages.pod import ACCELERATOR
+from finetune_operator.api.stages.pod import IS_ACCELERATOR, is_accelerator
 from finetune_trainer.contract import (
     Checkpoint,
     Dpo,
@@ -31,7 +31,7 @@ ONE_PROCESS_PER_GPU = Rule(
     field="processesPerNode",
     message="is not the number of accelerators in pod.resources.limits: remove it, and each accelerator gets a process",
     cel=f"!has(self.processesPerNode) || !has(self.pod) || !has(self.pod.resources) || !has({LIMITS})"
-    f" || ({HAS_COMMAND}) || {LIMITS}.all(name, !name.matches('^{ACCELERATOR.pattern}$')"
+    f" || ({HAS_COMMAND}) || {LIMITS}.all(name, !({IS_ACCELERATOR})"
     f" || string({LIMITS}[name]) in ['0', string(self.processesPerNode)])",
     is_valid=lambda data: (
         "processesPerNode" not in data
@@ -42,7 +42,7 @@ ONE_PROCESS_PER_GPU = Rule(
             .get("resources", {})
             .get("limits", {})
             .items()
-            if ACCELERATOR.fullmatch(name)
+            if is_accelerator(name)
         )
     ),
 )

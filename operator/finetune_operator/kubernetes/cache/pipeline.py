@@ -63,7 +63,7 @@ class CachedPipeline:
     unreadable: bool = False
     """Whether the operator has written that it cannot read the object."""
     waiting: WaitingStage | None = None
-    """None: a process runs, or the pipeline is suspended, has finished or is unreadable."""
+    """None: a process runs, or the pipeline is suspended, has finished or is unreadable. A lost node comes before."""
     parsed: Pipeline | None = None
     """The parsed object, while the pipeline has not finished."""
     read_results: tuple[tuple[str, str], ...] = ()
@@ -143,8 +143,8 @@ def trim_pipeline(raw: Object, parsed: Pipeline | None = None) -> CachedPipeline
     if parsed is None:
         text = _compressed({"metadata": kept, "spec": spec, "status": status})
     waiting = None
-    if not (suspended or finished or unreadable):
-        waiting = _waiting_stage(meta, status)
+    if not (finished or unreadable):
+        waiting = _waiting_stage(meta, status, suspended=suspended)
     return CachedPipeline(
         key=Key(meta["namespace"], meta["name"]),
         uid=meta["uid"],
@@ -219,7 +219,9 @@ def _is_unreadable(status: Object) -> bool:
     return READY in kinds and kinds.isdisjoint(STAGE_CONDITIONS)
 
 
-def _waiting_stage(meta: Object, status: Object) -> WaitingStage | None:
+def _waiting_stage(
+    meta: Object, status: Object, *, suspended: bool
+) -> WaitingStage | None:
     """Return the stage that waits, or None. The status may be malformed: anyone may write it."""
     stages = _objects(status.get("stages"))
     current = _current_stage(status, stages)
@@ -230,7 +232,7 @@ def _waiting_stage(meta: Object, status: Object) -> WaitingStage | None:
     reason = current.get("reason")
     if state == StageState.RUNNING and reason == Reason.NODE_LOST:
         return WaitingStage(name, Reason.NODE_LOST.value, None)
-    if state not in {StageState.PENDING, StageState.QUEUED}:
+    if suspended or state not in {StageState.PENDING, StageState.QUEUED}:
         return None
     since = max(_times(meta, status, stages), default=None)
     if since is None:

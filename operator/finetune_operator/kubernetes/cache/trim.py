@@ -60,6 +60,7 @@ def trim_pod(pod: Object) -> Object:
         "claims": claims_of(spec),
         "spec": {
             "nodeName": spec.get("nodeName") or "",
+            **_pick(spec, ("schedulerName",)),
             "containers": _stage_container(spec),
         },
         "status": {

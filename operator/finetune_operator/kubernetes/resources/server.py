@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.stages.base import Serving
-from finetune_operator.api.stages.pod import ACCELERATOR, Resources
+from finetune_operator.api.stages.pod import Resources
 from finetune_operator.core.job_template import TRAINER, JobTemplate
 from finetune_operator.core.metadata import (
     MANAGED_BY,
@@ -308,7 +308,7 @@ def _init_container(
         "image": template.verifier_image,
         "command": [escape_expansion(word) for word in command],
         **(environment_of(template, variables, {}) if is_fetched else {}),
-        "resources": resources_of(without_accelerators(template.pod.resources)),
+        "resources": resources_of(without_devices(template.pod.resources)),
         "volumeMounts": [
             *defaults["volumeMounts"],
             *_model_mounts(serving, model, read_only=not is_fetched),
@@ -316,15 +316,11 @@ def _init_container(
     }
 
 
-def without_accelerators(resources: Resources) -> Resources:
-    """Return the resources for a container that needs no accelerator."""
+def without_devices(resources: Resources) -> Resources:
+    """Return the resources for a container that needs no device, and no share of one."""
 
     def kept(amounts: dict[str, str]) -> dict[str, str]:
-        return {
-            name: amount
-            for name, amount in amounts.items()
-            if not ACCELERATOR.fullmatch(name)
-        }
+        return {name: amount for name, amount in amounts.items() if "/" not in name}
 
     return Resources(requests=kept(resources.requests), limits=kept(resources.limits))
 

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.observation import Blocker
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
-from finetune_operator.kubernetes.translate.pod import ObservedPod
+from finetune_operator.kubernetes.translate.object import Object
+from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_operator.kubernetes.translate.sidecars import sidecar_blocker
 from finetune_operator.kubernetes.translate.start_errors import (
     container_not_started,
@@ -18,6 +19,10 @@ from finetune_operator.kubernetes.translate.start_errors import (
 # A reachable kubelet has removed the pod by then.
 NODE_LOST_AFTER = timedelta(seconds=60)
 """Time past a pod's grace period after which its node counts as lost."""
+# Under much load each of them may take a minute.
+ATTENDED_WITHIN = timedelta(minutes=2)
+"""Time in which a scheduler has looked at a pod, and the controllers have created the pods of a Job or deleted it."""
+ABSENT_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _IMAGE_ERRORS = frozenset(
     {
         "ErrImagePull",
@@ -91,6 +96,7 @@ def diagnose(pod: ObservedPod | None, warning: str, now: datetime) -> Blocker | 
     return (
         _node_lost(pod, now)
         or _unscheduled(pod)
+        or _without_scheduler(pod, now)
         or sidecar_blocker(pod, now)
         or _not_started(pod, warning)
     )
@@ -140,12 +146,57 @@ def _unscheduled(pod: ObservedPod) -> Blocker | None:
         waits = Reason.WAITING_FOR_CAPACITY if lacking else Reason.VOLUME_NOT_READY
         return Blocker(waits, f"{message}; {ZONE_FIX}")
     if "ersistent" in message:
-        fix = "run `kubectl describe pvc`: its StorageClass must exist and provision, and its zone must have nodes"
-        return Blocker(Reason.VOLUME_NOT_READY, f"{message}; {fix}")
+        return Blocker(Reason.VOLUME_NOT_READY, f"{message}; {_claim_fix(message)}")
     if not lacking:
         return Blocker(Reason.WAITING_FOR_CAPACITY, message)
     fix = f"no node has {' or '.join(lacking)} available: wait for other pods, or check that its device plugin runs"
     return Blocker(Reason.WAITING_FOR_CAPACITY, f"{message}; {fix}")
+
+
+def held_deletion(job: Object, pods: AttemptPods, now: datetime) -> Blocker | None:
+    """Return that a Job does not go although no process of it is left; None for a Job that is not being deleted."""
+    deleted_at = time_of(job["metadata"].get("deletionTimestamp"))
+    if deleted_at is None or pods.live or now < deleted_at + ATTENDED_WITHIN:
+        return None
+    name = job["metadata"]["name"]
+    fix = "the controller that has set the finalizer, such as a queue's, must run, or remove the finalizer yourself"
+    message = f"a finalizer of the Job {name}, or of an object that it owns, keeps it from being deleted: {fix}"
+    return Blocker(Reason.DEPENDENCY_NOT_READY, message)
+
+
+def without_pods(
+    job: Object, pods: AttemptPods, resumed_at: datetime | None, now: datetime
+) -> Blocker | None:
+    """Return that no controller creates the pods of a Job, and says why; `resumed_at` is the end of a suspension."""
+    meta = job["metadata"]
+    since = resumed_at or time_of(meta.get("creationTimestamp"))
+    if pods.pods or meta.get("deletionTimestamp") or since is None:
+        return None
+    if now < since + ATTENDED_WITHIN:
+        return None
+    fix = "ask the platform team whether the Job controller runs"
+    message = f"no controller has created a pod of the Job {meta['name']}: {fix}"
+    return Blocker(Reason.DEPENDENCY_NOT_READY, message)
+
+
+def _claim_fix(message: str) -> str:
+    absent = ABSENT_CLAIM.search(message)
+    if absent:
+        return f"create the claim {absent[1]} in this namespace, or correct the pvc:// URI or the volume that names it"
+    return "run `kubectl describe pvc`: its StorageClass must exist and provision, and its zone must have nodes"
+
+
+def _without_scheduler(pod: ObservedPod, now: datetime) -> Blocker | None:
+    """Return that no scheduler takes the pod: every scheduler writes a condition about a pod that it has looked at."""
+    if pod.node or pod.finished or pod.condition("PodScheduled"):
+        return None
+    if pod.created_at is None or now < pod.created_at + ATTENDED_WITHIN:
+        return None
+    fix = "correct the stage's schedulerName, or ask the platform team to start this scheduler"
+    return Blocker(
+        Reason.DEPENDENCY_NOT_READY,
+        f"the scheduler {pod.scheduler} has not looked at the pod {pod.name}: {fix}",
+    )
 
 
 def _not_started(pod: ObservedPod, warning: str) -> Blocker | None:
@@ -154,7 +205,10 @@ def _not_started(pod: ObservedPod, warning: str) -> Blocker | None:
     reason = str(pod.waiting.get("reason") or "")
     message = str(pod.waiting.get("message") or "")
     if reason in _IMAGE_ERRORS:
-        fix = "check the stage's image, and that the nodes can reach its registry and are allowed to pull it"
+        fix = (
+            "check the stage's image, that the nodes can reach its registry and are allowed to pull it, and that the "
+            "Secrets of imagePullSecrets exist in this namespace"
+        )
         return Blocker(
             Reason.IMAGE_PULL_FAILED, f"{message or warning or reason}; {fix}"
         )

@@ -6,6 +6,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.core.endings import doubled
 from finetune_operator.core.metadata import STAGE_CONTAINER
 from finetune_operator.core.observation import PodFault
+from finetune_operator.kubernetes.translate.object import Object, condition_of
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 from finetune_operator.kubernetes.translate.sidecars import describe_failure
 
@@ -26,6 +27,8 @@ NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of a container whose process the runtime could not start."""
 REQUESTS = frozenset({"memory", "ephemeral-storage"})
 """Resources of a node that a request reserves. It also has inodes and process ids."""
+DEADLINE = "DeadlineExceeded"
+"""Reason of a pod, and of a Job, that ran for longer than its activeDeadlineSeconds."""
 SHARED_MEMORY = "shm"
 """Volume of /dev/shm."""
 
@@ -36,15 +39,25 @@ def fault_of(pod: ObservedPod) -> PodFault | None:
         fault = _storage_exceeded(pod) or _node_pressure(pod)
         if fault:
             return fault
-    if pod.status_reason == "DeadlineExceeded":
-        fix = "an admission policy has set activeDeadlineSeconds of the pod: raise or remove it"
-        return PodFault(
-            Reason.STAGE_FAILED, f"{pod.status_message.rstrip('. ')}: {fix}"
-        )
+    if pod.status_reason == DEADLINE:
+        return _deadline("pod", pod.status_message)
     device = _no_device(pod)
     if device or pod.disruption:
         return device
     return _init_container_failed(pod)
+
+
+def deadline_of(job: Object | None) -> PodFault | None:
+    """Return that a time limit of the Job, which the operator never sets, has ended its pods."""
+    failed = condition_of(job, "Failed")
+    if failed.get("status") != "True" or failed.get("reason") != DEADLINE:
+        return None
+    return _deadline("Job", str(failed.get("message") or ""))
+
+
+def _deadline(kind: str, message: str) -> PodFault:
+    fix = f"an admission policy has set activeDeadlineSeconds of the {kind}: raise or remove it"
+    return PodFault(Reason.STAGE_FAILED, f"{message.rstrip('. ')}: {fix}")
 
 
 def _storage_exceeded(pod: ObservedPod) -> PodFault | None:

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 
-from finetune_operator.core.observation import JobState, ObservedJob
+from finetune_operator.core.observation import Blocker, JobState, ObservedJob, PodFault
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.diagnose import (
     first_lost_since,
+    held_deletion,
+    without_pods,
     worst_blocker,
 )
+from finetune_operator.kubernetes.translate.faults import deadline_of
 from finetune_operator.kubernetes.translate.object import Object, condition_of
 from finetune_operator.kubernetes.translate.pod import ObservedPod, time_of
 from finetune_operator.kubernetes.translate.suspension import Suspension
@@ -44,7 +47,8 @@ def observe_job(
     pod = _deciding_pod(state, all_pods)
     message = all_pods.message_of(pod)
     reported = message.progress if message else None
-    blocker = suspension.blocker or worst_blocker(name, all_pods, warnings, now)
+    worst = worst_blocker(name, all_pods, warnings, now)
+    blocker = _blocker(job, suspension, all_pods, worst, now)
     return ObservedJob(
         name=name,
         state=state,
@@ -63,7 +67,7 @@ def observe_job(
         pod=_failed_pod(state, all_pods),
         unschedulable_since=all_pods.unschedulable_since,
         incomplete_since=all_pods.incomplete_since(job),
-        fault=all_pods.fault,
+        fault=_fault(job, all_pods),
         outlived_since=all_pods.outlived_since,
         sidecar=all_pods.sidecar,
         failed_node=_failed_node(state, pod),
@@ -72,6 +76,28 @@ def observe_job(
         resumed_at=suspension.resumed_at,
         blocker=None if is_over else blocker,
     )
+
+
+def _blocker(
+    job: Object | None,
+    suspension: Suspension,
+    pods: AttemptPods,
+    worst: Blocker | None,
+    now: datetime,
+) -> Blocker | None:
+    """Return the blocker of the Job itself, or the worst blocker of its pods."""
+    if job is None:
+        return worst
+    return (
+        held_deletion(job, pods, now)
+        or suspension.blocker
+        or worst
+        or without_pods(job, pods, suspension.resumed_at, now)
+    )
+
+
+def _fault(job: Object | None, pods: AttemptPods) -> PodFault | None:
+    return pods.fault or deadline_of(job)
 
 
 def _failed_node(state: JobState, pod: ObservedPod | None) -> str:

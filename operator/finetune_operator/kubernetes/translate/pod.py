@@ -76,6 +76,11 @@ class ObservedPod:
         return str(self.raw["spec"].get("nodeName") or "")
 
     @property
+    def scheduler(self) -> str:
+        """The name of the scheduler that the pod waits for."""
+        return str(self.raw["spec"].get("schedulerName") or "default-scheduler")
+
+    @property
     def phase(self) -> str:
         """The phase in Kubernetes' terms, or Terminating for a pod that is being deleted."""
         if self.deleted_at and not self.finished:

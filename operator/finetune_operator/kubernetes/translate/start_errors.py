@@ -61,17 +61,17 @@ REFUSALS = (
     ),
     (
         'serviceaccount "[^"]+" not found',
-        Reason.DEPENDENCY_NOT_READY,
+        Reason.CONTAINER_NOT_STARTED,
         "create the ServiceAccount, or remove serviceAccountName from the stage",
     ),
     (
         'RuntimeClass "[^"]*" not found',
-        Reason.DEPENDENCY_NOT_READY,
+        Reason.CONTAINER_NOT_STARTED,
         "create the RuntimeClass, or remove runtimeClassName from the stage",
     ),
     (
         "no PriorityClass with name",
-        Reason.DEPENDENCY_NOT_READY,
+        Reason.CONTAINER_NOT_STARTED,
         "create the PriorityClass, or remove priorityClassName from the stage",
     ),
     (
