@@ -219,13 +219,10 @@ class FieldColumns:
         form = form_of(present, self._objective)
         if form is None:
             return None
-        # As far as the first record of these columns shows.
-        self._judged.update(
-            name for name, value in record.items() if type(value) is bool
-        )
         text = description(form, source)
         if text:
             self.note(f"read as {text}")
+        self._judged |= _switches(record)
         if not self._named:
             return self._plan(
                 form, [name for name in present if name not in form.reads]
@@ -332,3 +329,8 @@ class FieldColumns:
             return list(names)
         wanted = wanted | {outermost(column) for column in wanted}
         return [name for name in names if name in wanted]
+
+
+def _switches(record: Fields) -> set[str]:
+    """Return the columns of true and false, as far as this record shows."""
+    return {name for name, value in record.items() if type(value) is bool}
