@@ -98,10 +98,14 @@ SENTENCES = frozenset(
     {
         "AssertionError",
         "Exception",
+        "IndexError",
         "RuntimeError",
+        "TemplateAssertionError",
         "TemplateSyntaxError",
         "UndefinedError",
         "ValueError",
+        # Of a regular expression, before Python 3.13.
+        "error",
     }
 )
 """Kinds of errors whose message says alone what is wrong."""
