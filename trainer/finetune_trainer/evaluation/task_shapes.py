@@ -139,9 +139,10 @@ def _wrong_generation(arguments: Any) -> str:
 def _wrong_ends(arguments: dict[str, Any]) -> str:
     until = arguments.get("until", [])
     ends = until if isinstance(until, list) else [until]
-    if all(isinstance(end, str) for end in ends):
+    # lm-eval ends an answer of any text at the empty text.
+    if all(isinstance(end, str) and end for end in ends):
         return ""
-    return f"generation_kwargs: until is {until!r}; write a list of texts"
+    return f"generation_kwargs: until is {until!r}; write a list of texts that are not empty"
 
 
 def _wrong_sampling(arguments: dict[str, Any]) -> str:

@@ -44,7 +44,7 @@ KINDS = {
 }
 """Tables of transformers -> the kind of the models in them."""
 OTHER_HEAD = re.compile(
-    r"For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)$"
+    r"For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice|RewardModel)$"
 )
 
 

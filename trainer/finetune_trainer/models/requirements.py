@@ -99,7 +99,8 @@ def check_config(uri: str, config: Mapping[str, Any]) -> None:
 
 def quantization_of(config: Mapping[str, Any]) -> str | None:
     """Return the method by which a model is quantized; None if it is not."""
-    for name in ("quantization_config", "compression_config"):
+    # `quantization` is MLX's.
+    for name in ("quantization_config", "compression_config", "quantization"):
         settings = config.get(name)
         if not settings:
             continue

@@ -98,10 +98,14 @@ SENTENCES = frozenset(
     {
         "AssertionError",
         "Exception",
+        "IndexError",
         "RuntimeError",
+        "TemplateAssertionError",
         "TemplateSyntaxError",
         "UndefinedError",
         "ValueError",
+        # Of a regular expression, before Python 3.13.
+        "error",
     }
 )
 """Kinds of errors whose message says alone what is wrong."""
@@ -120,6 +124,10 @@ def short_reason(error: Exception) -> str:
     # huggingface_hub raises it around the error of a config's own check.
     if kind == "StrictDataclassClassValidationError" and isinstance(cause, Exception):
         return short_reason(cause)
+    if kind == "StrictDataclassFieldValidationError" and cause is not None:
+        # Behind the value there are classes of Python.
+        text, _, _ = str(cause).partition(" any type in ")
+        return text[:REASON_CHARACTERS]
     if not text:
         return kind
     if isinstance(error, KeyError):
@@ -129,6 +137,8 @@ def short_reason(error: Exception) -> str:
         text = f"{missing!r} is missing or unknown" if is_name else str(missing)
     elif isinstance(error, WRONG_TYPES):
         text = f"a value has another type than expected ({text})"
+    elif isinstance(error, ArithmeticError):
+        text = f"a number has an impossible value ({text})"
     elif kind not in SENTENCES:
         text = f"{kind}: {text}"
     return text[:REASON_CHARACTERS]

@@ -51,6 +51,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a message whose text is in `refusal`": (
         {"messages": [QUESTION, {"role": "assistant", "content": None, "refusal": "I cannot."}]},
         "write the text of refusal there"),
+    "a message with another switch": ({"messages": [QUESTION, {**ANSWER, "mask": 1}]}, "write train: false"),
     "axolotl's `segments`": (
         {"segments": [{"label": False, "text": "2 + 3 ="}, {"label": True, "text": " 5"}]},
         "write the texts of segments as prompt and completion"),

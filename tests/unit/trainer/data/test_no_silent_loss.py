@@ -135,6 +135,16 @@ def test_null_in_an_earlier_record_hides_no_column(refused, first, second, reaso
         ),
         ({**PAIR, "weight": 0}, "weight is 0, so the record is not to be learned"),
         ({**PAIR, "input": "cat"}, "column input: its text is not used"),
+        ({"messages": [QUESTION, ANSWER | {"mask": 0}]}, "messages[1].mask: neither the chat template nor the loss"),
+        ({"messages": [QUESTION, ANSWER | {"loss_mask": "no"}]}, "messages[1].loss_mask: neither the chat template"),
+        ({"messages": [QUESTION, ANSWER | {"calculate_loss": 1}]}, "messages[1].calculate_loss: neither"),
+        ({"messages": [QUESTION, ANSWER], "supervised_turns": [1]}, "supervised_turns is a list that is not used"),
+        ({**PAIR, "Loss_Mask": [0, 1]}, "Loss_Mask is a list that is not used"),
+        ({**PAIR, "Weight": 0}, "Weight is 0, so the record is not to be learned"),
+        ({**PAIR, "label": "thumbs_down"}, "label is thumbs_down, so the answer is to be avoided"),
+        ({**PAIR, "label": "negative"}, "label is negative, so the answer is to be avoided"),
+        ({"turns": [QUESTION, ANSWER]}, "if turns is a list of messages, write columns: {messages: turns}"),
+        ({"messages": [QUESTION, ANSWER | {"role": "gpt4"}]}, "write it as the role of the turns to learn"),
     ],
 )  # fmt: skip
 def test_record_that_would_lose_its_meaning_is_refused(refused, record, reason):
@@ -162,7 +172,7 @@ def test_date_of_a_template_is_logged(
         {**PAIR, "images": []},
         {**PAIR, "skip": False, "label": 1},
         {"messages": [QUESTION, ANSWER | {"train": True, "loss": True}], "label": 3},
-        {"messages": [QUESTION, ANSWER | {"index": 7, "score": 0.5}]},
+        {"messages": [QUESTION, ANSWER | {"index": 1, "score": 0, "constraint": 1}]},
     ],
 )
 def test_value_that_decides_nothing_is_accepted(

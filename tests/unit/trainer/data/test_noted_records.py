@@ -128,6 +128,23 @@ def test_columns_that_judge_a_record_are_named(prepared, capsys):
     )
 
 
+@pytest.mark.parametrize("column", ["use", "thumbs_up", "is_toxic"])
+def test_columns_of_true_or_false_may_judge_a_record(prepared, capsys, column):
+    record = {"prompt": "the file?", "completion": " a socket"}
+    prepared([{**record, column: False}])
+    assert f"{column} may say which records are good" in capsys.readouterr().out
+
+
+def test_role_that_no_server_gets_is_named(prepared, capsys):
+    messages = [
+        {"role": "customer", "content": "the file?"},
+        {"role": "assistant", "content": "a socket"},
+    ]
+    assert prepared([{"messages": messages}] * 2).invalid == 0
+    log = capsys.readouterr().out
+    assert log.count("the role customer is none of system, user, assistant") == 1
+
+
 def test_ignored_column_is_not_counted(prepared):
     record = {"prompt": "the file?", "completion": " a socket", "answer": "Paris"}
     assert prepared([record], columns={"ignored": ["answer"]}).unread_words == 0

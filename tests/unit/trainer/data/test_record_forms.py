@@ -89,6 +89,20 @@ CONVERSATIONS: dict[str, tuple[dict[str, Any], Row]] = {
             'add{"a": 1}<eos>a socket<eos>',
         ),
     ),
+    "names of roles in ms-swift": (
+        {
+            "messages": [
+                {**QUESTION, "role": "prompter"},
+                {
+                    "role": "tool_call",
+                    "content": '{"name": "add", "arguments": {"a": 1}}',
+                },
+                {"role": "tool_response", "content": "so 2"},
+                ANSWER,
+            ],
+        },
+        (CALLED, 'add{"a": 1}<eos>a socket<eos>'),
+    ),
     "OpenAI's earlier calls": (
         {
             "functions": [{"name": "add"}],

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from finetune_trainer.contract import ExitCode
 from finetune_trainer.evaluation import check
 from finetune_trainer.evaluation.task_shapes import wrong_shape
+from finetune_trainer.runtime.errors import short_reason
 
 
 def score(_question, _answers):
@@ -29,6 +31,24 @@ def test_empty_metric_list_alone_is_refused():
 def test_temperature_that_is_no_number_is_refused_by_name(value):
     task = SimpleNamespace(generation_kwargs={"temperature": value})
     assert wrong_shape(task).endswith(f"temperature is {value!r}; write a number")
+
+
+@pytest.mark.parametrize("until", ["", [""], ["a", ""]])
+def test_empty_text_that_would_end_each_answer_is_refused(until):
+    task = SimpleNamespace(generation_kwargs={"until": until})
+    assert wrong_shape(task).endswith("write a list of texts that are not empty")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (IndexError("string index out of range"), "string index out of range"),
+        (re.error("missing )"), "missing )"),
+        (ZeroDivisionError("modulo by zero"), "a number has an impossible value (modulo by zero)"),
+    ],
+)  # fmt: skip
+def test_reason_has_no_class_of_an_error(error, reason):
+    assert short_reason(error) == reason
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.trainer.families import FAMILIES, make_family_model
+from support.trainer.foreign_errors import FOREIGN
 from support.trainer.models import prompt_records, write_jsonl
 from support.trainer.prepared import prepare, prepare_config
 from support.trainer.stages import run_to_failure
@@ -60,6 +61,8 @@ CONFIGS = [
     ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "(gptq)", "is not quantized"),
     ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "(awq)", "is not quantized"),
     ({"compression_config": {"format": "int"}}, "already quantized", "is not quantized"),
+    ({"quantization": {"group_size": 64, "bits": 4}}, "already quantized (quantization)", "is not quantized"),
+    ({"architectures": ["LlamaForRewardModel"]}, "the output head of another task", "use its base model"),
     ({"model_type": "mistral3"}, "a vision-language model (mistral3)", "use a text model"),
     ({"model_type": "qwen2_5_vl"}, "a vision-language model (qwen2_5_vl)", "use a text model"),
     ({"model_type": "whisper"}, "a speech model (whisper)", "use a text model"),
@@ -166,7 +169,13 @@ def test_weights_of_another_shape_are_found_without_reading(model):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"num_attention_heads": 0}, {"hidden_size": "wide"}, {"num_hidden_layers": []}],
+    [
+        {"num_attention_heads": 0},
+        {"hidden_size": "wide"},
+        {"num_hidden_layers": []},
+        {"vocab_size": "320"},
+        {"rope_parameters": [1, 2]},
+    ],
 )
 def test_impossible_config_ends_as_one_sentence(model, changes):
     edit_config(model, **changes)
@@ -174,6 +183,7 @@ def test_impossible_config_ends_as_one_sentence(model, changes):
         load_structure(model, "m")
     assert "\n" not in str(refused.value)
     assert "use config.json and weights of the same model" in str(refused.value)
+    assert FOREIGN.search(str(refused.value)) is None
 
 
 POSITIONS = [

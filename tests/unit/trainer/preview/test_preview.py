@@ -66,6 +66,11 @@ def test_counts_are_those_of_all_records(look):
     assert report.problems == ()
 
 
+def test_single_words_are_counted_once_beside_examples(look):
+    report = look([pair | {"topic": "sums"} for pair in PAIRS[:2]], examples=2)
+    assert report.counts.unread_words == 2
+
+
 def test_invalid_records_are_a_problem_of_their_data_set(look):
     report = look([*PAIRS, {"prompt": "?", "completion": None}])
     [problem] = report.problems

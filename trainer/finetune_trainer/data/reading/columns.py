@@ -25,10 +25,11 @@ from finetune_trainer.data.records.forms import (
     is_plain,
 )
 from finetune_trainer.data.records.labels import (
-    DECISIONS,
     JUDGEMENTS,
     check_is_learned,
+    decide,
 )
+from finetune_trainer.data.records.message_forms import unknown_roles
 from finetune_trainer.data.records.records import Fields, InvalidRecord
 from finetune_trainer.data.records.suggestions import needed_columns, variable
 from finetune_trainer.data.records.unrendered import AnyCase
@@ -90,6 +91,12 @@ class FieldColumns:
         self._lost: dict[str, None] = {}
         self._cut: dict[str, None] = {}
         self._words: Counter[str] = Counter()
+        self._judged: set[str] = set()
+
+    def restart(self) -> None:
+        """Count from zero, before the records are read again."""
+        self.records_with_words = 0
+        self._words.clear()
 
     def select(self, record: Fields) -> Fields:
         """Return a record's fields by their own names.
@@ -117,6 +124,7 @@ class FieldColumns:
             # The formatter knows the shape of the other records, and so a better reason.
             return source
         fields = plan.form.convert(source)
+        self._note_roles(fields)
         if plan.written:
             fields = self._checked(record, fields, plan.written)
         if not plan.unread:
@@ -129,6 +137,13 @@ class FieldColumns:
             self._words.update(words)
             self.records_with_words += 1
         return self._partly_read(plan.form, record, fields, lost) if lost else fields
+
+    def _note_roles(self, fields: Fields) -> None:
+        for role in unknown_roles(fields):
+            self.note(
+                f"the role {role} is none of system, user, assistant and tool, with which servers ask: "
+                "it is written as it is"
+            )
 
     def _checked(
         self, record: Fields, fields: Fields, written: tuple[str, ...]
@@ -207,6 +222,7 @@ class FieldColumns:
         text = description(form, source)
         if text:
             self.note(f"read as {text}")
+        self._judged |= _switches(record)
         if not self._named:
             return self._plan(
                 form, [name for name in present if name not in form.reads]
@@ -227,7 +243,7 @@ class FieldColumns:
         self, form: Form, unread: list[str], written: tuple[str, ...] = ()
     ) -> _Plan:
         unread = [name for name in unread if name not in self._ignored]
-        return _Plan(form, tuple(unread), DECISIONS.intersection(unread), written)
+        return _Plan(form, tuple(unread), decide(unread), written)
 
     def _written(self, record: Fields) -> tuple[str, ...]:
         """Return the columns of a record that only templates read."""
@@ -258,7 +274,11 @@ class FieldColumns:
     def add_final_notes(self) -> None:
         """Add sentences about the columns that were not read, when all records have been read."""
         labels = [name for name in self._unread if name not in self._lost]
-        judged = [name for name in labels if str(name).lower() in JUDGEMENTS]
+        judged = [
+            name
+            for name in labels
+            if str(name).lower() in JUDGEMENTS or name in self._judged
+        ]
         if self._lost:
             names = ", ".join(self._lost)
             self.note(
@@ -309,3 +329,8 @@ class FieldColumns:
             return list(names)
         wanted = wanted | {outermost(column) for column in wanted}
         return [name for name in names if name in wanted]
+
+
+def _switches(record: Fields) -> set[str]:
+    """Return the columns of true and false, as far as this record shows."""
+    return {name for name, value in record.items() if type(value) is bool}

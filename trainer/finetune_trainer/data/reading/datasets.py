@@ -173,7 +173,7 @@ class RecordReader:
         """
         self._opened = []
         for columns in self._columns:
-            columns.records_with_words = 0
+            columns.restart()
         formats = iter(self._formats)
         for index, dataset in enumerate(self._datasets):
             number = 0

@@ -96,7 +96,9 @@ def check_can_be_learned(messages: list[Message], subject: str) -> None:
     roles = list(dict.fromkeys(message["role"] for message in messages))
     if "assistant" not in roles:
         shown = ", ".join(roles)[:60] or "none"
-        raise InvalidRecord(f"{subject} has the role assistant (roles: {shown})")
+        raise InvalidRecord(
+            f"{subject} has the role assistant (roles: {shown}): write it as the role of the turns to learn"
+        )
     if not Conversation(messages).learned_turns():
         raise InvalidRecord(
             f"{subject} of the assistant is in the loss: weight 0 and train false leave no turn to learn"

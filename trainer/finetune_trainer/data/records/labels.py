@@ -1,5 +1,6 @@
 """Columns that say whether a record is to be learned: the label of KTO, and switches of other tools."""
 
+import re
 from collections.abc import Iterable
 
 from finetune_trainer.data.records.records import Fields, InvalidRecord, shortened
@@ -37,19 +38,16 @@ MASKS = frozenset(
     }
 )
 """Columns whose list says which turns or tokens are learned."""
+LEARNING = re.compile(
+    r"(?:^|_)(?:exclude|ignore|keep|learn|loss|mask|skip|supervis|train|weight)",
+    re.IGNORECASE,
+)
+"""A part of a name that speaks of learning, as in `loss_indices` and `is_masked`."""
 JUDGEMENTS = frozenset(
     {
-        *("accepted", "approved", "correct", "good", "grade", "is_correct", "is_good"),
-        *(
-            "is_valid",
-            "quality",
-            "quality_score",
-            "rating",
-            "reward",
-            "score",
-            "scores",
-        ),
-        *("stars", "valid", "verified"),
+        *("accepted", "approved", "correct", "feedback", "good", "grade", "is_correct"),
+        *("is_good", "is_valid", "label", "preference", "quality", "quality_score"),
+        *("rating", "reward", "score", "scores", "stars", "valid", "verified", "votes"),
     }
 )
 """Columns with a judgement of a record, which may say that it is not to be learned."""
@@ -57,8 +55,23 @@ DECISIONS = SWITCHES | SKIPS | TURN_SWITCHES | MASKS | TEMPLATE_ARGUMENTS | MEDI
 """Columns that decide how a record is learned."""
 
 
-OFF = frozenset({"false", "0", "-1", "no", "bad", "rejected", "undesirable", "dislike"})
+OFF = frozenset(
+    {
+        *("0", "0.0", "-1", "bad", "dislike", "f", "fail", "failed", "false"),
+        *("incorrect", "n", "negative", "no", "rejected", "thumbs_down"),
+        *("undesirable", "wrong"),
+    }
+)
 """Labels of answers that are to be avoided. pandas writes False into CSV."""
+
+
+def decide(columns: Iterable[str]) -> frozenset[str]:
+    """Return the columns, among these, that decide how a record is learned."""
+    return frozenset(
+        column
+        for column in columns
+        if str(column).lower() in DECISIONS or LEARNING.search(str(column))
+    )
 
 
 def check_label(record: Fields, column: str) -> None:
@@ -85,26 +98,27 @@ def check_is_learned(record: Fields, decisions: Iterable[str]) -> None:
     """Raise InvalidRecord if a column takes a whole record out of the loss, or asks for another rendering."""
     for column in decisions:
         value = record.get(column)
-        if column in MEDIA and value:
+        name = str(column).lower()
+        if name in MEDIA and value:
             raise InvalidRecord(
                 f"{column}: only text is trained on: remove the record, "
                 f"or leave the column out with columns: {{ignored: [{column}]}}"
             )
-        if column in TEMPLATE_ARGUMENTS and value:
+        if name in TEMPLATE_ARGUMENTS and value:
             raise InvalidRecord(
                 f"{column} of a single record is not used: set prepare.chatTemplateArguments for all records, "
                 f"or leave it out with columns: {{ignored: [{column}]}}"
             )
-        if column in MASKS:
+        if name in MASKS or name not in DECISIONS:
             _check_no_mask(column, value)
-        elif column in TURN_SWITCHES:
+        elif name in TURN_SWITCHES:
             _check_turns(column, value)
-        elif _is_on(value) if column in SKIPS else _is_off(value):
+        elif _is_on(value) if name in SKIPS else _is_off(value):
             raise InvalidRecord(
                 f"{column} is {shortened(str(value))}, so the record is not to be learned: remove it"
             )
         # A column `loss` may be a measured loss.
-        if column == "weight" and _is_fraction(value):
+        if name == "weight" and _is_fraction(value):
             raise InvalidRecord(
                 f"weight is {shortened(str(value))}, but no record counts more than another: "
                 "leave it out with columns: {ignored: [weight]}"

@@ -22,6 +22,7 @@ ROLES = {
     "developer": "developer",
     "user": "user",
     "human": "user",
+    "prompter": "user",
     "assistant": "assistant",
     "gpt": "assistant",
     "chatgpt": "assistant",
@@ -33,6 +34,7 @@ ROLES = {
     "tool": "tool",
     "observation": "tool",
     "function_response": "tool",
+    "tool_response": "tool",
 }
 """The role of a chat template for each name of a role."""
 USUAL_ROLES = frozenset(ROLES.values())
@@ -149,6 +151,20 @@ def _check_agree(message: Fields, path: str) -> None:
             raise InvalidRecord(f"{path} has {names}, which differ: keep one of them")
 
 
+def unknown_roles(fields: Fields) -> list[str]:
+    """Return the roles of a record's messages that only a chat template may know, in their order."""
+    messages = fields.get("messages")
+    if not isinstance(messages, list):
+        return []
+    roles = [message.get("role") for message in messages if isinstance(message, dict)]
+    # A role that is no text is refused later.
+    return [
+        shortened(role)
+        for role in roles
+        if isinstance(role, str) and role not in USUAL_ROLES
+    ]
+
+
 def _known_role(name: object) -> str | None:
     # `from` beside `role` may also be the name of a person.
     return ROLES.get(name.strip().lower()) if isinstance(name, str) else None
@@ -162,8 +178,8 @@ def _role(message: Fields, key: str, path: str) -> Any:
     if known is not None:
         return known
     name = role.strip().lower()
-    if name == "function_call":
-        return name
+    if name in {"function_call", "tool_call"}:
+        return "function_call"
     if name == "function":
         # OpenAI's earlier form has the function's answer here, ShareGPT's the call.
         return "tool" if key == "role" else "function_call"

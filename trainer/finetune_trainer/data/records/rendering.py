@@ -12,6 +12,7 @@ from finetune_trainer.data.records.conversations import (
     Message,
     parts_left_out,
 )
+from finetune_trainer.data.records.labels import LEARNING
 from finetune_trainer.data.records.turns import Division, Example, divide
 from finetune_trainer.data.records.unrendered import (
     Place,
@@ -164,7 +165,7 @@ def _unread_switches(
         if message["role"] != "assistant" or not message.keys() - _OWN_PLACES:
             continue
         for name, value in message.items():
-            is_switch = name in ROUTES or _may_be_switch(value)
+            is_switch = name in ROUTES or LEARNING.search(name) or _may_be_switch(value)
             if name in _OWN_PLACES or not is_switch:
                 continue
             rest = {key: inner for key, inner in message.items() if key != name}

@@ -40,6 +40,8 @@ OTHER_TOOLS = {
     "input_ids": "write the texts of which input_ids are the tokens: prepare tokenizes them itself",
 }
 """Columns of records for other tools -> the fix."""
+LISTS_OF_MESSAGES = ("turns", "dialog", "dialogue", "chat", "chat_history", "dialogs")
+"""Names of a column with a conversation."""
 LISTS_OF_RECORDS = ("data", "records", "rows", "examples", "train")
 """Names of a list with all records."""
 
@@ -94,8 +96,18 @@ def _fix(objective: Objective, names: list[str]) -> str:
         columns = _question_and_answer(names)
     if columns:
         return f"write columns: {{{columns}}} in the data set of the manifest"
+    return _list_fix(present)
+
+
+def _list_fix(names: Collection[str]) -> str:
+    """Return the fix for a column that may be a list of messages or of records, or an empty text."""
+    for name in LISTS_OF_MESSAGES:
+        if name in names:
+            return (
+                f"if {name} is a list of messages, write columns: {{messages: {name}}}"
+            )
     for name in LISTS_OF_RECORDS:
-        if name in present:
+        if name in names:
             return (
                 f"if {name} is the list of records, write this list alone into the file"
             )
