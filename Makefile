@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 # Extras of the tests: all there are, and the ones of the folders that need no PyTorch.
-ALL := operator,trainer,qlora,gcs,mlflow,wandb,tensorboard,cluster,dev,parity
+ALL := operator,trainer,qlora,gcs,mlflow,wandb,tensorboard,mcp,cluster,dev,parity
 LIGHT := operator,cluster,dev
 LIGHT_TESTS := tests/unit/core% tests/unit/kubernetes% tests/unit/controller% testcluster/tests/unit%
 PYTEST_ALL := --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=15 \

@@ -32,6 +32,7 @@ COMMANDS = {
             "explain",
             "schema",
             "doctor",
+            "mcp",
         )
     },
     **dict.fromkeys(("cancel", "suspend", "stop", "resume", "delete"), "verbs"),

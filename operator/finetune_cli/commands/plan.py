@@ -55,9 +55,11 @@ would do. FILE with -n or --context: what applying the manifest to that cluster 
 dry run. NAME of a pipeline on a cluster: what remains to be done.
 """
 
-# Such files alone would make a forecast say "resume" although the attempt begins anew.
 LENGTHS = ("epochs", "maxSteps")
 """Fields of spec.train that decide how many steps a training has."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""File of an adapter in the format of PEFT; a training of all weights has none."""
+# Such files alone would make a forecast say "resume" although the attempt begins anew.
 NO_WORK = frozenset({"config.json", "server.log"})
 """Files that an attempt writes before it has done any work to resume from."""
 
@@ -112,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     warning = learning_rate_line(manifest.spec)
     if warning:
         notes.append(warning)
-    longer = _train_longer(planned)
+    longer = _train_longer(planned, before, local_run)
     if longer:
         notes.append(longer)
     if arguments.json:
@@ -150,16 +152,23 @@ def _preview(
     return local_run.preview(records=reads, memory=True)
 
 
-def _train_longer(planned: PipelineForecast) -> str:
+def _train_longer(
+    planned: PipelineForecast, before: Pipeline | None, local_run: LocalRun
+) -> str:
     """Return how to train longer from the finished adapter, if an edit asks for more steps; else an empty text."""
-    for stage in planned.stages:
-        is_longer = any(f"spec.train.{name}:" in stage.reason for name in LENGTHS)
-        if stage.stage == "train" and stage.action == "run" and is_longer:
-            return (
-                "train: another number of steps is another training, which begins at step 0; "
-                "to train on from the adapter: docs/guides/train.md, Train longer"
-            )
-    return ""
+    [stage] = [stage for stage in planned.stages if stage.stage == "train"]
+    is_longer = any(f"spec.train.{name}:" in stage.reason for name in LENGTHS)
+    if stage.action != "run" or not is_longer:
+        return ""
+    text = "train: another number of steps is another training, which begins at step 0"
+    trained = before.status.stages.get("train") if before else None
+    if trained is None:
+        return text
+    adapter = local_run.environment.stage_dir("train", trained.identity) / "output"
+    if not (adapter / ADAPTER_CONFIG).is_file():
+        return text
+    fix = f"to train on from the adapter, set train.startFrom.uri to file://{adapter}"
+    return f"{text}; {fix} (docs/guides/train.md, Train longer)"
 
 
 def _notes(report: PreviewReport | None) -> list[str]:

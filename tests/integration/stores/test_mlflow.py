@@ -112,6 +112,7 @@ def test_run_of_five_processes_has_everything_once(uri, tmp_path):
         last.log_rows(times)
         last.log_scores({"support/acc": 0.75})
         last.register_model("pvc://models/bot", "sha256:1")
+        last.log_card("# card")
         last.close(ReportEnd.FINISHED)
 
     client = MlflowClient(uri, uri)
@@ -123,6 +124,8 @@ def test_run_of_five_processes_has_everything_once(uri, tmp_path):
     )
     assert losses == [(step, 1 / step) for step in range(1, 251)]
     assert len(client.get_metric_history(run.info.run_id, "support/acc")) == 1
+    [card] = client.list_artifacts(run.info.run_id)
+    assert (card.path, card.file_size) == ("model_card.md", len("# card"))
     assert (run.info.run_name, run.info.status, run.data.params) == (
         "team/support",
         "FINISHED",

@@ -35,6 +35,9 @@ class MlflowServer:
         self.runs: dict[str, Body] = {}
         self.versions: dict[str, list[Body]] = {}
         self.aliases: dict[tuple[str, str], str] = {}
+        self.artifacts: dict[str, str] = {}
+        """Content by path, which begins with the run's id."""
+        self.artifact_root = "mlflow-artifacts:/"
         self.token = ""
         """If set, the bearer token without which every request is refused."""
         self.delay = 0.0
@@ -262,6 +265,7 @@ class MlflowServer:
                 "run_name": run["name"],
                 "status": run["status"],
                 "lifecycle_stage": "active",
+                "artifact_uri": f"{self.artifact_root}{run['id']}",
             },
             "data": {
                 "metrics": [
@@ -292,6 +296,12 @@ def serve_mlflow() -> Iterator[MlflowServer]:
             self._answer(
                 json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             )
+
+        def do_PUT(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            path = self.path.removeprefix("/api/2.0/mlflow-artifacts/artifacts/")
+            server.artifacts[path] = content
+            self._send(200, {})
 
         def _answer(self, body: Body) -> None:
             time.sleep(server.delay)

@@ -35,12 +35,13 @@ def wandb_records(file: Path) -> Iterator[bytes]:
 
 
 def wandb_runs(folder: Path) -> list[dict[str, Any]]:
-    """Return id, name, points and summary of each offline run below a folder."""
+    """Return id, name, points, summary and files of each offline run below a folder."""
     from wandb.proto.wandb_internal_pb2 import Record  # noqa: PLC0415  takes seconds
 
     runs = []
     for file in sorted(folder.glob("offline-run-*/run-*.wandb")):
         run: dict[str, Any] = {"points": {}, "summary": {}, "finished": False}
+        run["files"] = []
         for data in wandb_records(file):
             record = Record.FromString(data)
             if record.WhichOneof("record_type") == "run":
@@ -55,6 +56,7 @@ def wandb_runs(folder: Path) -> list[dict[str, Any]]:
                 run["summary"][".".join(item.nested_key) or item.key] = json.loads(
                     item.value_json
                 )
+            run["files"] += [item.path for item in record.files.files]
             run["finished"] = (
                 run["finished"] or record.WhichOneof("record_type") == "exit"
             )

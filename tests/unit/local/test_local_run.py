@@ -130,6 +130,19 @@ def test_score_below_gate_skips_deploy_and_exits_3(workspace: CliWorkspace) -> N
     )  # also without a stage that waits for the gate
 
 
+def test_plan_of_more_steps_names_the_adapter(workspace: CliWorkspace) -> None:
+    workspace.manifest["spec"]["train"]["maxSteps"] = 8
+    assert workspace.finetune("run", "--until", "train").returncode == 0
+    workspace.manifest["spec"]["train"]["maxSteps"] = 9
+    assert "which begins at step 0\n" in workspace.finetune("plan").stdout
+    identity = workspace.status["stages"]["train"]["identity"]
+    adapter = workspace.run_folder / "volumes/workspace/train" / identity / "output"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").touch()
+    planned = workspace.finetune("plan").stdout
+    assert f"set train.startFrom.uri to file://{adapter} (docs/" in planned
+
+
 def test_edit_reruns_the_stages_that_plan_named(workspace: CliWorkspace) -> None:
     assert workspace.finetune("run").returncode == 0
     spec = workspace.manifest["spec"]

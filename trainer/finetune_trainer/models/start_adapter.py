@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from finetune_trainer.contract import AdapterSource, Environment
-from finetune_trainer.runtime.artifacts import digest_file, digest_of_value
+from finetune_trainer.models.base_model import BaseModel
+from finetune_trainer.runtime.artifacts import MANIFEST, digest_file, digest_of_value
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.stores.model_files import ADAPTER_FILES, fetch_adapter
 
@@ -24,6 +25,8 @@ class StartAdapter:
     """sha256:… over both files."""
     pin: str | None = None
     """Identifies the content at the store; None for a folder on this machine."""
+    base_digest: object = None
+    """Digest of the base model that the adapter was trained on; None if its folder does not name it."""
 
     def require(self, expected: str | None, reader: str) -> None:
         """Raise ConfigInvalid if `reader` has found another adapter; None means unknown."""
@@ -31,6 +34,14 @@ class StartAdapter:
             raise ConfigInvalid(
                 f"train.startFrom {self.uri} has the digest {self.digest}, but {reader} has found {expected}: "
                 "restore that adapter, or set startFrom.revision to a new text to start from this adapter"
+            )
+
+    def require_base(self, base: BaseModel) -> None:
+        """Raise ConfigInvalid if the adapter was trained on another base model."""
+        if self.base_digest not in {None, base.digest}:
+            raise ConfigInvalid(
+                f"train.startFrom {self.uri} was trained on a base model with the digest {self.base_digest}, but "
+                f"{base.uri} has {base.digest}: set model.uri to that base model"
             )
 
 
@@ -55,7 +66,16 @@ def open_start_adapter(
         _read_config(source.uri, fetched.folder),
         digest,
         fetched.pin,
+        _base_digest(fetched.folder),
     )
+
+
+def _base_digest(folder: Path) -> object:
+    """Return what train or push has written about the base model; None for an adapter of another program."""
+    try:
+        return json.loads((folder / MANIFEST).read_bytes())["about"].get("model")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def _read_config(uri: str, folder: Path) -> dict[str, Any]:

@@ -86,6 +86,8 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     embeddings = Embeddings(base, tokenizer)
     embeddings.log_unused()
     start = open_start_adapter(config.start_from, context.environment)
+    if start:
+        start.require_base(base)
     folder = PartFolder(
         context.folder / PARTIAL,
         config.recipe.context_length,

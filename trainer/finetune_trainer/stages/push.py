@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,23 +87,35 @@ def run(config: PushConfig, context: Context) -> PushResult:
         published.append(publish(target, store, folder, model, context.stop))
     context.progress.update(step=len(stores), total=len(stores), note="published")
     context.fence.check()
+    cards: dict[str, str] = {
+        form: (folder / CARD).read_text("utf-8") for form, (folder, _) in built.items()
+    }
     shutil.rmtree(context.folder / MODELS, ignore_errors=True)
     result = PushResult(
         identity=config.identity, digest=published[0].digest, published=tuple(published)
     )
-    report(config, context, result, trackers)
+    report(config, context, result, trackers, cards)
     return result
 
 
 def report(
-    config: PushConfig, context: Context, result: PushResult, trackers: Trackers
+    config: PushConfig,
+    context: Context,
+    result: PushResult,
+    trackers: Trackers,
+    cards: Mapping[str, str],
 ) -> None:
-    """Record the published model with the trackers, and what interruptions cost its training."""
+    """Record the published model with the trackers, its card, and what interruptions cost its training.
+
+    `cards` has the model card of each format.
+    """
     model = result.first("Merged") or result.published[0]
     with trackers:
         trackers.log_all_rows(training_rows(context.environment, config.train))
         trackers.log_scores(config.lineage.model_dump(exclude={"pipeline"}))
         trackers.register_model(model.uri, model.digest)
+        # Last: of all the calls, only an upload needs the server's store of files.
+        trackers.log_card(cards[model.format])
 
 
 def publish(
@@ -185,6 +197,7 @@ class Models:
             "identity": self.config.identity,
             "format": form,
             "adapter": digest_of(self.adapter),
+            "model": self.base.digest,
         }
         model = read_published(folder)
         if model is None or model.about != about:

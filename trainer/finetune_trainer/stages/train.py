@@ -154,6 +154,7 @@ def open_sources(
     start = open_start_adapter(config.recipe.start_from, environment, config.start_pin)
     if start:
         start.require(config.start_digest, prepare)
+        start.require_base(source)
     return source, start
 
 

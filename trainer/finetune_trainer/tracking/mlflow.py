@@ -3,12 +3,18 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Mlflow
 from finetune_trainer.contract.metric_rows import Row
-from finetune_trainer.tracking.port import ReportEnd, TrackedRun, Tracker
+from finetune_trainer.tracking.port import (
+    MODEL_CARD,
+    ReportEnd,
+    TrackedRun,
+    Tracker,
+)
 
 IDENTITY_TAG = "finetune.identity"
 DIGEST_TAG = "finetune.digest"
@@ -84,6 +90,14 @@ class MlflowTracker(Tracker):
         version = self._version_of(name, uri, digest)
         if self._settings.alias:
             client.set_registered_model_alias(name, self._settings.alias, version)
+
+    @override
+    def log_card(self, card: str) -> None:
+        client, run_id = self._connect()
+        artifacts = client.get_run(run_id).info.artifact_uri or ""
+        # A folder is one of the server's machine, and the client would write to it on this machine.
+        if urlsplit(artifacts).scheme not in {"", "file"}:
+            client.log_text(run_id, card, MODEL_CARD)
 
     @override
     def close(self, end: ReportEnd) -> None:

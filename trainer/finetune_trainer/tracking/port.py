@@ -8,6 +8,9 @@ from typing import ClassVar, Protocol
 
 from finetune_trainer.contract.metric_rows import Row
 
+MODEL_CARD = "model_card.md"
+"""Name of the model card in a tracker."""
+
 
 @dataclass(frozen=True)
 class TrackedRun:
@@ -54,6 +57,9 @@ class Tracker(Protocol):
 
     def register_model(self, uri: str, digest: str) -> None:
         """Record the published model: its URI, and sha256:… of its content."""
+
+    def log_card(self, card: str) -> None:
+        """Record the model card, in Markdown, in place of an earlier one."""
 
     def close(self, end: ReportEnd) -> None:
         """Make everything durable and end the process's part of the run."""

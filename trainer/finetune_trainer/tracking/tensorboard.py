@@ -58,11 +58,18 @@ class TensorBoardTracker(Tracker):
 
     @override
     def register_model(self, uri: str, digest: str) -> None:
+        self._write_text("model", f"{uri} {digest}")
+
+    @override
+    def log_card(self, card: str) -> None:
+        self._write_text("model card", card)
+
+    def _write_text(self, tag: str, content: str) -> None:
         from tensorboardX.proto.event_pb2 import Event  # noqa: PLC0415
         from tensorboardX.summary import text  # noqa: PLC0415
 
         now = time.time()  # noqa: TID251  an edge
-        summary = text("model", f"{uri} {digest}")
+        summary = text(tag, content)
         event = Event(wall_time=now, step=max(0, self._last_step), summary=summary)
         self._write([event])
 

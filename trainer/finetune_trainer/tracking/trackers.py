@@ -59,6 +59,11 @@ class Trackers:
         for thread in self._threads:
             thread.call(lambda tracker: tracker.register_model(uri, digest))
 
+    def log_card(self, card: str) -> None:
+        """Record the model card with every tracker."""
+        for thread in self._threads:
+            thread.call(lambda tracker: tracker.log_card(card))
+
     def close(self, end: ReportEnd) -> None:
         """Close every tracker; abandon a tracker that is not done in time."""
         # All of them first: they close at the same time.

@@ -1,16 +1,23 @@
 """Weights & Biases: a run on its servers, or a folder that `wandb sync` sends to them."""
 
+import glob
 import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Wandb
 from finetune_trainer.contract.metric_rows import Row
-from finetune_trainer.tracking.port import ReportEnd, TrackedRun, Tracker
+from finetune_trainer.tracking.port import (
+    MODEL_CARD,
+    ReportEnd,
+    TrackedRun,
+    Tracker,
+)
 
 INIT_SECONDS = 10.0
 """Time to wait for the server when a run is opened."""
@@ -54,6 +61,14 @@ class WandbTracker(Tracker):
     @override
     def register_model(self, uri: str, digest: str) -> None:
         self._open().summary.update({"model_uri": uri, "model_digest": digest})
+
+    @override
+    def log_card(self, card: str) -> None:
+        opened = self._open()
+        # A file of the run and no artifact: the library copies artifacts to the user's home, which a pod may not write.
+        file = Path(opened.dir, MODEL_CARD)
+        file.write_text(card, "utf-8")
+        opened.save(glob.escape(str(file)), base_path=opened.dir, policy="now")
 
     @override
     def close(self, end: ReportEnd) -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.trainer.models import write_jsonl
 from support.trainer.prepared import prepare, prepare_config
+from support.trainer.stages import run_to_failure
 from support.trainer.training import (
     documents,
     environment,
@@ -19,7 +20,7 @@ from support.trainer.training import (
     write_rows,
 )
 
-from finetune_trainer.contract import AdapterSource
+from finetune_trainer.contract import AdapterSource, ExitCode
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.merge import load_merged, with_adapter
 from finetune_trainer.models.start_adapter import open_start_adapter
@@ -239,6 +240,22 @@ def test_another_base_model_is_logged(tiny_model, adapter, capsys):
         "names the base model org/other, this pipeline has file://"
         in capsys.readouterr().out
     )
+
+
+def test_adapter_of_another_base_model_is_refused(tiny_model, adapter, tmp_path):
+    other = shutil.copytree(tiny_model, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rope_theta": 5e5}))
+    write_jsonl(tmp_path / "data.jsonl", [{"text": "the file"}] * 20)
+    source = AdapterSource(uri=f"file://{adapter}")
+    config = prepare_config(other, validation_fraction=0.2).model_copy(
+        update={"start_from": source}
+    )
+    message, code = run_to_failure(config, environment(tmp_path))
+    assert "was trained on a base model with the digest sha256:" in message
+    assert code == ExitCode.CONFIG
+    (adapter / "manifest.json").write_text('{"about": []}')  # of another program
+    assert prepare(config, environment(tmp_path)).start_digest
 
 
 def test_full_training_has_no_adapter_to_start_from(tiny_model, adapter):

@@ -50,8 +50,13 @@ def test_wandb_scores_and_model_are_a_part_of_the_same_run(
     process.log_rows(rows)
     process.log_scores({"support/acc": 0.75})
     process.register_model("pvc://models/bot", "sha256:1")
+    process.log_card("# the card: ±")
     process.close(ReportEnd.FINISHED)
-    run = finished_wandb_run(new_run("push").folder / "wandb")
+    folder = new_run("push").folder / "wandb"
+    run = finished_wandb_run(folder)
+    [card] = folder.glob("offline-run-*/files/model_card.md")
+    assert card.read_text("utf-8") == "# the card: ±"
+    assert "model_card.md" in run["files"]
     assert (run["id"], run["points"]) == ("a" * 16, {})
     expected = {
         "support/acc": 0.75,

@@ -96,6 +96,20 @@ def test_model_without_a_registered_model_is_only_tagged(mlflow, tracker):
     assert only_run(mlflow)["tags"]["finetune.digest"] == "sha256:1"
 
 
+def test_model_card_is_an_artifact_of_the_run(mlflow, tracker):
+    for card in ("# first", "# the card: ±"):
+        tracker("push").log_card(card)
+    path = f"{only_run(mlflow)['id']}/model_card.md"
+    assert mlflow.artifacts == {path: "# the card: ±"}
+
+
+def test_card_is_not_written_to_a_folder_of_the_server(mlflow, tracker, tmp_path):
+    mlflow.artifact_root = f"{tmp_path}/artifacts/"
+    tracker("push").log_card("# card")
+    assert only_run(mlflow)["status"] == "RUNNING"
+    assert not (tmp_path / "artifacts").exists()
+
+
 def test_token_is_taken_from_the_environment(mlflow, tracker, rows, monkeypatch):
     mlflow.token = "secret"
     with pytest.raises(Exception, match="the token is wrong"):

@@ -95,6 +95,8 @@ def test_push_registers_the_model_once_and_sends_lost_rows(
     )
     assert version["tags"] == [{"key": "finetune.digest", "value": result.digest}]
     assert mlflow.aliases == {("bot", "champion"): "1"}
+    [card] = mlflow.artifacts.values()
+    assert "Digest of the trained weights" in card
     assert mlflow.metrics(run) == {
         "loss": [(1, 1), (2, 1 / 2), (3, 1 / 3)],
         "interruptions": [(3, 2)],
