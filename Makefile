@@ -5,7 +5,8 @@ PY := .venv/bin/python
 ALL := operator,trainer,qlora,gcs,mlflow,wandb,tensorboard,cluster,dev,parity,site
 LIGHT := operator,cluster,dev
 LIGHT_TESTS := tests/unit/core% tests/unit/kubernetes% tests/unit/controller% testcluster/tests/unit%
-SITE := --conf-dir docs --doctree-dir build/doctrees --fail-on-warning --keep-going --quiet . build/site
+# A new environment: an earlier navigation stays on pages that are unchanged.
+SITE := --conf-dir docs --doctree-dir build/doctrees --fresh-env --fail-on-warning --keep-going --quiet . build/site
 PYTEST_ALL := --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=15 \
 	--max-worker-restart=0 -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 

@@ -4,6 +4,8 @@ The source folder is the whole repository, so a link that leaves docs/ leads to 
 file. docs/toc.yml has the navigation. A page that it lacks is a warning, as is a dead link, and a warning is an error.
 """
 
+from typing import Any
+
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
@@ -29,5 +31,19 @@ html_show_copyright = False
 
 
 def setup(app: Sphinx) -> None:
-    """Show the pictures of layers in docs/concepts/architecture.md as plain text."""
+    """Show the pictures of layers in docs/concepts/architecture.md as plain text, and mend the pages."""
     app.add_lexer("layers", TextLexer)
+    # After the theme, which adds the navigation to the context.
+    app.connect("html-page-context", add_accessibility, priority=900)
+
+
+def add_accessibility(
+    _app: Sphinx, _page: str, _template: str, context: dict[str, Any], _tree: object
+) -> None:
+    """Add what axe-core misses: the level of headings in the navigation, and a way by keyboard to what scrolls."""
+    navigation = context["furo_navigation_tree"]
+    level = 'role="heading" aria-level="2"'
+    context["furo_navigation_tree"] = navigation.replace('role="heading"', level)
+    body = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    table = 'class="table-wrapper'
+    context["body"] = body.replace(table, f'tabindex="0" {table}')
