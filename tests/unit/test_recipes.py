@@ -13,7 +13,7 @@ from finetune_cli.__main__ import main
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
 FILES = re.compile(
-    r"Save this as `([\w.]+)`.*?^```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL
+    r"Save this as\s+`([\w.]+)`.*?^```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL
 )
 
 
@@ -41,7 +41,6 @@ def test_recipe_makes_a_model_better_than_its_base(
     Path(".demo").mkdir()
     Path(".demo/material").symlink_to(material)
     subprocess.run([sys.executable, "data.py"], check=True)
-    assert main(["run", "pipeline.yaml", "--json"]) == 0
+    assert main(["run", "pipeline.yaml", "--until", "evaluate", "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert [gate["passed"] for gate in status["gates"]] == [True]
-    assert (tmp_path / "published").is_dir()
