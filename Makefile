@@ -2,9 +2,11 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 # Extras of the tests: all there are, and the ones of the folders that need no PyTorch.
-ALL := operator,trainer,qlora,gcs,mlflow,wandb,tensorboard,mcp,cluster,dev,parity
+ALL := operator,trainer,qlora,gcs,mlflow,wandb,tensorboard,mcp,cluster,dev,parity,site
 LIGHT := operator,cluster,dev
 LIGHT_TESTS := tests/unit/core% tests/unit/kubernetes% tests/unit/controller% testcluster/tests/unit%
+# A new environment: an earlier navigation stays on pages that are unchanged.
+SITE := --conf-dir docs --doctree-dir build/doctrees --fresh-env --fail-on-warning --keep-going --quiet . build/site
 PYTEST_ALL := --ignore=tests/integration --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=15 \
 	--max-worker-restart=0 -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
@@ -75,7 +77,12 @@ docs: ## generate the pages of docs/reference that come from the code, and the c
 	@.ci/install operator,dev
 	@$(PY) .ci/generate.py
 
+site: ## build the docs as a site into build/site, with search; a dead link or anchor is an error
+	@.ci/install site
+	@.venv/bin/sphinx-build $(SITE)
+	@echo "build/site/index.html"
+
 clean: ## delete .venv, .demo and .finetune
 	rm -rf .venv .demo .finetune
 
-.PHONY: help demo unit test test-clusters test-all check cluster cluster-deps images release wheel crds docs clean
+.PHONY: help demo unit test test-clusters test-all check cluster cluster-deps images release wheel crds docs site clean

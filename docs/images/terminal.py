@@ -8,6 +8,7 @@ than the picture is wide ends with an ellipsis.
 
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -94,7 +95,9 @@ def picture(lines: list[str]) -> str:
         for pattern, style in STYLES:
             text.highlight_regex(pattern, style)
         console.print(text, no_wrap=True, overflow="ellipsis")
-    return console.export_svg(title="finetune run", theme=THEME, unique_id="run")
+    svg = console.export_svg(title="finetune run", theme=THEME, unique_id="run")
+    # Its font would be loaded from a server on the internet. The reader's own monospace font is used instead.
+    return re.sub(r"@font-face \{.*?\n    \}\n", "", svg, flags=re.DOTALL)
 
 
 if __name__ == "__main__":

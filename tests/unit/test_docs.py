@@ -188,6 +188,12 @@ def test_generated_pages_are_up_to_date(name, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("field", ["nodeSelector", "secretRef", "command"])
+def test_api_page_has_each_field_of_a_pod_once(field):
+    page = (DOCS / "reference" / "api.md").read_text()
+    assert len(re.findall(rf"^\| `{field}` ", page, re.MULTILINE)) == 1
+
+
 def test_readme_of_the_chart_is_up_to_date():
     assert (CHART / "README.md").read_text() == CHART_README["readme"](), (
         "run `make docs`"
