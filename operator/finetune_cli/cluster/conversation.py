@@ -12,7 +12,7 @@ from finetune_cli.cluster.get import HTTP_PORT
 from finetune_cli.cluster.session import connect
 from finetune_cli.conversation import TRAINED, Conversation
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.local.serving import prepared
+from finetune_cli.local.published import has_turns
 from finetune_operator.core.metadata import service_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
@@ -27,11 +27,9 @@ def open_conversation(arguments: argparse.Namespace, max_tokens: int) -> Convers
             f"{pipeline.key} serves no model: wait until its stage deploy has succeeded, "
             f"or add spec.deploy to its manifest"
         )
-    data = prepared(pipeline)
     port = urlsplit(model.endpoint).port or HTTP_PORT
     endpoint = ServiceEndpoint(arguments, pipeline, port)
-    has_turns = data is not None and data.conversations
-    return Conversation(TRAINED, endpoint, has_turns, max_tokens)
+    return Conversation(TRAINED, endpoint, has_turns(pipeline), max_tokens)
 
 
 async def _pipeline(arguments: argparse.Namespace) -> Pipeline:

@@ -28,7 +28,11 @@ from finetune_cli.local.fault_injection import Fault, fault
 from finetune_cli.local.look import as_stopped
 from finetune_cli.local.run import LocalRun, local_settings
 from finetune_cli.local.serving import check_port, keep_serving
-from finetune_cli.local.summary import run_argument, summary_lines
+from finetune_cli.local.summary import (
+    next_commands,
+    run_argument,
+    summary_lines,
+)
 from finetune_cli.local.work_folder import LOG
 from finetune_cli.manifest.manifest import read
 from finetune_cli.outcome import below_gate, is_until_reached
@@ -236,6 +240,9 @@ def print_summary(
         # The last line is the outcome, and a run that goes on later has none.
         lines.pop()
     lines.append(_next_command(local_run, status, until))
+    pipeline = local_run.cluster.pipeline_file.read()
+    if pipeline:
+        lines += next_commands(pipeline, local_run.workdir)
     for line in lines:
         if line:
             console.print(line, markup=False)

@@ -12,7 +12,7 @@ from typing import Any
 from finetune_cli.card.page import GENERATOR, page
 from finetune_cli.card.record import RunRecord
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.local.serving import published_model, run_environment
+from finetune_cli.local.published import published_model, run_environment
 from finetune_cli.local.summary import relative_path, run_argument
 from finetune_cli.output.metrics import TRAIN
 from finetune_operator.core.pipeline import Pipeline

@@ -7,13 +7,14 @@ from pathlib import Path
 from finetune_cli.conversation import BASE, TRAINED, Conversation
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.local.model_server import LocalEndpoint, model_server
-from finetune_cli.local.serving import (
-    kept_server,
+from finetune_cli.local.published import (
+    has_turns,
     model_argument,
     prepared,
     published_model,
     run_environment,
 )
+from finetune_cli.local.serving import kept_server
 from finetune_cli.local.summary import run_argument
 from finetune_operator.local.pipeline_file import PipelineFile
 
@@ -35,7 +36,6 @@ def local_conversations(
         )
     environment = run_environment(folder, pipeline)
     data = prepared(pipeline)
-    has_turns = data is not None and data.conversations
     programs = {
         TRAINED: [model_argument(environment, uri)],
         BASE: [model_argument(environment, pipeline.spec.model.uri)],
@@ -57,6 +57,6 @@ def local_conversations(
         for server in started:
             server.wait_until_ready()
         yield [
-            Conversation(label, endpoint, has_turns, max_tokens)
+            Conversation(label, endpoint, has_turns(pipeline), max_tokens)
             for label, endpoint in zip(labels, endpoints, strict=True)
         ]

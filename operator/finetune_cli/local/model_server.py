@@ -20,6 +20,8 @@ from finetune_trainer import parent_death
 from finetune_trainer.contract import Environment
 from finetune_trainer.listening import free_port, loopback
 
+PROGRAM = (sys.executable, "-P", "-m", "finetune_trainer.serving")
+"""The trainer's program that serves a model."""
 # A long answer of a large model on a processor takes minutes until its first piece.
 ANSWER_SECONDS = 600.0
 POLL_SECONDS = 0.1
@@ -102,13 +104,12 @@ def model_server(
 ) -> Iterator[ModelServer]:
     """Start a server with these arguments of `finetune_trainer.serving`, and stop it at the end of the block."""
     port = free_port()
-    program = (sys.executable, "-P", "-m", "finetune_trainer.serving", *arguments)
     # The kernel kills the server if this process is killed.
-    watched = (sys.executable, "-P", parent_death.__file__, str(os.getpid()), *program)
+    watcher = (sys.executable, "-P", parent_death.__file__, str(os.getpid()))
     # A file without a name: nothing of it is left, however this process ends.
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            (*watched, "--port", str(port)),
+            (*watcher, *PROGRAM, *arguments, "--port", str(port)),
             env=os.environ | environment.variables(),
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.local.model_server import LocalEndpoint
+from finetune_cli.local.model_server import PROGRAM, LocalEndpoint
+from finetune_cli.local.published import (
+    model_argument,
+    published_model,
+    run_environment,
+)
 from finetune_cli.local.run import LocalRun
 from finetune_cli.local.work_folder import SERVER
-from finetune_cli.runs import manifest_of
-from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
-from finetune_operator.local.cluster import Folders
-from finetune_trainer.contract import Environment, PrepareResult, PushResult
-from finetune_trainer.contract.environment import InvalidLocation
 from finetune_trainer.listening import free_port, listen_on_loopback
 from finetune_trainer.parent_death import die_with_parent
 
@@ -59,10 +59,9 @@ def keep_serving(local_run: LocalRun, port: int | None = None) -> bool:
     # As Ctrl-C, so that the server is stopped before this process ends.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    program = (sys.executable, "-P", "-m", "finetune_trainer.serving", model)
     with _recorded(folder, port, uri):
         server = subprocess.Popen(
-            (*program, "--port", str(port)),
+            (*PROGRAM, model, "--port", str(port)),
             env=os.environ | environment.variables(),
             # stdout may hold the status as JSON.
             stdout=sys.stderr,
@@ -110,43 +109,3 @@ def kept_server(folder: Path, uri: str) -> LocalEndpoint | None:
     except (OSError, ValueError, LookupError, ClusterError):
         return None
     return endpoint if known["uri"] == uri else None
-
-
-def published_model(pipeline: Pipeline | None) -> str | None:
-    """Return the URI of the merged model that push published, or None."""
-    if pipeline is None:
-        return None
-    push = pipeline.status.stages.get("push")
-    if push is None or not isinstance(push.result, PushResult):
-        return None
-    # An adapter cannot be served without its base model.
-    merged = push.result.first("Merged")
-    if merged is None:
-        return None
-    return merged.uri
-
-
-def prepared(pipeline: Pipeline) -> PrepareResult | None:
-    """Return what prepare made of the data, or None."""
-    stage = pipeline.status.stages.get("prepare")
-    if stage is None or not isinstance(stage.result, PrepareResult):
-        return None
-    return stage.result
-
-
-def run_environment(folder: Path, pipeline: Pipeline) -> Environment:
-    """Return the paths that a reader of the run's URIs needs."""
-    manifest = manifest_of(folder)
-    return Environment(
-        workspace=Folders.under(folder, folder).workspace(pipeline),
-        claims=folder / "claims",
-        manifest_dir=manifest.parent if manifest else None,
-    )
-
-
-def model_argument(environment: Environment, uri: str) -> str:
-    """Return the folder of a model, or its URI if it is in a store: the server downloads it."""
-    try:
-        return str(environment.locate(uri))
-    except InvalidLocation:
-        return uri
