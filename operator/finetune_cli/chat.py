@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from finetune_cli.arguments import cluster_module, find_workdir, targets_cluster
-from finetune_cli.conversation import BASE, MAX_TOKENS, TRAINED, Conversation
+from finetune_cli.conversation import BASE, MAX_TOKENS, TRAINED, ModelConversation
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.local.conversations import local_conversations
 
@@ -39,7 +39,7 @@ def ask(
 @contextmanager
 def conversations(
     arguments: argparse.Namespace, labels: Sequence[str], max_tokens: int = MAX_TOKENS
-) -> Iterator[list[Conversation]]:
+) -> Iterator[list[ModelConversation]]:
     """Yield a conversation with each model, TRAINED or BASE; raise UsageError or ClusterError."""
     if not targets_cluster(arguments.name, arguments):
         folder = find_workdir(arguments.name, arguments.workdir)

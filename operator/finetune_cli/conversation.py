@@ -22,7 +22,7 @@ class RequestRefused(ClusterError):
     """The server refuses this request, for example because it is too long. Another request may succeed."""
 
 
-class Endpoint(Protocol):
+class ModelEndpoint(Protocol):
     """The server of one model; both methods raise ClusterError."""
 
     def get(self, path: str) -> Any:
@@ -33,12 +33,12 @@ class Endpoint(Protocol):
 
 
 @dataclass
-class Conversation:
+class ModelConversation:
     """Questions to one model, with its answers."""
 
     label: str
     """TRAINED or BASE."""
-    endpoint: Endpoint
+    endpoint: ModelEndpoint
     has_turns: bool
     """Whether the model answers messages by its chat template. If not, it continues each question as a text."""
     max_tokens: int

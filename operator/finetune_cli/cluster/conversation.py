@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from finetune_cli.cluster.get import HTTP_PORT
 from finetune_cli.cluster.session import connect
-from finetune_cli.conversation import TRAINED, Conversation
+from finetune_cli.conversation import TRAINED, ModelConversation
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.local.published import has_turns
 from finetune_operator.core.metadata import service_name
@@ -18,7 +18,9 @@ from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
 
 
-def open_conversation(arguments: argparse.Namespace, max_tokens: int) -> Conversation:
+def open_conversation(
+    arguments: argparse.Namespace, max_tokens: int
+) -> ModelConversation:
     """Return a conversation; raise UsageError if the pipeline has no server, or ClusterError."""
     pipeline = asyncio.run(_pipeline(arguments))
     model = pipeline.status.model
@@ -29,7 +31,7 @@ def open_conversation(arguments: argparse.Namespace, max_tokens: int) -> Convers
         )
     port = urlsplit(model.endpoint).port or HTTP_PORT
     endpoint = ServiceEndpoint(arguments, pipeline, port)
-    return Conversation(TRAINED, endpoint, has_turns(pipeline), max_tokens)
+    return ModelConversation(TRAINED, endpoint, has_turns(pipeline), max_tokens)
 
 
 async def _pipeline(arguments: argparse.Namespace) -> Pipeline:

@@ -8,7 +8,7 @@ from finetune_cli.arguments import add_target
 from finetune_cli.card.markup import visible
 from finetune_cli.chat import conversations
 from finetune_cli.commands import Commands
-from finetune_cli.conversation import BASE, MAX_TOKENS, TRAINED, Conversation
+from finetune_cli.conversation import BASE, MAX_TOKENS, TRAINED, ModelConversation
 from finetune_cli.diagnostics import UsageError
 
 DESCRIPTION = """\
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def print_answer(model: Conversation, question: str, *, labelled: bool) -> None:
+def print_answer(model: ModelConversation, question: str, *, labelled: bool) -> None:
     """Print the answer as it arrives; control characters are written out, so that they control no terminal."""
     if labelled:
         print(f"{model.label}: ", end="")

@@ -7,7 +7,7 @@ import sys
 from finetune_cli.chat import conversations
 from finetune_cli.commands import Commands
 from finetune_cli.commands.ask import add_arguments, labels_of, print_answer
-from finetune_cli.conversation import Conversation, RequestRefused
+from finetune_cli.conversation import ModelConversation, RequestRefused
 
 DESCRIPTION = """\
 Talk to the model that a run has published; with --base, its base model answers beside it. Ctrl-C stops an answer,
@@ -62,7 +62,7 @@ def _question() -> str:
     return "\n".join(lines)
 
 
-def _answer(models: list[Conversation], question: str) -> None:
+def _answer(models: list[ModelConversation], question: str) -> None:
     if question.strip() == RESET:
         for model in models:
             model.messages = ()

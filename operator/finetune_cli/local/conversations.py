@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from finetune_cli.conversation import BASE, TRAINED, Conversation
+from finetune_cli.conversation import BASE, TRAINED, ModelConversation
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.local.model_server import LocalEndpoint, model_server
 from finetune_cli.local.published import (
@@ -22,7 +22,7 @@ from finetune_operator.local.pipeline_file import PipelineFile
 @contextmanager
 def local_conversations(
     folder: Path, labels: Sequence[str], max_tokens: int
-) -> Iterator[list[Conversation]]:
+) -> Iterator[list[ModelConversation]]:
     """Yield a conversation with each model; raise UsageError or ClusterError.
 
     The servers that are started for them are stopped at the end of the block.
@@ -57,6 +57,6 @@ def local_conversations(
         for server in started:
             server.wait_until_ready()
         yield [
-            Conversation(label, endpoint, has_turns(pipeline), max_tokens)
+            ModelConversation(label, endpoint, has_turns(pipeline), max_tokens)
             for label, endpoint in zip(labels, endpoints, strict=True)
         ]
