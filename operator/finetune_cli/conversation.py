@@ -50,7 +50,13 @@ class ModelConversation:
     def model(self) -> str:
         """The model's name in requests."""
         models = self.endpoint.get("/v1/models")
-        return str(models["data"][0]["id"])
+        try:
+            return str(models["data"][0]["id"])
+        except (LookupError, TypeError) as error:
+            text = str(models)[:SHOWN_CHARACTERS]
+            raise ClusterError(
+                f"the server lists no model at /v1/models: {text}"
+            ) from error
 
     def ask(self, question: str) -> Iterator[str]:
         """Yield the answer piece by piece; the messages then have both. Raise ClusterError."""

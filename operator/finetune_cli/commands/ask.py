@@ -64,12 +64,16 @@ def print_answer(model: ModelConversation, question: str, *, labelled: bool) -> 
     """Print the answer as it arrives; control characters are written out, so that they control no terminal."""
     if labelled:
         print(f"{model.label}: ", end="")
+    answer = ""
     try:
         with contextlib.closing(model.ask(question)) as pieces:
             for piece in pieces:
+                answer += piece
                 print(visible(piece), end="", flush=True)
     finally:
         print(flush=True)
-    if model.finish_reason == "length":
+    if not answer.strip():
+        print(f"({model.label}: the answer has no text)", file=sys.stderr)
+    elif model.finish_reason == "length":
         text = f"({model.label}: ended at --max-tokens {model.max_tokens})"
         print(text, file=sys.stderr)

@@ -34,9 +34,9 @@ def check_port(port: int) -> None:
     try:
         listen_on_loopback(port).close()
     except OSError as error:
-        raise UsageError(
-            f"--port {port}: {error.strerror}; choose another port"
-        ) from error
+        # Python adds the address to the text of the system.
+        reason = os.strerror(error.errno or 0)
+        raise UsageError(f"--port {port}: {reason}; choose another port") from error
 
 
 def keep_serving(local_run: LocalRun, port: int | None = None) -> bool:

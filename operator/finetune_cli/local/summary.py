@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from finetune_cli.exit_codes import DONE
+from finetune_cli.exit_codes import DONE, SUCCEEDED
 from finetune_cli.local.published import (
     has_turns,
     place_of,
@@ -104,7 +104,9 @@ def next_commands(pipeline: Pipeline, run: Path) -> Iterator[str]:
     name = run_argument(run)
     if published_model(pipeline):
         yield f"ask:   finetune ask {name} {shlex.quote(_prompt(pipeline))}"
-        yield f"serve: finetune run {name} --keep-serving"
+        # A model below its gate is not served.
+        if pipeline.status.phase == SUCCEEDED:
+            yield f"serve: finetune run {name} --keep-serving"
     code = _load_code(pipeline, run)
     if code:
         yield f"load:  {_python()} -c {shlex.quote(code)}"
@@ -112,9 +114,10 @@ def next_commands(pipeline: Pipeline, run: Path) -> Iterator[str]:
 
 def _prompt(pipeline: Pipeline) -> str:
     deploy = pipeline.spec.deploy
-    if deploy is None or not deploy.smoke_test.prompt.isprintable():
-        return PROMPT
-    return deploy.smoke_test.prompt
+    prompt = PROMPT if deploy is None else deploy.smoke_test.prompt
+    # One line, and no option of the command.
+    is_argument = prompt.isprintable() and not prompt.startswith("-")
+    return prompt if is_argument else PROMPT
 
 
 def _load_code(pipeline: Pipeline, run: Path) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.cli import fake_model_server
 from support.cli.recorded_runs import write_run
-from support.operator.scenario import Scenario, a_pipeline
+from support.operator.scenario import Scenario, a_pipeline, scores
 
 from finetune_cli.chat import ask
 from finetune_cli.local import model_server, serving
@@ -19,8 +19,11 @@ from finetune_trainer.listening import free_port, listen_on_loopback
 PROGRAM = (sys.executable, fake_model_server.__file__)
 TALK = {"conversations": True}
 WITH_FAKE_SERVER = f"""
-import sys
+import signal, sys
 from finetune_cli.local import model_server, serving
+# nohup and a shell's background ignore them for the tests, and for all processes of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 model_server.PROGRAM = serving.PROGRAM = {PROGRAM!r}
 from finetune_cli.__main__ import main
 sys.exit(main(sys.argv[1:]))
@@ -243,6 +246,14 @@ def test_finished_run_names_commands_that_work(cli, talker):
     code = shlex.split(commands["load"])[-1]
     compile(code, "load", "exec")
     assert '"models/demo")' in code
+
+
+def test_model_below_its_gate_is_asked_and_not_served(cli):
+    scenario = Scenario().finish(evaluate=scores(0.1))
+    write_run("demo", scenario.status, scenario.spec)
+    out = cli.run("get", "demo").out
+    assert "ask:   finetune ask demo Hello" in out
+    assert "--keep-serving" not in out
 
 
 def test_unfinished_run_names_no_commands(cli):

@@ -27,7 +27,7 @@ def test_deployed_server_is_asked_through_the_api_server(cli, served):
     assert result.out.strip() == "/v1/chat/completions Why not? []"
     assert cli.api.requests[-2:] == [
         f"GET {PROXY}/v1/models",
-        f"POST {PROXY}/v1/chat/completions?",
+        f"POST {PROXY}/v1/chat/completions",
     ]
 
 
@@ -41,7 +41,7 @@ def test_chat_on_a_cluster_keeps_the_conversation(cli, served, monkeypatch):
 
     monkeypatch.setattr("builtins.input", input_line)
     out = cli.run("chat", "demo", "-n", "team").out.splitlines()
-    assert out[1].startswith("/v1/chat/completions Bye ['Hi', '")
+    assert "/v1/chat/completions Bye ['Hi', '" in out[1]
 
 
 def test_base_model_is_not_on_the_cluster(cli, served):
