@@ -1,7 +1,7 @@
 """A conversation with a model by OpenAI's API: questions, and answers piece by piece."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -58,7 +58,7 @@ class ModelConversation:
                 f"the server lists no model at /v1/models: {text}"
             ) from error
 
-    def ask(self, question: str) -> Iterator[str]:
+    def ask(self, question: str) -> Generator[str]:
         """Yield the answer piece by piece; the messages then have both. Raise ClusterError."""
         if not self.has_turns:
             for message in self._messages("/v1/completions", {"prompt": question}):

@@ -152,7 +152,7 @@ class KubernetesClient:
         )
 
     async def stream_lines(
-        self, path: str, body: Object | None = None, **query: str
+        self, path: str, body: Object | None = None, /, **query: str
     ) -> AsyncGenerator[str]:
         """Yield a text line by line as it arrives, without line ends and without a time limit. Raises ApiError.
 
@@ -163,7 +163,7 @@ class KubernetesClient:
                 yield line.decode(errors="replace")
 
     async def _stream(
-        self, path: str, body: Object | None = None, **query: str
+        self, path: str, body: Object | None = None, /, **query: str
     ) -> AsyncGenerator[bytes]:
         verb = "GET" if body is None else "POST"
         no_end = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS)
