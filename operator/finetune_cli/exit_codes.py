@@ -10,5 +10,6 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 """128 + SIGPIPE, as in a shell: the process that read stdout has closed it."""
 
-DONE = ("Succeeded", "BelowThreshold")
+SUCCEEDED = "Succeeded"
+DONE = (SUCCEEDED, "BelowThreshold")
 """Phases of a pipeline that has finished without a failure."""

@@ -117,7 +117,7 @@ def test_get_shows_gate_answer_and_what_serves_the_model(tmp_path, command):
     _, out = command("get", "demo")
     assert "gate open: exam acc = 0.7 ± 0.02 is above 0.6" in out
     assert "answered ' asyncio'" in out
-    assert "to serve the model here: finetune run demo --keep-serving" in out
+    assert "serve: finetune run demo --keep-serving" in out
 
 
 def test_claim_in_the_models_uri_is_shown_as_its_folder(tmp_path, command):

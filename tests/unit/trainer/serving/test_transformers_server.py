@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from support.trainer.evaluation import make_chat_model
 
+from finetune_cli.conversation import ModelConversation
+from finetune_cli.local.model_server import LocalEndpoint
 from finetune_trainer.contract.engines import ALL_ADDRESSES, ENGINES
 from finetune_trainer.serving.server import Server, serving
 from finetune_trainer.stop_signal import stop
@@ -63,7 +65,7 @@ def request(
     return response.status, json.loads(response.read())
 
 
-def conversation(server: Server, *roles: str, **more: Any) -> dict[str, Any]:
+def conversation_of(server: Server, *roles: str, **more: Any) -> dict[str, Any]:
     messages = [{"role": role, "content": "Is it?"} for role in roles]
     return {"model": server.model, "messages": messages, "max_tokens": 2, **more}
 
@@ -78,16 +80,33 @@ def test_served_model_is_the_only_listed_model(plain: Server):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
 def test_conversation_without_a_template_is_a_bad_request(plain: Server, path: str):
-    status, answer = request(plain, path, conversation(plain, "user"))
+    status, answer = request(plain, path, conversation_of(plain, "user"))
     assert status == 400
     assert "has no chat template; send a text to /v1/completions" in str(answer)
 
 
 def test_conversation_with_a_template_is_answered(chat: Server):
     path = "/v1/chat/completions"
-    status, answer = request(chat, path, conversation(chat, "user"))
+    status, answer = request(chat, path, conversation_of(chat, "user"))
     assert status == 200
     assert isinstance(answer["choices"][0]["message"]["content"], str)
+
+
+def test_streamed_answer_of_finetune_ask_is_the_whole_answer(chat: Server):
+    conversation = ModelConversation("trained", LocalEndpoint(chat.port), True, 5)
+    pieces = list(conversation.ask("Is it?"))
+    body = conversation_of(chat, "user", max_tokens=5, temperature=0)
+    _, answer = request(chat, "/v1/chat/completions", body)
+    assert "".join(pieces) == answer["choices"][0]["message"]["content"]
+    assert conversation.finish_reason in {"length", "stop"}
+
+
+def test_finetune_ask_lets_a_model_without_template_continue(plain: Server):
+    conversation = ModelConversation("base", LocalEndpoint(plain.port), True, 5)
+    pieces = list(conversation.ask("Is it?"))
+    body = {"model": plain.model, "prompt": "Is it?", "max_tokens": 5}
+    _, answer = request(plain, "/v1/completions", {**body, "temperature": 0})
+    assert "".join(pieces) == answer["choices"][0]["text"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +121,7 @@ def test_conversation_with_a_template_is_answered(chat: Server):
 def test_messages_that_cannot_be_written_are_refused(
     chat: Server, roles: list[str], changes: dict[str, Any], expected: str
 ):
-    body = conversation(chat, *roles, **changes)
+    body = conversation_of(chat, *roles, **changes)
     status, answer = request(chat, "/v1/chat/completions", body)
     assert status == 400
     assert expected in answer["error"]["message"]
