@@ -5,6 +5,7 @@ import importlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 from finetune_cli.diagnostics import UsageError, closest_match
 from finetune_cli.manifest.manifest import Manifest, read
@@ -77,13 +78,18 @@ def is_manifest(target: str) -> bool:
 
 
 def run_on_cluster(command: str, arguments: argparse.Namespace) -> int:
-    """Run the module of `finetune_cli.cluster` with this name and return its exit code.
+    """Run the module of `finetune_cli.cluster` with this name and return its exit code."""
+    code: int = client_module(f"finetune_cli.cluster.{command}").run(arguments)
+    return code
 
-    The Kubernetes client is imported only here: importing it takes longer than most commands on this machine.
-    Raises UsageError if it is not installed.
+
+def client_module(name: str) -> ModuleType:
+    """Import a module that needs the Kubernetes client; raises UsageError if the client is not installed.
+
+    The client is imported only here: importing it takes longer than most commands on this machine.
     """
     try:
-        module = importlib.import_module(f"finetune_cli.cluster.{command}")
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in CLIENT_PACKAGES:
             raise
@@ -91,8 +97,6 @@ def run_on_cluster(command: str, arguments: argparse.Namespace) -> int:
             "a cluster needs the Kubernetes client library, which is not installed: "
             "pip install 'finetune-operator[operator]'"
         ) from error
-    code: int = module.run(arguments)
-    return code
 
 
 def add_local_arguments(parser: argparse.ArgumentParser) -> None:
