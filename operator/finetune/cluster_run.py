@@ -36,7 +36,7 @@ class ClusterPipelineRun(PipelineRun):
     poll_seconds = 2.0
 
     def __init__(self, name: str, context: str | None, namespace: str | None) -> None:
-        super().__init__(name)
+        super().__init__(name, context=context, namespace=namespace)
         self.context = context
         self.namespace = namespace
 
@@ -68,10 +68,7 @@ class ClusterPipelineRun(PipelineRun):
     @override
     def stop(self) -> None:
         request = argparse.Namespace(
-            command="stop",
-            name=self.name,
-            context=self.context,
-            namespace=self.namespace,
+            command="stop", name=self.name, **self.selection
         )
         in_thread(lambda: annotate.run(request))
 

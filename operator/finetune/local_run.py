@@ -34,7 +34,7 @@ class LocalPipelineRun(PipelineRun):
     def __init__(
         self, folder: Path, work: Future[PipelineStatus] | None = None
     ) -> None:
-        super().__init__(folder.name)
+        super().__init__(folder.name, workdir=folder)
         self.folder = folder
         self._work = work
         """The end of a run that this process has started."""
@@ -55,7 +55,7 @@ class LocalPipelineRun(PipelineRun):
     @override
     def stop(self) -> None:
         request = argparse.Namespace(
-            command="stop", name=self.name, workdir=self.folder
+            command="stop", name=self.name, **self.selection
         )
         in_thread(lambda: requests.VERBS["stop"](self.folder, request))
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from pydantic import TypeAdapter
 from typing_extensions import override
 
 from finetune.local_run import start
@@ -47,15 +48,14 @@ class Pipeline:
         namespace: str | None = None,
     ) -> None:
         """Create the pipeline; raises InvalidManifest with all errors, by the lines of its YAML."""
-        if isinstance(spec, PipelineSpec):
-            # Only what was set, as in a manifest by hand: defaults stay the defaults of who reads it.
-            spec = spec.model_dump(
-                mode="json", by_alias=True, exclude_unset=True, exclude_none=True
-            )
+        # Only what was set, as in a manifest by hand: defaults stay the defaults of who reads it.
+        fields = TypeAdapter(Any).dump_python(
+            spec, mode="json", by_alias=True, exclude_unset=True, exclude_none=True
+        )
         metadata = {"name": name}
         if namespace:
             metadata["namespace"] = namespace
-        text = yaml_writer.to_yaml(metadata, spec)
+        text = yaml_writer.to_yaml(metadata, fields)
         self._accept(read_text(Path(f"Pipeline({name})"), text))
 
     @classmethod

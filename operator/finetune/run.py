@@ -12,10 +12,13 @@ from rich.console import RenderableType
 from typing_extensions import override
 
 from finetune.screen import Show, screen
+from finetune.threads import in_thread
 from finetune_cli.card.page import page
 from finetune_cli.card.record import RunRecord
+from finetune_cli.chat import ask
 from finetune_cli.comparison.best import Ranking, rank
 from finetune_cli.comparison.compare import Run, measurements
+from finetune_cli.conversation import MAX_TOKENS
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.local.generations import local_run
 from finetune_cli.output.comparison_lines import comparison_json, comparison_lines
@@ -70,8 +73,10 @@ class PipelineRun(ABC):
     poll_seconds: ClassVar[float]
     """Time between two looks at a run that is waited for."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, **selection: Any) -> None:
         self.name = name
+        self.selection = selection
+        """The work folder, or context and namespace, by which commands select the run."""
 
     @abstractmethod
     def state(self) -> RunState:
@@ -169,6 +174,15 @@ class PipelineRun(ABC):
             run = local_run(other) if isinstance(other, str) else other.measured()
             runs.append(run)
         return Comparison(runs, rank(runs, best) if best else None)
+
+    def ask(
+        self, question: str, *, base: bool = False, max_tokens: int = MAX_TOKENS
+    ) -> str:
+        """Return the answer of the published model, or of its base model, as `finetune ask` prints it."""
+        pieces = ask(
+            self.name, question, base=base, max_tokens=max_tokens, **self.selection
+        )
+        return in_thread(lambda: "".join(pieces))
 
     def card(self) -> str:
         """Return the run card: one page of HTML without scripts."""

@@ -28,6 +28,8 @@ COMMANDS = {
             "compare",
             "logs",
             "card",
+            "ask",
+            "chat",
             "retry",
             "explain",
             "schema",

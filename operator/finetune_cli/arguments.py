@@ -5,7 +5,7 @@ import importlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from finetune_cli.diagnostics import UsageError, closest_match
 from finetune_cli.manifest.manifest import Manifest, read
@@ -29,6 +29,7 @@ LOCAL_FLAGS = {
     "evict": "--evict",
     "kill": "--kill",
     "keep_serving": "--keep-serving",
+    "port": "--port",
 }
 """Attribute of the parsed arguments -> a flag that only a run on this machine has."""
 CLIENT_PACKAGES = frozenset({"kubernetes", "aiohttp"})
@@ -83,7 +84,7 @@ def run_on_cluster(command: str, arguments: argparse.Namespace) -> int:
     return code
 
 
-def client_module(name: str) -> ModuleType:
+def client_module(name: str) -> Any:
     """Import a module that needs the Kubernetes client; raises UsageError if the client is not installed.
 
     The client is imported only here: importing it takes longer than most commands on this machine.

@@ -38,7 +38,7 @@ with stop.deferred(), serving(
     print(server.url)
 """
 STORE = """
-from finetune_trainer.runtime.listening import listen_on_loopback, loopback
+from finetune_trainer.listening import listen_on_loopback, loopback
 from torch.distributed import TCPStore
 
 server = listen_on_loopback()

@@ -68,6 +68,8 @@ def scope_of(namespace: str | None) -> str:
 
 def _role(verb: str, resource: str) -> str:
     """Return the default ClusterRole with this permission; the chart adds pipelines to `view` and `edit`."""
+    if resource == "services/proxy":
+        return "edit"
     if verb in WRITE_VERBS and resource.startswith(PLURAL):
         return "edit"
     return "view"

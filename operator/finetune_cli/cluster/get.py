@@ -37,6 +37,7 @@ from finetune_operator.core.metadata import service_name
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.translate.pod import ObservedPod
+from finetune_trainer.contract.usage import PROMPT
 
 HTTP_PORT = 80
 
@@ -191,6 +192,7 @@ def _summary(pipeline: Pipeline) -> Iterable[str]:
         if endpoint:
             command = port_forward(pipeline, endpoint)
             yield f"endpoint {endpoint} inside the cluster; from this machine: {command}"
+            yield f"ask: finetune ask {pipeline.key.name} -n {pipeline.key.namespace} {PROMPT}"
     yield ready_message(status) or "not yet reconciled by the operator"
 
 

@@ -26,8 +26,12 @@ from finetune_cli.local.background import run_in_background
 from finetune_cli.local.fault_injection import Fault, fault
 from finetune_cli.local.look import as_stopped
 from finetune_cli.local.run import LocalRun, local_settings
-from finetune_cli.local.serving import keep_serving
-from finetune_cli.local.summary import run_argument, summary_lines
+from finetune_cli.local.serving import check_port, keep_serving
+from finetune_cli.local.summary import (
+    next_commands,
+    run_argument,
+    summary_lines,
+)
 from finetune_cli.local.work_folder import LOG
 from finetune_cli.manifest.manifest import Manifest, read
 from finetune_cli.outcome import below_gate, is_until_reached
@@ -79,6 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser, target: str = RUN_OR_FILE) ->
         help="serve the published model after a run that succeeded, until Ctrl-C",
     )
     parser.add_argument(
+        "--port",
+        type=int,
+        metavar="N",
+        help="port of --keep-serving (default: any free port)",
+    )
+    parser.add_argument(
         "-d",
         "--detach",
         action="store_true",
@@ -115,14 +125,18 @@ def run(arguments: argparse.Namespace) -> int:
     if (
         arguments.keep_serving
         and local_run.status().phase == "Succeeded"
-        and not keep_serving(local_run)
+        and not keep_serving(local_run, arguments.port)
     ):
         return FAILED
     return code
 
 
 def check_flags(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for flags that contradict --detach."""
+    """Raise UsageError for flags that contradict each other, and for a port that is not free."""
+    if arguments.port is not None:
+        if not arguments.keep_serving:
+            raise UsageError("--port is for --keep-serving: add it, or remove --port")
+        check_port(arguments.port)
     for name in ("json", "keep_serving"):
         if arguments.detach and getattr(arguments, name):
             flag = f"--{name.replace('_', '-')}"
@@ -220,6 +234,9 @@ def print_summary(
         # The last line is the outcome, and a run that goes on later has none.
         lines.pop()
     lines.append(_next_command(local_run, status, until))
+    pipeline = local_run.cluster.pipeline_file.read()
+    if pipeline:
+        lines += next_commands(pipeline, local_run.workdir)
     for line in lines:
         if line:
             console.print(line, markup=False)

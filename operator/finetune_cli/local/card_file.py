@@ -12,15 +12,14 @@ from typing import Any
 from finetune_cli.card.page import GENERATOR, page
 from finetune_cli.card.record import RunRecord
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.local.serving import published_model
+from finetune_cli.local.published import published_model, run_environment
 from finetune_cli.local.summary import relative_path, run_argument
 from finetune_cli.output.metrics import TRAIN
-from finetune_cli.runs import manifest_of
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.local.cluster import Folders
 from finetune_operator.local.job_folder import is_locked
 from finetune_operator.local.pipeline_file import PipelineFile
-from finetune_trainer.contract import Environment, EvaluateResult, PushResult
+from finetune_trainer.contract import EvaluateResult, PushResult
 from finetune_trainer.contract.environment import InvalidLocation
 from finetune_trainer.contract.metric_rows import METRICS, read_rows
 from finetune_trainer.contract.sample_rows import SAMPLES, read_samples
@@ -55,7 +54,7 @@ def record_of_run(workdir: Path) -> RunRecord | None:
         rows=read_rows(training / METRICS),
         samples=read_samples(training / SAMPLES),
         base_errors=_base_errors(pipeline, evaluation / BASE_RESULTS),
-        folders=_folders(pipeline, workspace, workdir),
+        folders=_folders(pipeline, workdir),
         serve_commands=serve,
         reproduce_command=f"finetune run {argument}",
         at=now,
@@ -93,17 +92,12 @@ def _identity(pipeline: Pipeline, stage: str) -> str:
     return (status and status.identity) or "none"
 
 
-def _folders(pipeline: Pipeline, workspace: Path, workdir: Path) -> dict[str, str]:
+def _folders(pipeline: Pipeline, workdir: Path) -> dict[str, str]:
     """Return URI -> folder of the base model and of each published model, as far as they are on this machine."""
     stage = pipeline.status.stages.get("push")
     if stage is None or not isinstance(stage.result, PushResult):
         return {}
-    manifest = manifest_of(workdir)
-    environment = Environment(
-        workspace=workspace,
-        claims=workdir / "claims",
-        manifest_dir=manifest.parent if manifest else None,
-    )
+    environment = run_environment(workdir, pipeline)
     folders = {}
     published = [target.uri for target in stage.result.published]
     for uri in (pipeline.spec.model.uri, *published):

@@ -201,6 +201,7 @@ def _background_run(workdir: Path) -> argparse.Namespace:
         evict=[],
         kill=[],
         keep_serving=False,
+        port=None,
         json=False,
         detach=True,
         retry=False,

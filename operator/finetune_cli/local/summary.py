@@ -1,9 +1,19 @@
-"""The summary of a run on this machine: costs, gates, the model, and the command to run next."""
+"""The summary of a run on this machine: costs, gates, the model, and the commands to run next."""
 
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from finetune_cli.exit_codes import DONE
+from finetune_cli.local.published import (
+    has_turns,
+    place_of,
+    published,
+    published_model,
+    run_environment,
+)
 from finetune_cli.manifest.fields import gate_lines
 from finetune_cli.outcome import ready_message
 from finetune_cli.output.costs import cost_lines
@@ -18,11 +28,12 @@ from finetune_cli.runs import RUNS, manifest_of, named_elsewhere
 from finetune_operator.api.conditions import link
 from finetune_operator.api.model_status import ModelStatus
 from finetune_operator.api.status import PipelineStatus, StageState
-from finetune_trainer.contract import DeployResult
+from finetune_operator.core.pipeline import Pipeline
+from finetune_trainer.contract.usage import PROMPT, load_command
 
 
 def summary_lines(status: PipelineStatus, run: Path) -> Iterator[str]:
-    """Yield the costs, the gates, the model, how to serve it, and the outcome.
+    """Yield the costs, the gates, the model and the outcome.
 
     `run` is the work folder: its links lead to the folders of claims on this machine.
     """
@@ -32,7 +43,6 @@ def summary_lines(status: PipelineStatus, run: Path) -> Iterator[str]:
     yield from gate_lines(status)
     if status.model:
         yield f"model: {_location(status.model, run)}"
-        yield from _serving_line(status, run)
     yield outcome_line(status)
 
 
@@ -87,8 +97,50 @@ def _location(model: ModelStatus, run: Path) -> str:
     return f"{relative_path(folder)} ({short_digest(model.digest)})"
 
 
-def _serving_line(status: PipelineStatus, run: Path) -> Iterator[str]:
-    deploy = status.stages.get("deploy")
-    if deploy and isinstance(deploy.result, DeployResult):
-        serve = f"finetune run {run_argument(run)} --keep-serving"
-        yield f"its server answered the prompt and was stopped; to serve the model here: {serve}"
+def next_commands(pipeline: Pipeline, run: Path) -> Iterator[str]:
+    """Yield the commands that ask, serve and load the model of a run that has succeeded; none for other runs."""
+    if pipeline.status.phase not in DONE:
+        return
+    name = run_argument(run)
+    if published_model(pipeline):
+        yield f"ask:   finetune ask {name} {shlex.quote(_prompt(pipeline))}"
+        yield f"serve: finetune run {name} --keep-serving"
+    code = _load_code(pipeline, run)
+    if code:
+        yield f"load:  {_python()} -c {shlex.quote(code)}"
+
+
+def _prompt(pipeline: Pipeline) -> str:
+    deploy = pipeline.spec.deploy
+    if deploy is None or not deploy.smoke_test.prompt.isprintable():
+        return PROMPT
+    return deploy.smoke_test.prompt
+
+
+def _load_code(pipeline: Pipeline, run: Path) -> str | None:
+    target = published(pipeline)
+    if target is None:
+        return None
+    environment = run_environment(run, pipeline)
+    place = place_of(environment, target.uri)
+    base = place_of(environment, pipeline.spec.model.uri)
+    # transformers downloads neither of them from another store.
+    if place is None or base is None:
+        return None
+    return load_command(
+        _shown(place),
+        _shown(base) if target.format == "Adapter" else None,
+        conversations=has_turns(pipeline),
+    )
+
+
+def _shown(place: Path | str) -> str:
+    return relative_path(place) if isinstance(place, Path) else place
+
+
+def _python() -> str:
+    """Return the word by which a shell starts the interpreter of this process."""
+    usual = shutil.which("python")
+    if usual and Path(usual).parent == Path(sys.executable).parent:
+        return "python"
+    return shlex.quote(relative_path(Path(sys.executable)))

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from finetune_cli.arguments import find_workdir, parse_timeout
 from finetune_cli.local.look import RunLook, look_at
-from finetune_cli.local.summary import summary_lines
+from finetune_cli.local.summary import next_commands, summary_lines
 from finetune_cli.outcome import ready_message
 from finetune_cli.output.status_tree import live_table
 from finetune_operator.errors import ClusterError
@@ -108,3 +108,4 @@ def _lines(look: RunLook) -> Iterator[str]:
         # The last line is the outcome, and the run has none.
         lines[-1] = continuation
     yield from lines
+    yield from next_commands(look.pipeline, look.folder)

@@ -17,6 +17,8 @@ from finetune_operator.local.runner import LOCK
 
 LOG = "run.log"
 """File with the output of a run in the background."""
+SERVER = "server.json"
+"""File with the port of `finetune run --keep-serving`, which holds its lock while it serves."""
 DELETED = ".deleted-"
 """Prefix of a folder in the work folder with the files of a run that is being deleted."""
 OWN_FILES = (
@@ -28,6 +30,7 @@ OWN_FILES = (
     "events.jsonl",
     "contents.json",
     LOG,
+    SERVER,
     UNTIL,
     MANIFEST,
     WRITE_LOCK,

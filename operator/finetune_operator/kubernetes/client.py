@@ -151,13 +151,21 @@ class KubernetesClient:
             "PATCH", f"{path}?{urlencode(query)}", body, "application/apply-patch+yaml"
         )
 
-    async def stream_lines(self, path: str, **query: str) -> AsyncGenerator[str]:
-        """Yield a text line by line as it arrives, without line ends and without a time limit. Raises ApiError."""
-        async with aclosing(self._stream(path, **query)) as lines:
+    async def stream_lines(
+        self, path: str, body: Object | None = None, **query: str
+    ) -> AsyncGenerator[str]:
+        """Yield a text line by line as it arrives, without line ends and without a time limit. Raises ApiError.
+
+        With a body, the request is a POST.
+        """
+        async with aclosing(self._stream(path, body, **query)) as lines:
             async for line in lines:
                 yield line.decode(errors="replace")
 
-    async def _stream(self, path: str, **query: str) -> AsyncGenerator[bytes]:
+    async def _stream(
+        self, path: str, body: Object | None = None, **query: str
+    ) -> AsyncGenerator[bytes]:
+        verb = "GET" if body is None else "POST"
         no_end = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_SECONDS)
         rest = b""
         try:
@@ -167,8 +175,8 @@ class KubernetesClient:
                 "User-Agent": USER_AGENT,
                 **await self._credentials(),
             }
-            response = await self._request("GET", url, headers, None, no_end)
-            self.on_response("GET", response.status)
+            response = await self._request(verb, url, headers, body, no_end)
+            self.on_response(verb, response.status)
             if response.status >= HTTPStatus.BAD_REQUEST:
                 raise self._api_error(
                     response.status,

@@ -67,6 +67,11 @@ def pod_proxy(namespace: str, pod: str, port: int, path: str) -> str:
     return f"{pods(namespace, pod)}:{port}/proxy/{path}"
 
 
+def service_proxy(namespace: str, service: str, port: int, path: str) -> str:
+    """Return the path of the API server's proxy to a path on a port of a Service."""
+    return f"{services(namespace, service)}:{port}/proxy/{path}"
+
+
 def claims(namespace: str | None = None, name: str | None = None) -> str:
     """Return the path of one PersistentVolumeClaim, or of all of them."""
     return _path("api/v1", "persistentvolumeclaims", namespace, name)

@@ -59,6 +59,8 @@ class FakeApiServer:
         """The message with which a webhook rejects every change."""
         self.requests: list[str] = []
         """Method and path of every request."""
+        self.service_port = 0
+        """Port of the program behind every Service."""
         self.unavailable = 0
         """So many of the next responses are 503."""
 

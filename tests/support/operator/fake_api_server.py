@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -60,7 +61,9 @@ class _Handler(BaseHTTPRequestHandler):
                 status["details"] = {"causes": error.causes}
             self._send(status, error.status)
         else:
-            if response is not None:  # a log was already sent
+            if (
+                response is not None
+            ):  # a log or another program's response was already sent
                 self._send(response, 200)
 
     def _authenticate(self) -> None:
@@ -105,6 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
                 child = get(namespace, name)
                 if child:
                     return child
+            case "services", _, "proxy":
+                self._proxy(method, "/".join(["", *rest[3:]]), body)
+                return None
             case "pods", _, _:
                 return self._pods(
                     method, namespace, name, subresource, {**query, **body}
@@ -140,6 +146,18 @@ class _Handler(BaseHTTPRequestHandler):
                 return api.progress(namespace, name.removesuffix("-xyz:8080"))
             case _:
                 return self._end_pod(api.pod(namespace, name), method, options)
+
+    def _proxy(self, method: str, path: str, body: Object) -> None:
+        """Pass the request to the program that listens on `api.service_port`."""
+        connection = HTTPConnection("127.0.0.1", self.server.api.service_port)
+        connection.request(method, path, json.dumps(body))
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        self.send_response(response.status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
     def _authorize(
         self, method: str, group: str, plural: str, name: str, namespace: str

@@ -101,6 +101,13 @@ def test_yaml_has_only_what_was_set(tmp_path):
     assert (tmp_path / "demo.yaml").read_text() == text
 
 
+def test_mapping_may_hold_models():
+    mixed = {**SMALL, "train": finetune.Train(max_steps=3)}
+    assert finetune.Pipeline("demo", mixed).manifest.body["spec"]["train"] == {
+        "maxSteps": 3
+    }
+
+
 def test_overrides_are_those_of_set():
     made = finetune.Pipeline.from_yaml(
         DEMO, overrides=["train.epochs=1", "metadata.name=short"]

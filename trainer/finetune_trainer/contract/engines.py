@@ -15,6 +15,8 @@ DIGEST_FOLDER = re.compile(r"sha256-[0-9a-f]{64}")
 # Kubernetes sends probes to the pod's address, which may be of either kind. vLLM binds it for both.
 ALL_ADDRESSES = "::"
 """The host of a server that listens on all addresses of IPv4 and IPv6."""
+NO_TEMPLATE = "this model has no chat template; send a text to /v1/completions"
+"""Answer of the engine Transformers to a conversation with a model that only continues texts."""
 # Servers read the model from disk. They must not wait for a hub that a cluster may not reach, nor report to it.
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",

@@ -39,7 +39,7 @@ class Question:
         choice = response["choices"][0]
         if not self.is_conversation:
             return str(choice["text"])
-        return _text_of(choice["message"])
+        return text_of(choice["message"])
 
     def problem(self, answer: str) -> str:
         """Return why an answer does not pass, with the fix; empty if it passes."""
@@ -56,8 +56,8 @@ class Question:
         return ""
 
 
-def _text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message, else its reasoning, else its calls of tools: all of them are answers."""
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message or a piece of it, else its reasoning, else its calls of tools: all are answers."""
     # The token limit may end an answer within its reasoning. vLLM has used both names.
     for key in ("content", "reasoning_content", "reasoning"):
         if str(message.get(key) or "").strip():

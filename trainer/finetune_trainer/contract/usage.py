@@ -1,5 +1,7 @@
 """Code that loads a published model, for the model card and for the card of a run."""
 
+import json
+
 PROMPT = "Hello"
 """The prompt of the code; a person writes another."""
 NEW_TOKENS = 64
@@ -32,6 +34,24 @@ def load_code(place: str, base: str | None, *, conversations: bool) -> str:
         "print(tokenizer.decode(answer, skip_special_tokens=True))",
     ]
     return "\n".join(lines)
+
+
+def load_command(place: str, base: str | None, *, conversations: bool) -> str:
+    """Return a line of Python that loads a model as `load_code` does, for a shell."""
+    if base is not None:
+        return (
+            "from peft import PeftModel; from transformers import AutoModelForCausalLM; "
+            f"print(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({_text(base)}), {_text(place)}))"
+        )
+    prompt = _text(PROMPT)
+    if conversations:
+        prompt = f'[{{"role": "user", "content": {prompt}}}]'
+    return f'from transformers import pipeline; print(pipeline("text-generation", {_text(place)})({prompt}))'
+
+
+def _text(value: str) -> str:
+    # In double quotes, because a shell gets the line in single quotes.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _inputs(*, conversations: bool) -> list[str]:

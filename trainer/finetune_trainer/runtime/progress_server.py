@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from finetune_trainer.contract import Progress
 from finetune_trainer.contract.environment import METRICS_PORT
+from finetune_trainer.listening import listen_on_all_addresses
 from finetune_trainer.runtime.errors import ServiceUnavailable
-from finetune_trainer.runtime.listening import listen_on_all_addresses
 
 METRICS = {
     f"finetune_stage_{name}": " ".join(

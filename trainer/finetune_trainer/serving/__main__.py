@@ -1,4 +1,4 @@
-"""Serve a model until SIGINT or SIGTERM: `python -m finetune_trainer.serving MODEL_DIR [--host HOST] [--port N]`."""
+"""Serve a model until SIGINT or SIGTERM: `python -m finetune_trainer.serving MODEL [--host HOST] [--port N]`."""
 
 import sys
 
@@ -8,15 +8,21 @@ from finetune_trainer.stop_signal import stop
 stop.install()
 
 import argparse  # noqa: E402
+import os  # noqa: E402
 import time  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-from finetune_trainer.contract.engines import ALL_ADDRESSES, ENGINES  # noqa: E402
+from finetune_trainer.contract import Environment  # noqa: E402
+from finetune_trainer.contract.engines import (  # noqa: E402
+    ALL_ADDRESSES,
+    ENGINES,
+    model_name,
+)
 from finetune_trainer.exit_codes import ExitCode  # noqa: E402
 from finetune_trainer.runtime.errors import (  # noqa: E402
-    ConfigInvalid,
     Interrupted,
-    ServiceUnavailable,
+    SourceNotFound,
+    StageError,
 )
 from finetune_trainer.serving.server import POLL_SECONDS, serving  # noqa: E402
 
@@ -28,10 +34,10 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "model",
-        type=Path,
-        metavar="MODEL_DIR",
-        help="folder of the model in Hugging Face format",
+        metavar="MODEL",
+        help="folder of the model in Hugging Face format; or, in the environment of a stage, its URI in a store",
     )
+    parser.add_argument("--pin", help="content of a base model at its store")
     parser.add_argument(
         "--host",
         default="",
@@ -46,22 +52,43 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
         default="Transformers",
         help="model server to start",
     )
-    options = parser.parse_args(arguments)
-    if not (options.model / "config.json").is_file():
-        parser.error(
-            f"{options.model} is not a model in Hugging Face format: it has no config.json"
-        )
-    return options
+    return parser.parse_args(arguments)
+
+
+def folder_of(model: str, pin: str | None) -> Path:
+    """Return the folder of a model, which is downloaded first if it is in a store. Raise like `fetch_model`."""
+    if "://" not in model:
+        folder = Path(model)
+        if not (folder / "config.json").is_file():
+            raise SourceNotFound(
+                f"{folder} is not a model in Hugging Face format: it has no config.json"
+            )
+        return folder
+    # Most servers mount their model, and need no client of a store.
+    from finetune_trainer.stores.model_files import (  # noqa: PLC0415
+        fetch_model,
+        fetch_published,
+    )
+
+    environment = Environment.read(os.environ)
+    if pin:
+        return fetch_model(model, environment, pin=pin).folder
+    return fetch_published(model, environment)
 
 
 def main(arguments: list[str]) -> int:
-    """Serve and return the exit code: 0 after a signal, 69 if the server exited by itself."""
+    """Serve and return the exit code: 0 after a signal, 69 if the server exited by itself, else as of a stage."""
     options = options_of(arguments)
     engine = ENGINES[options.engine]
     address = {"host": options.host, "port": options.port}
+    name = model_name(options.model) if "://" in options.model else ""
     try:
+        folder = folder_of(options.model, options.pin)
         # Deferred, so that a signal ends the block below, which stops the server.
-        with stop.deferred(), serving(engine, options.model, stop, **address) as server:
+        with (
+            stop.deferred(),
+            serving(engine, folder, stop, name=name, **address) as server,
+        ):
             print(
                 f"serving {server.model} at {server.url}; press Ctrl-C to stop",
                 flush=True,
@@ -70,7 +97,7 @@ def main(arguments: list[str]) -> int:
                 time.sleep(POLL_SECONDS)
     except Interrupted:
         return ExitCode.DONE
-    except (ConfigInvalid, ServiceUnavailable) as error:
+    except StageError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     if stop.requested:

@@ -16,6 +16,7 @@ from typing import Any
 
 from finetune_trainer.contract.engines import Engine, LaunchSpec, model_name
 from finetune_trainer.contract.smoke_test import Question
+from finetune_trainer.listening import free_port, loopback, url_host
 from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.child_process import ending_with_this_process
 from finetune_trainer.runtime.errors import (
@@ -23,7 +24,6 @@ from finetune_trainer.runtime.errors import (
     Interrupted,
     ServiceUnavailable,
 )
-from finetune_trainer.runtime.listening import listen_on_loopback, loopback, url_host
 from finetune_trainer.stop_signal import StopSignal
 
 # Loading a large model takes minutes.
@@ -115,14 +115,6 @@ def launch_spec(engine: Engine, model_folder: Path, host: str, port: int) -> Lau
             f"deploy.engine: the package {engine.package} is not installed; install it or set the engine Transformers"
         )
     return engine.process(model_folder, host, port)
-
-
-def free_port() -> int:
-    """Return a port on which no process listens at the moment."""
-    # Another process may take the port meanwhile. The server then exits, and the error has the last lines of its log.
-    with listen_on_loopback() as probe:
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def start_process(launch: LaunchSpec, log: Path | None) -> subprocess.Popen[bytes]:

@@ -18,12 +18,11 @@ from fastapi.responses import JSONResponse
 from jinja2 import TemplateError
 from transformers.cli.serve import Serve
 
-from finetune_trainer.contract.engines import ALL_ADDRESSES
+from finetune_trainer.contract.engines import ALL_ADDRESSES, NO_TEMPLATE
 
 MODELS = "/v1/models"
 CONVERSATIONS = ("/v1/chat/completions", "/v1/responses")
 """Paths whose requests are written with the chat template."""
-NO_TEMPLATE = "this model has no chat template; send a text to /v1/completions"
 NO_MESSAGES = (
     "the request needs messages: a list of objects, each with role and content"
 )

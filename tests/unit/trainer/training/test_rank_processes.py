@@ -12,8 +12,8 @@ from support.trainer.training import environment, train_config
 from torch.distributed import TCPStore
 
 from finetune_trainer.contract import ExitCode, TerminationMessage
+from finetune_trainer.listening import listen_on_all_addresses
 from finetune_trainer.runtime.errors import ServiceUnavailable
-from finetune_trainer.runtime.listening import listen_on_all_addresses
 from finetune_trainer.runtime.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stop_signal import StopSignal

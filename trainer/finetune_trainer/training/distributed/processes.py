@@ -32,6 +32,11 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract.environment import RENDEZVOUS_PORT
 from finetune_trainer.exit_codes import ExitCode
+from finetune_trainer.listening import (
+    listen_on_all_addresses,
+    listen_on_loopback,
+    loopback,
+)
 from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.child_process import start_module
 from finetune_trainer.runtime.errors import (
@@ -43,11 +48,6 @@ from finetune_trainer.runtime.errors import (
     ServiceUnavailable,
     SourceNotFound,
     StageError,
-)
-from finetune_trainer.runtime.listening import (
-    listen_on_all_addresses,
-    listen_on_loopback,
-    loopback,
 )
 from finetune_trainer.runtime.progress import ProgressReporter, log_line
 from finetune_trainer.runtime.stage_folder import Context

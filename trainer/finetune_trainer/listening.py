@@ -35,10 +35,18 @@ def loopback() -> str:
     return "127.0.0.1"
 
 
-def listen_on_loopback() -> socket.socket:
-    """Return a socket at a free port, to which only this machine can connect."""
+def listen_on_loopback(port: int = 0) -> socket.socket:
+    """Return a socket to which only this machine can connect; port 0 means any free port."""
     address = loopback()
-    return socket.create_server((address, 0), family=LOOPBACKS[address])
+    return socket.create_server((address, port), family=LOOPBACKS[address])
+
+
+def free_port() -> int:
+    """Return a port on which no process listens at the moment."""
+    # Another process may take the port meanwhile. The server then exits, and the error has the last lines of its log.
+    with listen_on_loopback() as probe:
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def url_host(address: str) -> str:
