@@ -67,9 +67,7 @@ class ClusterPipelineRun(PipelineRun):
 
     @override
     def stop(self) -> None:
-        request = argparse.Namespace(
-            command="stop", name=self.name, **self.selection
-        )
+        request = argparse.Namespace(command="stop", name=self.name, **self.selection)
         in_thread(lambda: annotate.run(request))
 
     @override

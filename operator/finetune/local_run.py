@@ -54,9 +54,7 @@ class LocalPipelineRun(PipelineRun):
 
     @override
     def stop(self) -> None:
-        request = argparse.Namespace(
-            command="stop", name=self.name, **self.selection
-        )
+        request = argparse.Namespace(command="stop", name=self.name, **self.selection)
         in_thread(lambda: requests.VERBS["stop"](self.folder, request))
 
     @override

@@ -29,7 +29,7 @@ CLUSTER = "finetune.cluster_run"
 """Module of the SDK that needs the Kubernetes client."""
 
 
-class Place(TypedDict, total=False):
+class WorkPlace(TypedDict, total=False):
     """Where a pipeline runs on this machine, as --workdir and --claim say it."""
 
     workdir: Path | str | None
@@ -64,7 +64,7 @@ class Pipeline:
     ) -> "Pipeline":
         """Read a manifest from a file, or from a text of several lines; raises InvalidManifest or UsageError.
 
-        `overrides` are those of --set, such as train.epochs=1 and metadata.name=short.
+        `overrides` set fields as --set does, such as train.epochs=1 and metadata.name=short.
         """
         changes = parse_overrides(overrides)
         if isinstance(source, str) and "\n" in source:
@@ -97,7 +97,7 @@ class Pipeline:
             Path(file).write_text(text, "utf-8")
         return text
 
-    def validate(self, **place: Unpack[Place]) -> list[str]:
+    def validate(self, **place: Unpack[WorkPlace]) -> list[str]:
         """Look at all sources, as `finetune validate --check` does, and return its notes; raises InvalidManifest."""
         result = ReadResult([self.manifest])
         workdir, folders = self._place(place)
@@ -111,7 +111,7 @@ class Pipeline:
         *,
         context: str | None = None,
         namespace: str | None = None,
-        **place: Unpack[Place],
+        **place: Unpack[WorkPlace],
     ) -> PlanReport:
         """Return what `run` would do, or with a context or a namespace what `apply` would do; writes nothing."""
         if context or namespace:
@@ -122,7 +122,7 @@ class Pipeline:
         workdir, folders = self._place(place)
         return in_thread(lambda: planning.plan(self.manifest, workdir, folders))
 
-    def preview(self, examples: int = 3, **place: Unpack[Place]) -> PreviewReport:
+    def preview(self, examples: int = 3, **place: Unpack[WorkPlace]) -> PreviewReport:
         """Return the first records as the model will see them, and the counts of all; raises UsageError."""
         workdir, folders = self._place(place)
         return previewing.preview(self.manifest, workdir, folders, examples)
@@ -132,7 +132,7 @@ class Pipeline:
         *,
         until: str | None = None,
         retry: bool = False,
-        **place: Unpack[Place],
+        **place: Unpack[WorkPlace],
     ) -> PipelineRun:
         """Run the pipeline on this machine, or continue it, and return when all checks have passed.
 
@@ -148,7 +148,7 @@ class Pipeline:
         *,
         until: str | None = None,
         retry: bool = False,
-        **place: Unpack[Place],
+        **place: Unpack[WorkPlace],
     ) -> PipelineRun:
         """Run as `run` does; if the checks are cancelled, no stage is left running."""
         starting = asyncio.create_task(
@@ -170,7 +170,7 @@ class Pipeline:
         )
         return run
 
-    def _place(self, place: Place) -> tuple[Path, dict[str, Path]]:
+    def _place(self, place: WorkPlace) -> tuple[Path, dict[str, Path]]:
         given = place.get("workdir")
         workdir = workdir_for(self.manifest, Path(given) if given else None)
         folders = place.get("claims", {})

@@ -50,4 +50,8 @@ def conversations(
         raise UsageError(
             "a cluster serves the trained model only: --base is for a run on this machine"
         )
-    yield [client_module("finetune_cli.cluster.conversation").open_conversation(arguments, max_tokens)]
+    yield [
+        client_module("finetune_cli.cluster.conversation").open_conversation(
+            arguments, max_tokens
+        )
+    ]

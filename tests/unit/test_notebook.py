@@ -1,4 +1,4 @@
-"""The notebook of examples/python runs as it is, and its stored outputs are those of its code."""
+"""The notebook of examples/python runs as it is, and its stored outputs are its own."""
 
 import re
 import shutil

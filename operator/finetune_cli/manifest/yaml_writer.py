@@ -12,13 +12,13 @@ WIDTH = 118
 """Longest line of a text in a manifest."""
 
 
-class _Dumper(yaml.SafeDumper):
+class _ManifestDumper(yaml.SafeDumper):
     """Puts each text in quotes that Kubernetes would read as a number or as true or false, such as y and 1e3."""
 
 
 for _first, _resolvers in LineLoader.yaml_implicit_resolvers.items():
     for _tag, _pattern in _resolvers:
-        _Dumper.add_implicit_resolver(_tag, _pattern, [_first])
+        _ManifestDumper.add_implicit_resolver(_tag, _pattern, [_first])
 
 
 def to_yaml(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
@@ -30,6 +30,6 @@ def to_yaml(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
         "spec": spec,
     }
     text: str = yaml.dump(
-        document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH
+        document, Dumper=_ManifestDumper, sort_keys=False, allow_unicode=True, width=WIDTH
     )
     return text

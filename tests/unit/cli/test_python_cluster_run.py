@@ -37,7 +37,8 @@ def test_apply_keeps_what_the_next_kubectl_apply_compares_with(cli, scenario):
 
 def test_stop_suspends_the_pipeline(cli, scenario):
     finetune.get("demo", namespace="team").stop()
-    assert scenario.spec.suspend
+    [key] = cli.api.scenarios
+    assert cli.api.pipeline(key)["spec"]["suspend"]
 
 
 def test_runs_here_and_there_are_compared(cli, scenario):

@@ -101,6 +101,7 @@ def test_ctrl_c_stops_the_run_and_leaves_no_process(workspace, place):
             run.wait(120)
     finally:
         signal.signal(signal.SIGINT, handler)
+    workspace.wait_for_processes()
     assert workspace.processes() == []
     assert run.status.stages["train"].state == "Pending"
 
@@ -119,6 +120,7 @@ def test_cancelled_wait_leaves_no_process(workspace, place):
 
     run, cancelled = asyncio.run(cancel())
     assert cancelled
+    workspace.wait_for_processes()
     assert workspace.processes() == []
     assert run.status.phase == "Suspended"
 
@@ -143,18 +145,17 @@ def test_end_of_python_stops_the_stage(workspace):
         "while not (run.status.stages.get('train') and run.status.stages['train'].progress):\n"
         "    time.sleep(0.05)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
     workspace.wait_for_processes()
     assert workspace.processes() == []
     assert finetune.get("demo", workdir=workspace.run_folder).status.phase == "Stopped"
 
 
-def test_missing_data_is_an_error_before_the_run(workspace, place):
+def test_missing_claim_is_an_error_before_the_run(workspace):
     pipeline = pipeline_of(workspace)
-    (workspace.folder / "material/data.jsonl").unlink()
-    for call in (pipeline.run, pipeline.validate):
-        with pytest.raises(finetune.InvalidManifest, match=r"data\.jsonl"):
-            call(**place)
+    for call in (pipeline.run, pipeline.plan):
+        with pytest.raises(finetune.InvalidManifest, match="claim demo has no folder"):
+            call(workdir="run")
     assert not (workspace.run_folder / "pipeline.json").exists()
 
 
@@ -164,6 +165,7 @@ def test_run_that_another_process_holds_is_refused(workspace, place):
     with pytest.raises(finetune.UsageError, match="another finetune run uses"):
         pipeline.run(**place)
     run.stop()
+    workspace.wait_for_processes()
     assert workspace.processes() == []
 
 
