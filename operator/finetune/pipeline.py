@@ -115,10 +115,9 @@ class Pipeline:
     ) -> PlanReport:
         """Return what `run` would do, or with a context or a namespace what `apply` would do; writes nothing."""
         if context or namespace:
-            there: PlanReport = client_module(CLUSTER).plan(
-                self.manifest, context, namespace
-            )
-            return there
+            there = client_module(CLUSTER)
+            report: PlanReport = there.plan(self.manifest, context, namespace)
+            return report
         workdir, folders = self._place(place)
         return in_thread(lambda: planning.plan(self.manifest, workdir, folders))
 
@@ -143,17 +142,9 @@ class Pipeline:
         local_run = LocalRun.create(self.manifest, workdir, commit=commit)
         return start(local_run, folders, until, retry=retry)
 
-    async def run_async(
-        self,
-        *,
-        until: str | None = None,
-        retry: bool = False,
-        **place: Unpack[WorkPlace],
-    ) -> PipelineRun:
-        """Run as `run` does; if the checks are cancelled, no stage is left running."""
-        starting = asyncio.create_task(
-            asyncio.to_thread(self.run, until=until, retry=retry, **place)
-        )
+    async def run_async(self, **options: Any) -> PipelineRun:
+        """Run as `run` does, with its options; if the checks are cancelled, no stage is left running."""
+        starting = asyncio.create_task(asyncio.to_thread(self.run, **options))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -165,9 +156,8 @@ class Pipeline:
         self, *, context: str | None = None, namespace: str | None = None
     ) -> PipelineRun:
         """Apply the manifest to a cluster, as `kubectl apply` does, and return at once."""
-        run: PipelineRun = client_module(CLUSTER).apply(
-            self.manifest, context, namespace
-        )
+        there = client_module(CLUSTER)
+        run: PipelineRun = there.apply(self.manifest, context, namespace)
         return run
 
     def _place(self, place: WorkPlace) -> tuple[Path, dict[str, Path]]:
