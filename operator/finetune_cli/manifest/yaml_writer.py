@@ -30,6 +30,10 @@ def to_yaml(metadata: Mapping[str, Any], spec: Mapping[str, Any]) -> str:
         "spec": spec,
     }
     text: str = yaml.dump(
-        document, Dumper=_ManifestDumper, sort_keys=False, allow_unicode=True, width=WIDTH
+        document,
+        Dumper=_ManifestDumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=WIDTH,
     )
     return text
