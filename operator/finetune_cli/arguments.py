@@ -80,18 +80,17 @@ def is_manifest(target: str) -> bool:
 
 def run_on_cluster(command: str, arguments: argparse.Namespace) -> int:
     """Run the module of `finetune_cli.cluster` with this name and return its exit code."""
-    code: int = cluster_module(command).run(arguments)
+    code: int = client_module(f"finetune_cli.cluster.{command}").run(arguments)
     return code
 
 
-def cluster_module(command: str) -> Any:
-    """Return the module of `finetune_cli.cluster` with this name.
+def client_module(name: str) -> Any:
+    """Import a module that needs the Kubernetes client; raises UsageError if the client is not installed.
 
-    The Kubernetes client is imported only here: importing it takes longer than most commands on this machine.
-    Raises UsageError if it is not installed.
+    The client is imported only here: importing it takes longer than most commands on this machine.
     """
     try:
-        return importlib.import_module(f"finetune_cli.cluster.{command}")
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in CLIENT_PACKAGES:
             raise

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from finetune_cli.arguments import cluster_module, find_workdir, targets_cluster
+from finetune_cli.arguments import client_module, find_workdir, targets_cluster
 from finetune_cli.conversation import BASE, MAX_TOKENS, TRAINED, ModelConversation
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.local.conversations import local_conversations
@@ -50,4 +50,8 @@ def conversations(
         raise UsageError(
             "a cluster serves the trained model only: --base is for a run on this machine"
         )
-    yield [cluster_module("conversation").open_conversation(arguments, max_tokens)]
+    yield [
+        client_module("finetune_cli.cluster.conversation").open_conversation(
+            arguments, max_tokens
+        )
+    ]

@@ -4,9 +4,7 @@ import argparse
 import asyncio
 from datetime import UTC, datetime
 
-from rich.console import Console
-
-from finetune_cli.cluster.dry_run import dry_run
+from finetune_cli.cluster.apply import DRY_RUN, apply
 from finetune_cli.cluster.pods import read_cache
 from finetune_cli.cluster.session import ClusterSession, Object, connect
 from finetune_cli.forecast.counts import count_lines
@@ -15,7 +13,8 @@ from finetune_cli.forecast.learning_rate import learning_rate_line
 from finetune_cli.forecast.memory import memory_lines
 from finetune_cli.forecast.placement import placement_lines, read_placement
 from finetune_cli.forecast.training_time import time_line
-from finetune_cli.output.forecast_lines import print_forecast, print_forecast_json
+from finetune_cli.output.forecast_lines import PlanReport, print_plan
+from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.api.status import AttemptStatus, Outcome
 from finetune_operator.core.assessment import StageAssessment
 from finetune_operator.core.observation import Observation
@@ -34,43 +33,39 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    async with connect(arguments) as session:
-        live, after = await _before_and_after(session)
-        before = None
-        observed = Observation()
-        if live:
-            before = parse_pipeline(live)
-            observed = await _observe(session, live, before)
-    now = datetime.now(UTC)  # noqa: TID251  an edge
-    planned = forecast(before, after, observed, now, _find_in_attempts)
     defaults = None
     if arguments.placement:
         defaults = read_placement(arguments.placement)
-    places = list(placement_lines(planned, after.spec, defaults, now))
-    prepared = _prepared(planned)
-    counts = count_lines(after.spec, prepared, None)
-    estimates = _estimates(before, after, prepared)
-    notes = [*planned.notes]
-    warning = learning_rate_line(after.spec)
-    if warning:
-        notes.append(warning)
-    change = _change(before, after)
-    if arguments.json:
-        print_forecast_json(
-            planned.stages,
-            notes=notes,
-            counts=counts,
-            estimates=estimates,
-            placement=places,
-            change=change,
-        )
-        return 0
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{session.key}: {change}", style="dim", markup=False)
-    print_forecast(planned.stages, console)
-    for line in (*notes, *places, *counts, *estimates):
-        console.print(line, style="dim", markup=False)
+    async with connect(arguments) as session:
+        report = await plan(session, defaults)
+    if not arguments.json:
+        print(f"{session.key}: {report.change}")
+    print_plan(report, as_json=arguments.json)
     return 0
+
+
+async def plan(
+    session: ClusterSession, defaults: PlacementDefaults | None = None
+) -> PlanReport:
+    """Return what applying the session's manifest would do, or without a manifest what remains to be done."""
+    live, after = await _before_and_after(session)
+    before = None
+    observed = Observation()
+    if live:
+        before = parse_pipeline(live)
+        observed = await _observe(session, live, before)
+    now = datetime.now(UTC)  # noqa: TID251  an edge
+    planned = forecast(before, after, observed, now, _find_in_attempts)
+    prepared = _prepared(planned)
+    warning = learning_rate_line(after.spec)
+    return PlanReport(
+        planned.stages,
+        notes=[*planned.notes, *filter(None, [warning])],
+        placement=list(placement_lines(planned, after.spec, defaults, now)),
+        counts=count_lines(after.spec, prepared, None),
+        estimates=_estimates(before, after, prepared),
+        change=_change(before, after),
+    )
 
 
 def _estimates(
@@ -96,7 +91,8 @@ async def _before_and_after(session: ClusterSession) -> tuple[Object | None, Pip
         live = await session.get_object()
         return live, parse_pipeline(live)
     current = await session.api.get(paths.pipeline(session.key))
-    return current, parse_pipeline(await dry_run(session, session.manifest, current))
+    applied = await apply(session, session.manifest, current, **DRY_RUN)
+    return current, parse_pipeline(applied)
 
 
 async def _observe(

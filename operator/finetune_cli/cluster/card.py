@@ -22,24 +22,29 @@ from finetune_trainer.contract.sample_rows import SampleRow
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the card."""
+    if not arguments.name:
+        raise UsageError("name the pipeline, as in: finetune card NAME")
     record = asyncio.run(_record(arguments))
     write_card(record, arguments.output)
     return 0
 
 
 async def _record(arguments: argparse.Namespace) -> RunRecord:
-    if not arguments.name:
-        raise UsageError("name the pipeline, as in: finetune card NAME")
     async with connect(arguments) as session:
-        pipeline = await session.get_pipeline()
-        return RunRecord(
-            pipeline,
-            samples=await _samples(session, pipeline),
-            serve_commands=_serve_commands(pipeline),
-            reproduce_command=f"kubectl apply -n {pipeline.key.namespace} -f pipeline.yaml",
-            at=datetime.now(UTC),  # noqa: TID251  an edge
-            version=version("finetune-operator"),
-        )
+        return await record_of(session)
+
+
+async def record_of(session: ClusterSession) -> RunRecord:
+    """Return all that the card shows of a pipeline."""
+    pipeline = await session.get_pipeline()
+    return RunRecord(
+        pipeline,
+        samples=await _samples(session, pipeline),
+        serve_commands=_serve_commands(pipeline),
+        reproduce_command=f"kubectl apply -n {pipeline.key.namespace} -f pipeline.yaml",
+        at=datetime.now(UTC),  # noqa: TID251  an edge
+        version=version("finetune-operator"),
+    )
 
 
 async def _samples(session: ClusterSession, pipeline: Pipeline) -> list[SampleRow]:

@@ -68,7 +68,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             return 0
         pipeline = await session.get_pipeline()
         pods = await list_pods(session)
-        console.print(_tree(pipeline, pods, _now()))
+        console.print(tree(pipeline, pods, _now()))
     return 0
 
 
@@ -140,10 +140,10 @@ async def _watch(session: ClusterSession, console: Console) -> int:
         while True:
             pods = await with_retries(lambda: list_pods(session))
             if live:
-                live.update(_tree(pipeline, pods, _now()), refresh=True)
+                live.update(tree(pipeline, pods, _now()), refresh=True)
             else:
                 # Without the time: it would print the same tree every second.
-                text = _to_text(_tree(pipeline, pods, None))
+                text = _to_text(tree(pipeline, pods, None))
                 if text != printed:
                     print(text, flush=True)
                 printed = text
@@ -164,7 +164,7 @@ def _now() -> datetime:
     return datetime.now(UTC)  # noqa: TID251  an edge
 
 
-def _tree(
+def tree(
     pipeline: Pipeline, running: Mapping[str, ObservedPod], now: datetime | None
 ) -> RenderableType:
     """Return the tree of stages, attempts and pods, followed by the summary; `now` adds the time of what runs."""

@@ -87,21 +87,37 @@ async def connect(arguments: argparse.Namespace) -> AsyncIterator[ClusterSession
         raise UsageError(
             f"--set changes a manifest: name its FILE in place of the pipeline {name}"
         )
+    async with open_session(
+        name, manifest, context=arguments.context, namespace=arguments.namespace
+    ) as session:
+        yield session
+
+
+@asynccontextmanager
+async def open_session(
+    name: str,
+    manifest: Manifest | None = None,
+    *,
+    context: str | None = None,
+    namespace: str | None = None,
+) -> AsyncIterator[ClusterSession]:
+    """Connect to the cluster of a kubeconfig context, by default of the current context."""
     # Checked here, because the name becomes a part of the API's paths.
     if name and not re.fullmatch(DNS_SUBDOMAIN, name):
         raise UsageError(
             f"{name!r} is neither a file nor a pipeline's name: a name {PATTERNS[DNS_SUBDOMAIN]}"
         )
-    names_cluster = arguments.context or arguments.namespace
-    context = read_context(arguments.context, "" if names_cluster else name)
-    namespace = _namespace(arguments.namespace, manifest)
-    if namespace:
-        context = KubeContext(context.name, namespace)
+    # Without any of these, a name may be meant for a run on this machine.
+    names_cluster = context or namespace or manifest
+    chosen = read_context(context, "" if names_cluster else name)
+    own_namespace = _namespace(namespace, manifest)
+    if own_namespace:
+        chosen = KubeContext(chosen.name, own_namespace)
     try:
-        async with open_client(await load_configuration(context.name)) as api:
-            yield ClusterSession(api, context, name, manifest)
+        async with open_client(await load_configuration(chosen.name)) as api:
+            yield ClusterSession(api, chosen, name, manifest)
     except ApiError as error:
-        raise describe_api_error(error, context) from error
+        raise describe_api_error(error, chosen) from error
 
 
 def _namespace(given: str | None, manifest: Manifest | None) -> str | None:

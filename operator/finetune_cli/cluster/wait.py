@@ -4,7 +4,7 @@ import argparse
 import asyncio
 
 from finetune_cli.arguments import parse_timeout
-from finetune_cli.cluster.session import POLL_SECONDS, ClusterSession, connect, refresh
+from finetune_cli.cluster.session import POLL_SECONDS, connect, refresh
 from finetune_cli.outcome import exit_code_of_wait, ready_message
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.errors import ClusterError
@@ -27,12 +27,13 @@ async def _run(arguments: argparse.Namespace, timeout_seconds: float | None) -> 
                     code = exit_code_of_wait(pipeline, arguments.condition)
         except TimeoutError:
             raise ClusterError(
-                f"{_summary(session, pipeline)} (not {arguments.condition} after {arguments.timeout})"
+                f"{summary(pipeline)} (not {arguments.condition} after {arguments.timeout})"
             ) from None
-        print(_summary(session, pipeline))
+        print(summary(pipeline))
         return code
 
 
-def _summary(session: ClusterSession, pipeline: Pipeline) -> str:
+def summary(pipeline: Pipeline) -> str:
+    """Return the state of a pipeline in a line."""
     message = ready_message(pipeline.status) or "not yet reconciled by the operator"
-    return f"{session.key}: {pipeline.status.phase}: {message}"
+    return f"{pipeline.key}: {pipeline.status.phase}: {message}"

@@ -122,16 +122,7 @@ def _require_train(arguments: argparse.Namespace, rows: str) -> None:
 
 def _print_rows(workdir: Path, output: str | None, *, samples: bool) -> int:
     """Print a file of the train stage; return FAILED if it has no rows."""
-    pipeline = PipelineFile(workdir).read()
-    stage = None
-    if pipeline:
-        stage = pipeline.status.stages.get(TRAIN)
-    if pipeline is None or stage is None or not stage.attempts:
-        raise no_attempt(TRAIN, None, ())
-    # The folder of the current identity: rows of a training with other settings are in another one.
-    folder = (
-        Folders.under(workdir, workdir).workspace(pipeline) / TRAIN / stage.identity
-    )
+    folder = training_folder(workdir)
     if samples:
         return _print_samples(folder / SAMPLES, output)
     rows = rows_of_file(folder / METRICS)
@@ -141,6 +132,18 @@ def _print_rows(workdir: Path, output: str | None, *, samples: bool) -> int:
         return FAILED
     print_rows(rows, output)
     return 0
+
+
+def training_folder(workdir: Path) -> Path:
+    """Return the folder of the current training of a run; raises UsageError before its first attempt."""
+    pipeline = PipelineFile(workdir).read()
+    stage = None
+    if pipeline:
+        stage = pipeline.status.stages.get(TRAIN)
+    if pipeline is None or stage is None or not stage.attempts:
+        raise no_attempt(TRAIN, None, ())
+    # The folder of the current identity: rows of a training with other settings are in another one.
+    return Folders.under(workdir, workdir).workspace(pipeline) / TRAIN / stage.identity
 
 
 def _print_samples(file: Path, output: str | None) -> int:

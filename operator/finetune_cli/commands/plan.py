@@ -2,11 +2,9 @@
 
 import argparse
 import asyncio
-import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-
-from rich.console import Console
 
 from finetune_cli.arguments import (
     NAME_OR_FILE,
@@ -39,8 +37,9 @@ from finetune_cli.forecast.placement import placement_lines, read_placement
 from finetune_cli.forecast.training_time import time_line
 from finetune_cli.local.run import LocalRun
 from finetune_cli.manifest.fields import without_effect
-from finetune_cli.manifest.manifest import read
-from finetune_cli.output.forecast_lines import print_forecast, print_forecast_json
+from finetune_cli.manifest.manifest import Manifest, read
+from finetune_cli.output.forecast_lines import PlanReport, print_plan
+from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.core.assessment import StageAssessment
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.local.job_folder import read_model
@@ -87,55 +86,47 @@ def run(arguments: argparse.Namespace) -> int:
         return run_on_cluster("apply_forecast", arguments)
     manifest = read(manifest_path(arguments.name), overrides(arguments))
     workdir = workdir_for(manifest, arguments.workdir)
-    # The links to claims go to a folder outside the work folder: a plan writes nothing there.
-    with tempfile.TemporaryDirectory() as links:
-        local_run = LocalRun.read_only(manifest, workdir, Path(links))
-        local_run.link_claims(claims(arguments.claim))
+    defaults = None
+    if arguments.placement:
+        defaults = read_placement(arguments.placement)
+    report = plan(manifest, workdir, claims(arguments.claim), defaults)
+    print_plan(report, as_json=arguments.json)
+    return 0
+
+
+def plan(
+    manifest: Manifest,
+    workdir: Path,
+    folders: Mapping[str, Path],
+    defaults: PlacementDefaults | None = None,
+) -> PlanReport:
+    """Return what a run in the work folder would do; `folders` replace claims, by their names."""
+    with LocalRun.read_only(manifest, workdir, folders) as local_run:
         not_looked_at = local_run.check()
         before = local_run.cluster.pipeline_file.read()
         planned = asyncio.run(_forecast(local_run, before))
         prepared = _prepared(planned, local_run)
-        report = _preview(local_run, prepared)
-    defaults = None
-    if arguments.placement:
-        defaults = read_placement(arguments.placement)
+        previewed = _preview(local_run, prepared)
     data: DataCounts | None = prepared
-    if data is None and report is not None:
-        data = report.counts
-    counts = count_lines(manifest.spec, data, local_run.environment)
-    estimates = list(memory_lines(manifest.spec, report, defaults))
+    if data is None and previewed is not None:
+        data = previewed.counts
+    estimates = list(memory_lines(manifest.spec, previewed, defaults))
     time = time_line(manifest.spec, before, data.train_rows if data else None)
     if time:
         estimates.append(time)
-    notes = _notes(report)
-    now = datetime.now(UTC)  # noqa: TID251  an edge
-    places = list(placement_lines(planned, manifest.spec, defaults, now))
-    unused = without_effect(manifest.spec)
-    warning = learning_rate_line(manifest.spec)
-    if warning:
-        notes.append(warning)
     longer = _train_longer(planned, before, local_run)
-    if longer:
-        notes.append(longer)
-    if arguments.json:
-        print_forecast_json(
-            planned.stages,
-            notes=[*planned.notes, *notes],
-            counts=counts,
-            estimates=estimates,
-            notLookedAt=not_looked_at,
-            placement=places,
-            withoutEffectHere=unused,
-        )
-        return 0
-    console = Console(highlight=False, soft_wrap=True)
-    print_forecast(planned.stages, console)
-    lines = [*planned.notes, *places, *counts, *estimates, *notes, *not_looked_at]
-    if unused:
-        lines.append(f"without effect on this machine: {', '.join(unused)}")
-    for line in lines:
-        console.print(line, style="dim", markup=False)
-    return 0
+    warnings = (learning_rate_line(manifest.spec), longer)
+    notes = [*planned.notes, *_notes(previewed), *filter(None, warnings)]
+    now = datetime.now(UTC)  # noqa: TID251  an edge
+    return PlanReport(
+        planned.stages,
+        notes=notes,
+        placement=list(placement_lines(planned, manifest.spec, defaults, now)),
+        counts=count_lines(manifest.spec, data, local_run.environment),
+        estimates=estimates,
+        not_looked_at=not_looked_at,
+        without_effect=without_effect(manifest.spec),
+    )
 
 
 def _preview(

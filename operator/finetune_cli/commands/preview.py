@@ -1,7 +1,7 @@
 """`finetune preview`: show records as the model will see them, with the learned part marked."""
 
 import argparse
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.examples < 0:
         raise UsageError(f"--examples {arguments.examples}: must be 0 or more")
     manifest = read(arguments.file, overrides(arguments))
-    report = _report(manifest, arguments)
+    workdir = workdir_for(manifest, arguments.workdir)
+    report = preview(manifest, workdir, claims(arguments.claim), arguments.examples)
     if arguments.json:
         print(report.model_dump_json(by_alias=True, indent=1))
     else:
@@ -68,13 +69,15 @@ def run(arguments: argparse.Namespace) -> int:
     return INVALID if report.problems else 0
 
 
-def _report(manifest: Manifest, arguments: argparse.Namespace) -> PreviewReport:
-    # The links to claims lie outside the work folder: a preview writes nothing there.
-    with tempfile.TemporaryDirectory() as links:
-        workdir = workdir_for(manifest, arguments.workdir)
-        local_run = LocalRun.read_only(manifest, workdir, Path(links))
-        local_run.link_claims(claims(arguments.claim))
-        report = local_run.preview(examples=arguments.examples)
+def preview(
+    manifest: Manifest, workdir: Path, folders: Mapping[str, Path], examples: int
+) -> PreviewReport:
+    """Return the first records as the model will see them; raises UsageError if they cannot be shown.
+
+    `folders` replace claims, by their names.
+    """
+    with LocalRun.read_only(manifest, workdir, folders) as local_run:
+        report = local_run.preview(examples=examples)
     if report is None:
         raise UsageError(
             "the data cannot be previewed: prepare runs a program of your own, or the trainer is not installed here; "

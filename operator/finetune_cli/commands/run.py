@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +33,7 @@ from finetune_cli.local.summary import (
     summary_lines,
 )
 from finetune_cli.local.work_folder import LOG
-from finetune_cli.manifest.manifest import read
+from finetune_cli.manifest.manifest import Manifest, read
 from finetune_cli.outcome import below_gate, is_until_reached
 from finetune_cli.outcome import exit_code as finished_exit_code
 from finetune_cli.output.display import Display, display_for
@@ -109,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     workdir = workdir_for(manifest, arguments.workdir)
     if not arguments.workdir and workdir.parent != RUNS.absolute():
         print(f"{manifest.name} goes on in {workdir}", file=sys.stderr)
-    local_run = LocalRun.create(manifest, workdir, commit=_commit(manifest.path.parent))
+    local_run = LocalRun.create(manifest, workdir, commit=manifest_commit(manifest))
     with local_run.locked():
         with _display(arguments, local_run) as display:
             _prepare(arguments, local_run, display)
@@ -167,14 +166,9 @@ def _prepare(
     arguments: argparse.Namespace, local_run: LocalRun, display: Display
 ) -> None:
     """Check what the run needs, and store its manifest."""
-    local_run.cluster.folders.link_claims(claims(arguments.claim))
-    # All checks come before the manifest is applied: an invalid one leaves the earlier run as it is.
-    for text in local_run.check():
+    folders = claims(arguments.claim)
+    for text in local_run.prepare(folders, arguments.until, retry=arguments.retry):
         display.event(Event("Warning", "NotLookedAt", text))
-    retry = None
-    if arguments.retry:
-        retry = datetime.now(UTC).isoformat()  # noqa: TID251  an edge
-    local_run.apply_manifest(retry, arguments.until)
 
 
 def _work(
@@ -197,12 +191,12 @@ def _work(
     return exit_code(status, local_run, arguments.until)
 
 
-def _commit(folder: Path) -> str | None:
+def manifest_commit(manifest: Manifest) -> str | None:
     """Return the commit of the manifest for the model card; None if the shell names it or there is none."""
     # The user's own variable takes precedence: the stages inherit it.
     if GIT_SHA in os.environ:
         return None
-    return commit_of(folder)
+    return commit_of(manifest.path.parent)
 
 
 def commit_of(folder: Path) -> str | None:

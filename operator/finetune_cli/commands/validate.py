@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     not_looked_at: dict[Path, list[str]] = {file: [] for file in results}
     if arguments.check:
         for file, result in results.items():
-            not_looked_at[file] = _check_sources(result, arguments.workdir, folders)
+            not_looked_at[file] = check_sources(result, arguments.workdir, folders)
     if arguments.json:
         files = []
         for file, result in results.items():
@@ -84,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_sources(
+def check_sources(
     result: ReadResult, workdir: Path | None, folders: Mapping[str, Path]
 ) -> list[str]:
     """Add the errors in sources and targets to the result, and return a line for each that was not looked at.
@@ -96,12 +95,8 @@ def _check_sources(
         warning = learning_rate_line(manifest.spec)
         if warning:
             lines.append(warning)
-        # The links to claims lie outside the work folder: a check writes nothing there.
-        with tempfile.TemporaryDirectory() as links:
-            local_run = LocalRun.read_only(
-                manifest, workdir_for(manifest, workdir), Path(links)
-            )
-            local_run.link_claims(folders)
+        run_folder = workdir_for(manifest, workdir)
+        with LocalRun.read_only(manifest, run_folder, folders) as local_run:
             errors, not_looked_at = check_manifest(
                 manifest, local_run.environment, validating=True
             )

@@ -2,13 +2,9 @@
 
 import textwrap
 
-import yaml
-
 from finetune_cli.convert.conversion import Conversion
 from finetune_cli.manifest.json_schema import EDITOR_LINE
-from finetune_operator.api.group import API_VERSION, KIND
-
-WIDTH = 118
+from finetune_cli.manifest.yaml_writer import WIDTH, to_yaml
 
 
 def manifest_text(conversion: Conversion, name: str, tool: str, file: str) -> str:
@@ -24,11 +20,5 @@ def manifest_text(conversion: Conversion, name: str, tool: str, file: str) -> st
             subsequent_indent="#   ",
             break_on_hyphens=False,
         )
-    document = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": name},
-        "spec": conversion.spec,
-    }
-    body = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=WIDTH)
+    body = to_yaml({"name": name}, conversion.spec)
     return "\n".join([*head, body])

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import signal
+import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -78,10 +80,17 @@ class LocalRun:
         return cls(manifest, LocalCluster(folders, on_event, variables=variables))
 
     @classmethod
-    def read_only(cls, manifest: Manifest, workdir: Path, claims: Path) -> "LocalRun":
-        """Create a run that writes nothing to its work folder; the links to claims are in the folder `claims`."""
-        folders = Folders(workdir, manifest.path.parent.resolve(), claims)
-        return cls(manifest, LocalCluster(folders, lambda _: None, save_digests=False))
+    @contextlib.contextmanager
+    def read_only(
+        cls, manifest: Manifest, workdir: Path, claims: Mapping[str, Path]
+    ) -> Iterator["LocalRun"]:
+        """Create a run that writes nothing to its work folder; `claims` are those given now."""
+        with tempfile.TemporaryDirectory() as links:
+            folders = Folders(workdir, manifest.path.parent.resolve(), Path(links))
+            cluster = LocalCluster(folders, lambda _: None, save_digests=False)
+            local_run = cls(manifest, cluster)
+            local_run.link_claims(claims)
+            yield local_run
 
     @property
     def key(self) -> Key:
@@ -118,6 +127,19 @@ class LocalRun:
                 f"another finetune run uses {self.workdir}; wait for it to end, or use another --workdir"
             ) from None
 
+    def prepare(
+        self, claims: Mapping[str, Path], until: str | None, *, retry: bool
+    ) -> list[str]:
+        """Check what the run needs, store its manifest, and return the sources that were not looked at."""
+        self.cluster.folders.link_claims(claims)
+        # All checks come before the manifest is applied: an invalid one leaves the earlier run as it is.
+        not_looked_at = self.check()
+        token = None
+        if retry:
+            token = datetime.now(UTC).isoformat()  # noqa: TID251  an edge
+        self.apply_manifest(token, until)
+        return not_looked_at
+
     def apply_manifest(
         self, retry: str | None = None, until: str | None = None
     ) -> Pipeline:
@@ -135,9 +157,11 @@ class LocalRun:
         applied = self.cluster.pipeline_file.apply(
             self.key, self.manifest.spec, annotations
         )
-        (self.workdir / MANIFEST).write_text(
-            str(self.manifest.path.absolute()), "utf-8"
-        )
+        recorded = self.workdir / MANIFEST
+        recorded.unlink(missing_ok=True)
+        # A pipeline that was made in Python is in no file.
+        if self.manifest.path.is_file():
+            recorded.write_text(str(self.manifest.path.absolute()), "utf-8")
         (self.workdir / UNTIL).write_text(until or "", "utf-8")
         remember(self.workdir)
         return applied
@@ -322,11 +346,15 @@ class LocalRun:
 
     def _handle_signals(self) -> None:
         """Stop as an eviction does at the first Ctrl-C, SIGTERM or SIGHUP; kill at the second."""
+        # Python handles signals in its main thread only: a caller in another thread stops the run itself.
+        if threading.current_thread() is not threading.main_thread():
+            return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, self.stop)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Stop the running stage as an eviction does; kill it if this is the second request."""
         if self.cluster.stopping:
             for job in list(self.cluster.runners):
                 self.cluster.kill(job, "killed by the user (second Ctrl-C)")

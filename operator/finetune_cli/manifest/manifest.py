@@ -130,16 +130,20 @@ class ReadResult:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     warnings: list[Diagnostic] = field(default_factory=list)
 
+    def only(self) -> Manifest:
+        """Return the only pipeline; raises InvalidManifest with all errors."""
+        for extra in self.manifests[1:]:
+            message = "a second pipeline; this command accepts one pipeline per file"
+            error = Diagnostic(extra.path, extra.line, "", message)
+            self.diagnostics.append(error)
+        if self.diagnostics:
+            raise InvalidManifest(sort_diagnostics(self.diagnostics))
+        return self.manifests[0]
+
 
 def read(path: Path, overrides: Sequence[Override] = ()) -> Manifest:
     """Return the only pipeline of a file; raises InvalidManifest with all errors."""
-    result = read_all(path, overrides)
-    for extra in result.manifests[1:]:
-        message = "a second pipeline; this command accepts one pipeline per file"
-        result.diagnostics.append(Diagnostic(path, extra.line, "", message))
-    if result.diagnostics:
-        raise InvalidManifest(sort_diagnostics(result.diagnostics))
-    return result.manifests[0]
+    return read_all(path, overrides).only()
 
 
 def read_all(path: Path, overrides: Sequence[Override] = ()) -> ReadResult:
@@ -150,9 +154,9 @@ def read_all(path: Path, overrides: Sequence[Override] = ()) -> ReadResult:
     return _checked(path, yaml_reader.load(path), overrides)
 
 
-def read_text(path: Path, text: str) -> ReadResult:
+def read_text(path: Path, text: str, overrides: Sequence[Override] = ()) -> ReadResult:
     """Return the manifests, errors and warnings of a text that is not in the file yet."""
-    return _checked(path, yaml_reader.parse(path, text.encode()))
+    return _checked(path, yaml_reader.parse(path, text.encode()), overrides)
 
 
 def _checked(

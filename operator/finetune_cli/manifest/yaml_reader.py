@@ -88,7 +88,9 @@ class YamlFile:
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
 
-class _LineLoader(yaml.SafeLoader):
+class LineLoader(yaml.SafeLoader):
+    """A loader that takes a text for a number or for true or false where Kubernetes does."""
+
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  PyYAML keeps a loader's resolvers in the class
     depth = 0
 
@@ -126,7 +128,7 @@ for _tag, _pattern, _first in (
     ),
     ("merge", r"<<", "<"),
 ):
-    _LineLoader.add_implicit_resolver(
+    LineLoader.add_implicit_resolver(
         f"{TAG}{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first)
     )
 
@@ -186,7 +188,7 @@ def parse(file: Path, content: bytes) -> YamlFile:
 
 
 def _nodes(text: str) -> Iterator[Node]:
-    loader = _LineLoader(text)
+    loader = LineLoader(text)
     try:
         while loader.check_node():
             node = loader.get_node()

@@ -1,4 +1,4 @@
-"""Server-side dry run: the object that applying a manifest would produce."""
+"""Applies a manifest as `kubectl apply` does, or in a dry run of the API server."""
 
 import json
 from typing import Any
@@ -7,8 +7,10 @@ from finetune_cli.cluster.session import ClusterSession, Object
 from finetune_cli.manifest.manifest import Manifest
 from finetune_operator.kubernetes import paths
 
-# Strict: a misspelled field must be an error here, too, and not only in `finetune validate`.
-DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
+# A misspelled field must be an error here, too, and not only in `finetune validate`.
+STRICT = {"fieldValidation": "Strict"}
+DRY_RUN = {"dryRun": "All"}
+"""Parameters of a request that changes nothing."""
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 """Annotation with the manifest of the last `kubectl apply`.
 
@@ -17,12 +19,12 @@ LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 KUBECTL = "kubectl"
 
 
-async def dry_run(
-    session: ClusterSession, manifest: Manifest, live: Object | None
+async def apply(
+    session: ClusterSession, manifest: Manifest, live: Object | None, **query: str
 ) -> Object:
-    """Return the object after applying the manifest in the way it was applied before: client-side or server-side.
+    """Apply the manifest in the way it was applied before, client-side or server-side, and return the object.
 
-    Raises ApiError with the message of admission.
+    `query` has parameters of the request, such as DRY_RUN. Raises ApiError with the message of admission.
     """
     path = paths.pipeline(session.key)
     in_manifest = manifest.body["metadata"]
@@ -36,11 +38,14 @@ async def dry_run(
     body = {**manifest.body, "metadata": meta}
     last_applied = _annotations(live).get(LAST_APPLIED)
     if not last_applied:
-        return await session.api.apply(path, body, _field_manager(live), **DRY_RUN)
+        manager = _field_manager(live)
+        return await session.api.apply(path, body, manager, **STRICT, **query)
     last = json.loads(last_applied)
     spec = _three_way_patch(last.get("spec") or {}, body["spec"])
-    patch = {**body, "spec": spec}
-    return await session.api.patch(path, patch, fieldManager=KUBECTL, **DRY_RUN)
+    # What the next `kubectl apply` compares with.
+    annotations = {**meta.get("annotations", {}), LAST_APPLIED: json.dumps(body)}
+    patch = {**body, "metadata": {**meta, "annotations": annotations}, "spec": spec}
+    return await session.api.patch(path, patch, fieldManager=KUBECTL, **STRICT, **query)
 
 
 def _annotations(live: Object | None) -> dict[str, str]:

@@ -1,0 +1,13 @@
+"""Work that starts an event loop of its own, also where an event loop runs already, as in a notebook."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_thread(work: Callable[[], T]) -> T:
+    """Return the result of work that is done in a new thread."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(work).result()
