@@ -64,7 +64,8 @@ class PlanReport:
     @override
     def __str__(self) -> str:
         stages = [
-            f"{stage.action:<7} {stage.stage:<9} {stage.reason}" for stage in self.stages
+            f"{stage.action:<7} {stage.stage:<9} {stage.reason}"
+            for stage in self.stages
         ]
         return "\n".join([*stages, *self.lines()])
 

@@ -35,7 +35,7 @@ from finetune_trainer.contract import (
     TrainResult,
 )
 from finetune_trainer.contract.environment import CONFIG
-from finetune_trainer.serving.server import free_port
+from finetune_trainer.listening import free_port
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("SERVING") != "all",
