@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Return a name of the interface, which is imported now: to build the API's models takes half a second."""
+        """Return a name of the interface, which is imported now: building the API's models takes a second or two."""
         return getattr(import_module("finetune.interface"), name)
 
     def __dir__() -> list[str]:
