@@ -155,7 +155,7 @@ def test_missing_account_or_priority_class_blocks(namespace: KubeNamespace, fiel
     driver = PipelineDriver.start(
         namespace, pipeline("missing-dependency", prepare={"pod": {field: "ghost"}})
     )
-    wait_blocked(driver, "DependencyNotReady", "ghost", field)
+    wait_blocked(driver, "ContainerNotStarted", "ghost", field)
 
 
 def test_malformed_affinity_is_spec_invalid(namespace: KubeNamespace):
