@@ -116,7 +116,7 @@ def test_wait_and_watch_return_the_gates_code(workspace: CliWorkspace) -> None:
     detach(workspace)
     watched = finetune(workspace, "get", "-w")
     assert watched.returncode == 3
-    assert "BelowThreshold" in watched.stdout.splitlines()[-1]
+    assert "\nBelowThreshold: " in watched.stdout
     assert finetune(workspace, "wait", "--for", "Ready").returncode == 3
 
 
