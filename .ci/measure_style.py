@@ -52,7 +52,12 @@ PLACE = re.compile(
     re.IGNORECASE,
 )
 PRONOUN = re.compile(r"\bones?\b", re.IGNORECASE)
+NOUN_CLAUSE = re.compile(r"\bwhat (is|are|was|were|an?)\b", re.IGNORECASE)
+RELATIVE = re.compile(r"\bof which\b|\bwhose\b", re.IGNORECASE)
 ADDRESS = re.compile(r"\byours?\b|\byou\b", re.IGNORECASE)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+FEW_LINES = 3
+"""Lines of a short body."""
 
 
 @dataclass
@@ -64,6 +69,7 @@ class Code:
     functions: list[int] = field(default_factory=list)
     """Lines of each function's body, without docstring, blank lines and comments."""
     complexities: list[int] = field(default_factory=list)
+    parameters: list[int] = field(default_factory=list)
     code_lines: int = 0
     comments: int = 0
     body_lines: int = 0
@@ -102,6 +108,9 @@ SIZES = (
     "max",
     "complexity p95",
     "max",
+    "parameters p95",
+    "max",
+    "bodies ≤ 3 lines, %",
 )
 DENSITY = (
     "AST nodes a line",
@@ -111,10 +120,14 @@ DENSITY = (
     "nested ones",
     "`next(generator, default)`",
     "tuple-to-tuple",
+    "comprehensions",
+    "lambdas",
     "names `one`, `found`, `told`, `why`, `what`",
     "`#` in 100 lines",
 )
-FORMS = (WALRUS, CONDITIONAL, NESTED, NEXT_DEFAULT, TUPLE)
+COMPREHENSION = "comprehension"
+LAMBDA = "lambda"
+FORMS = (WALRUS, CONDITIONAL, NESTED, NEXT_DEFAULT, TUPLE, COMPREHENSION, LAMBDA)
 FOLDERS = ("files", "imports among them", "floors", "cycles")
 
 
@@ -122,6 +135,8 @@ def sizes(code: Code) -> list[object]:
     """Return the row of one area in the table of sizes."""
     functions = sorted(code.functions)
     complexities = sorted(code.complexities)
+    parameters = sorted(code.parameters)
+    short = sum(lines <= FEW_LINES for lines in functions)
     return [
         len(code.files),
         sum(code.files),
@@ -132,6 +147,9 @@ def sizes(code: Code) -> list[object]:
         functions[-1],
         percentile(complexities, 95),
         complexities[-1],
+        percentile(parameters, 95),
+        parameters[-1],
+        round(100 * short / len(functions)),
     ]
 
 
@@ -171,6 +189,11 @@ def measure_file(text: str, code: Code) -> None:
     code.code_lines += len(lines)
     code.comments += sum(1 for _ in comments(text))
     code.forms.update(form for _, form in forms_in(tree))
+    for node in ast.walk(tree):
+        if isinstance(node, COMPREHENSIONS):
+            code.forms[COMPREHENSION] += 1
+        elif isinstance(node, ast.Lambda):
+            code.forms[LAMBDA] += 1
     for function in outer_functions(tree.body):
         nodes = [node for part in body_of(function) for node in ast.walk(part)]
         code.body_lines += body_lines(function, lines)
@@ -179,6 +202,7 @@ def measure_file(text: str, code: Code) -> None:
     for function in functions_in(tree):
         code.functions.append(body_lines(function, lines))
         code.complexities.append(complexity(function))
+        code.parameters.append(parameter_count(function))
 
 
 def docstring_nodes(tree: ast.AST) -> list[Documented]:
@@ -201,6 +225,13 @@ def body_of(function: Function) -> list[ast.stmt]:
 def body_lines(function: Function, lines: set[int]) -> int:
     """Return how many of these lines the body of a function has."""
     return sum(len(lines.intersection(lines_of(part))) for part in body_of(function))
+
+
+def parameter_count(function: Function) -> int:
+    """Return how many parameters a function has, without `self` and `cls`."""
+    arguments = function.args
+    listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return sum(argument.arg not in {"self", "cls"} for argument in listed)
 
 
 def lines_of(node: ast.stmt) -> range:
@@ -243,6 +274,8 @@ def words_of(texts: list[str]) -> dict[str, object]:
         "words": words,
         "that of, those of, those that": frequency(len(THAT_OF.findall(text))),
         "where for if": frequency(where),
+        "what is, what a": frequency(len(NOUN_CLAUSE.findall(text))),
+        "of which, whose": frequency(len(RELATIVE.findall(text))),
         "one, ones": frequency(len(PRONOUN.findall(text))),
         "you, your": frequency(len(ADDRESS.findall(text))),
     }

@@ -1,4 +1,4 @@
-"""A run on this machine. One that this process has started works in a thread of this process."""
+"""A run on this machine. A run that this process has started works in one of its threads."""
 
 import argparse
 import asyncio

@@ -68,7 +68,7 @@ class Comparison:
 
 
 class PipelineRun(ABC):
-    """A run of a pipeline. Its last expression in a notebook shows the run card."""
+    """A run of a pipeline. As the last expression of a cell, it shows the run card in a notebook."""
 
     poll_seconds: ClassVar[float]
     """Time between two looks at a run that is waited for."""

@@ -1,4 +1,4 @@
-"""Work that starts an event loop of its own, also where an event loop runs already, as in a notebook."""
+"""Work that starts an event loop of its own, even if an event loop is already running, as in a notebook."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

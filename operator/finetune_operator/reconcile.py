@@ -86,9 +86,8 @@ def _decide(
     pipeline: Pipeline, observation: Observation, settings: Settings, now: datetime
 ) -> tuple[Plan, PipelineStatus]:
     settings = settings.below(observation.defaults)
-    assessment = assess(
-        pipeline, observation, now
-    )  # the state of every stage and attempt
+    # The state of every stage and attempt.
+    assessment = assess(pipeline, observation, now)
     plan = plan_next(pipeline, assessment, settings, now)
     return plan, report(pipeline, assessment, plan, now, settings.troubleshooting_url)
 

@@ -129,16 +129,13 @@ def _measured(record: RunRecord, result: EvaluateResult) -> list[Measured]:
             gates = [
                 gate
                 for gate in record.status.gates
-                if gate.task == task and _same(gate.metric, metric)
+                # A gate may name acc,none although the score is called acc.
+                if gate.task == task
+                and metric in {gate.metric, gate.metric.partition(",")[0]}
             ]
             error = record.base_errors.get((task, metric))
             scores.append(Measured(task, metric, score, error, gates))
     return scores
-
-
-def _same(metric: str, measured: str) -> bool:
-    # A gate may name acc,none although the score is called acc.
-    return measured in {metric, metric.partition(",")[0]}
 
 
 def _important(scores: Sequence[Measured]) -> list[Measured]:

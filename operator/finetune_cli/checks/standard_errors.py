@@ -7,7 +7,6 @@ from typing import Any
 from finetune_cli.checks.task_file import aggregation_of
 from finetune_cli.manifest.fields import GateMetric, Location
 
-MEAN = "mean"
 BOOTSTRAPPED = frozenset(
     {
         *("nanmean", "median", "perplexity", "f1", "matthews_corrcoef"),

@@ -98,19 +98,16 @@ def _words(table: Table, before: list[str], last: str) -> Iterator[str]:
         return
     command = table.get(before[0], {})
     options = command.get("options", {})
-    if _takes_value(options, before[-1]):
-        yield from options[before[-1]]
+    values = options.get(before[-1])
+    # The table has null for a flag, which no value follows.
+    if values is not None:
+        yield from values
     elif last.startswith("-"):
         yield from options
     else:
         yield from command.get("words", ())
         if command.get("runs"):
             yield from (run.name for run in find_runs())
-
-
-def _takes_value(options: dict[str, Any], word: str) -> bool:
-    """Return whether a word is an option that a value follows; the table has null for a flag."""
-    return options.get(word) is not None
 
 
 def _takes_file(table: Table, before: list[str], last: str) -> bool:

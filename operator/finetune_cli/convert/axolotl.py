@@ -194,6 +194,7 @@ OWN = {
     "field_chosen": "chosen",
     "field_rejected": "rejected",
 }
+"""Field of a type that the user has defined -> column of prepare."""
 
 
 def _own_columns(

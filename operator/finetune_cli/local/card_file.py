@@ -88,8 +88,10 @@ def _default_file(name: str) -> Path:
 
 def _identity(pipeline: Pipeline, stage: str) -> str:
     status = pipeline.status.stages.get(stage)
-    # A folder that does not exist, and not the folder of all results.
-    return (status and status.identity) or "none"
+    if status is None or not status.identity:
+        # A folder that does not exist, and not the folder of all results.
+        return "none"
+    return status.identity
 
 
 def _folders(pipeline: Pipeline, workdir: Path) -> dict[str, str]:

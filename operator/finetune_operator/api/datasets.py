@@ -10,10 +10,6 @@ from finetune_trainer.contract import DatasetSource, Validation
 REPOSITORY = re.compile("hf://[^/]+/[^/]+")
 
 
-def _is_repository(data: Mapping[str, Any]) -> bool:
-    return REPOSITORY.fullmatch(data.get("uri", "")) is not None
-
-
 SHAPES = (
     ("messages", "tools", "system"),
     ("instruction", "input", "output", "system"),
@@ -57,7 +53,7 @@ SOURCE_RULES = (
         is_valid=lambda data: (
             not data.keys() & {"config", "split"}
             or "uri" not in data
-            or _is_repository(data)
+            or REPOSITORY.fullmatch(data["uri"]) is not None
         ),
     ),
     Rule(

@@ -124,9 +124,10 @@ class WorkQueue:
         """Add a pipeline after a delay; of several delays, the first to end counts."""
         loop = asyncio.get_running_loop()
         at = loop.time() + max(0.0, seconds)
+        is_urgent = key in self._running.added_at or key in self._others.added_at
         is_earlier = key in self._delayed and self._delayed[key].at <= at
         # An earlier turn comes anyway.
-        if self._is_urgent(key) or is_earlier:
+        if is_urgent or is_earlier:
             return
         self._cancel_delay(key)
         self._delayed[key] = _Delayed(at, loop.call_at(at, self.add, key))
@@ -228,9 +229,6 @@ class WorkQueue:
     def __len__(self) -> int:
         """Return how many pipelines wait for a worker."""
         return sum(len(lane.added_at) for lane in self._lanes)
-
-    def _is_urgent(self, key: Key) -> bool:
-        return key in self._running.added_at or key in self._others.added_at
 
     def oldest(self) -> float:
         """Return how long the first urgent pipeline has waited, in seconds; 0 if there is none."""

@@ -58,7 +58,8 @@ def adopt(status: StageStatus, inputs: str, execution: str) -> StageStatus:
     Its running attempt gets the new hash, too, so that it is not stopped. A stage that has not begun keeps nothing: it
     may have other values in this version, which must not get the same name.
     """
-    if not status.result and not _has_attempt(status):
+    identities = {attempt.identity for attempt in status.attempts}
+    if not status.result and status.identity not in identities:
         return status
     # A status from before the inputs were recorded says nothing about its contents.
     if status.inputs and contents_of(status.inputs) != contents_of(inputs):
@@ -122,10 +123,6 @@ def is_outdated(status: StageStatus, *, goes_on: bool) -> bool:
     if not status.results_version or status.running_attempt:
         return False
     return not goes_on or status.begun is None
-
-
-def _has_attempt(status: StageStatus) -> bool:
-    return any(attempt.identity == status.identity for attempt in status.attempts)
 
 
 def go_on_with(begun: Begun, config: StageConfig) -> StageConfig:

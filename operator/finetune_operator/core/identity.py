@@ -117,8 +117,9 @@ def inputs_of(
 
 def have_equal_values(spec: StageSpec, config: StageConfig, other: StageConfig) -> bool:
     """Return whether two configs of a stage ask for the same result, apart from their contents."""
-    inputs, others = (inputs_of(spec, each, {}) for each in (config, other))
-    return inputs.partition("-")[0] == others.partition("-")[0]
+    inputs = inputs_of(spec, config, {})
+    other_inputs = inputs_of(spec, other, {})
+    return inputs.partition("-")[0] == other_inputs.partition("-")[0]
 
 
 def contents_of(inputs: str) -> str:

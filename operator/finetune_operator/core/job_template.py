@@ -153,8 +153,8 @@ def _in_zone_of_later_stages(
     """
     if settings.placement_defaults is None or spec.needs:
         return placement
-    for each in pipeline.spec.stages().values():
-        later = each.over(settings.defaults.pod_defaults)
+    for stage in pipeline.spec.stages().values():
+        later = stage.over(settings.defaults.pod_defaults)
         zone = _zone_of(later, settings.placement_defaults)
         # A server has no volume of the pipeline.
         if zone and later.needs and not later.runs_server:

@@ -31,9 +31,9 @@ def load_structure(folder: Path, uri: str) -> Any:
 def layers_of(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the decoder layers of a model; none if its architecture in transformers has no such layers."""
     return [
-        each
-        for each in module.modules()
-        if isinstance(each, GradientCheckpointingLayer)
+        layer
+        for layer in module.modules()
+        if isinstance(layer, GradientCheckpointingLayer)
     ]
 
 

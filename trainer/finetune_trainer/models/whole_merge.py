@@ -45,11 +45,8 @@ class WholeMerge(PublishedWeights):
         self.changed = frozenset(
             name
             for name, tensor in self._tensors.items()
-            if self._differs(name, tensor)
+            if not torch.equal(self._stored.read(name).float(), tensor)
         )
-
-    def _differs(self, name: str, tensor: torch.Tensor) -> bool:
-        return not torch.equal(self._stored.read(name).float(), tensor)
 
     @override
     def _read_changed(self, name: str) -> torch.Tensor:

@@ -178,9 +178,11 @@ class AdamW8Bit(NamedOptimizer):
 
     @override
     def _restore(self, parameter: torch.nn.Parameter, state: Tensors) -> None:
-        group, number, index = next(
-            each for each in self._places() if each[0]["params"][each[2]] is parameter
-        )
+        [(group, number, index)] = [
+            (group, number, index)
+            for group, number, index in self._places()
+            if group["params"][index] is parameter
+        ]
         # bitsandbytes makes a state of its own layout, which is filled: it keeps other tensors in it than are saved.
         self._library.init_state(group, parameter, number, index)
         restored = self.optimizer.state[parameter]

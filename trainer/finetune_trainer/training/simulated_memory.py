@@ -72,7 +72,7 @@ def simulated_attention(
     **_options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return [B, T, H, D] for queries [B, H, T, D], with the tensors that a kernel without a mask makes and keeps."""
-    query, key, value = (each.to(value.dtype) for each in (query, key, value))
+    query, key, value = (tensor.to(value.dtype) for tensor in (query, key, value))
     attended, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001  there is no public name
         query, key, value, 0.0, is_causal=True, scale=scaling
     )

@@ -141,7 +141,9 @@ def trim_pipeline(raw: Object, parsed: Pipeline | None = None) -> CachedPipeline
     unreadable = _is_unreadable(status)
     text = b""
     if parsed is None:
-        text = _compressed({"metadata": kept, "spec": spec, "status": status})
+        content = {"metadata": kept, "spec": spec, "status": status}
+        # The fastest level: a pipeline is compressed at each of its changes.
+        text = zlib.compress(fast_json.encode(content), level=1)
     waiting = None
     if not (finished or unreadable):
         waiting = _waiting_stage(meta, status, suspended=suspended)
@@ -184,11 +186,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for element in value:
             yield from _texts(element)
-
-
-def _compressed(content: Object) -> bytes:
-    # The fastest level: a pipeline is compressed at each of its changes.
-    return zlib.compress(fast_json.encode(content), level=1)
 
 
 def _kept_metadata(meta: Object, status: Object, own: Mapping[str, str]) -> Object:

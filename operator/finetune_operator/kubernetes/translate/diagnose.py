@@ -41,7 +41,7 @@ ZONE_FIX = (
 )
 STARTING = frozenset({"ContainerCreating", "PodInitializing", "", None})
 """Reasons of a container that waits for nothing special."""
-PASSES = frozenset(
+TEMPORARY = frozenset(
     {Reason.PROGRESSING, Reason.WAITING_FOR_CAPACITY, Reason.WAITING_FOR_QUOTA}
 )
 """Reasons that may pass without people."""
@@ -58,7 +58,7 @@ def worst_blocker(
         return diagnose(pod, warnings.get(pod.name, ""), now)
     blockers = list(_blockers(job, pods, warnings, now))
     for blocker in blockers:
-        if blocker.reason not in PASSES:
+        if blocker.reason not in TEMPORARY:
             return blocker
     if not blockers:
         return None
@@ -143,8 +143,8 @@ def _unscheduled(pod: ObservedPod) -> Blocker | None:
     lacking = sorted(set(re.findall(r"Insufficient ([\w.-]+/[\w-]+)", message)))
     if ZONAL.search(message):
         # Nodes in the volume's zone may get room, and another node class may have some.
-        waits = Reason.WAITING_FOR_CAPACITY if lacking else Reason.VOLUME_NOT_READY
-        return Blocker(waits, f"{message}; {ZONE_FIX}")
+        reason = Reason.WAITING_FOR_CAPACITY if lacking else Reason.VOLUME_NOT_READY
+        return Blocker(reason, f"{message}; {ZONE_FIX}")
     if "ersistent" in message:
         return Blocker(Reason.VOLUME_NOT_READY, f"{message}; {_claim_fix(message)}")
     if not lacking:

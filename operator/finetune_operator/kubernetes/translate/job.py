@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 
-from finetune_operator.core.observation import Blocker, JobState, ObservedJob, PodFault
+from finetune_operator.core.observation import Blocker, JobState, ObservedJob
 from finetune_operator.kubernetes.translate.attempt_pods import AttemptPods
 from finetune_operator.kubernetes.translate.diagnose import (
     first_lost_since,
@@ -67,7 +67,7 @@ def observe_job(
         pod=_failed_pod(state, all_pods),
         unschedulable_since=all_pods.unschedulable_since,
         incomplete_since=all_pods.incomplete_since(job),
-        fault=_fault(job, all_pods),
+        fault=all_pods.fault or deadline_of(job),
         outlived_since=all_pods.outlived_since,
         sidecar=all_pods.sidecar,
         failed_node=_failed_node(state, pod),
@@ -94,10 +94,6 @@ def _blocker(
         or worst
         or without_pods(job, pods, suspension.resumed_at, now)
     )
-
-
-def _fault(job: Object | None, pods: AttemptPods) -> PodFault | None:
-    return pods.fault or deadline_of(job)
 
 
 def _failed_node(state: JobState, pod: ObservedPod | None) -> str:

@@ -137,17 +137,20 @@ class RankGroup(Ranks):
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         parameters = list(parameters)
         # A parameter without a gradient here may have a gradient elsewhere, such as an expert that no token here chose.
-        counts = self.sum(*(float(each.grad is not None) for each in parameters))
-        used = [each for each, count in zip(parameters, counts, strict=True) if count]
+        counts = self.sum(*(parameter.grad is not None for parameter in parameters))
+        pairs = zip(parameters, counts, strict=True)
+        used = [parameter for parameter, count in pairs if count]
         for bucket in _buckets(used):
             gradients = [
-                torch.zeros_like(each) if each.grad is None else each.grad
-                for each in bucket
+                torch.zeros_like(parameter)
+                if parameter.grad is None
+                else parameter.grad
+                for parameter in bucket
             ]
             # In a single tensor: each sum has a delay, whatever its size, and an adapter has hundreds of gradients.
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             self._sum(flat)
-            totals = flat.split([each.numel() for each in bucket])
+            totals = flat.split([gradient.numel() for gradient in gradients])
             for parameter, total in zip(bucket, totals, strict=True):
                 parameter.grad = total.view_as(parameter)
 

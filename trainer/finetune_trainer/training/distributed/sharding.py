@@ -41,12 +41,13 @@ def shard(trainable: Trainable, ranks: Ranks, device: torch.device) -> Trainable
     }
     # The layers first and the module last: it takes only the parameters that no layer has taken.
     mesh = init_device_mesh(device.type, (ranks.size,))
-    for each in (*layers, module):
-        fully_shard(each, mesh=mesh)
-    for each in (each for each in module.modules() if isinstance(each, FSDPModule)):
-        # The sum, not the mean: each loss is divided by the targets of all processes already.
-        each.set_gradient_divide_factor(1.0)
-        each.set_force_sum_reduction_for_comms(True)
+    for part in (*layers, module):
+        fully_shard(part, mesh=mesh)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            # The sum, not the mean: each loss is divided by the targets of all processes already.
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
     parameters = dict(module.named_parameters())
     weights = {
         name: parameters[names[tensor.data_ptr()]].detach()
@@ -60,9 +61,9 @@ def drop_gathered(module: torch.nn.Module) -> None:
 
     Call this before the shards change: the next pass would compute with the weights of before.
     """
-    for each in module.modules():
-        if isinstance(each, FSDPModule):
-            each.reshard()
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,8 @@ def _factors(like: torch.Tensor, probability: float) -> torch.Tensor:
 def speed_up_dropout(model: torch.nn.Module) -> None:
     """Replace the dropout of PEFT's LoRA layers."""
     # Only LoRA's own dropout: the base model's stays PyTorch's, as its architecture has it.
-    for layer in (each for each in model.modules() if isinstance(each, LoraLayer)):
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    for layer in layers:
         for name, dropout in layer.lora_dropout.items():
             if isinstance(dropout, torch.nn.Dropout):
                 layer.lora_dropout[name] = Dropout(dropout.p)

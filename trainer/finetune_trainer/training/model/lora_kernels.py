@@ -126,10 +126,11 @@ class AddsInPlace:
         if self.disable_adapters or not is_plain or torch.compiler.is_compiling():
             whole: torch.Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
             return whole
-        down, up, scaling = (
-            each[names[0]] for each in (self.lora_A, self.lora_B, self.scaling)
-        )
-        dropped = self.lora_dropout[names[0]](x)
+        [name] = names
+        down = self.lora_A[name]
+        up = self.lora_B[name]
+        scaling = self.scaling[name]
+        dropped = self.lora_dropout[name](x)
         forward = _updated_output
         if is_frozen_linear(self.base_layer):
             forward = _adapted_linear
@@ -139,7 +140,7 @@ class AddsInPlace:
 def is_frozen_linear(layer: torch.nn.Module) -> bool:
     """Return whether a layer is PyTorch's own, and none of its parameters is trained."""
     return type(layer) is torch.nn.Linear and not any(
-        each.requires_grad for each in layer.parameters()
+        parameter.requires_grad for parameter in layer.parameters()
     )
 
 
@@ -160,8 +161,8 @@ def _adapted_linear(  # noqa: PLR0917  the order of _updated_output
     # The same tensor without dropout, also after a cast: the function asks whether it is the same.
     dropped = inputs if dropped is x else dropped.to(dtype)
     parameters = (
-        None if each is None else each.to(dtype)
-        for each in (layer.weight, layer.bias, down, up)
+        None if tensor is None else tensor.to(dtype)
+        for tensor in (layer.weight, layer.bias, down, up)
     )
     with torch.autocast(kind, enabled=False):
         adapted: torch.Tensor = AdaptedLinear.apply(
@@ -179,7 +180,7 @@ def _updated_output(  # noqa: PLR0917  the order of _adapted_linear
     scaling: float,
 ) -> torch.Tensor:
     output = layer(x)
-    inputs, *weights = (each.to(output.dtype) for each in (dropped, down, up))
+    inputs, *weights = (tensor.to(output.dtype) for tensor in (dropped, down, up))
     # All have the output's dtype already, so that the product can be added to it in place.
     with torch.autocast(x.device.type, enabled=False):
         updated: torch.Tensor = LowRankUpdate.apply(output, inputs, *weights, scaling)
