@@ -96,7 +96,8 @@ def client_module(name: str) -> Any:
             raise
         raise UsageError(
             "a cluster needs the Kubernetes client library, which is not installed: "
-            "pip install 'finetune-operator[operator]'"
+            "pip install 'finetune-operator[operator]'; "
+            "the runs on this machine: finetune list"
         ) from error
 
 

@@ -327,7 +327,8 @@ def test_missing_kubernetes_client_is_reported():
     assert done.returncode == 2
     assert done.stderr == (
         "finetune: a cluster needs the Kubernetes client library, which is not installed: "
-        "pip install 'finetune-operator[operator]'\n"
+        "pip install 'finetune-operator[operator]'; "
+        "the runs on this machine: finetune list\n"
     )
 
 
