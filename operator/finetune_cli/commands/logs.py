@@ -16,6 +16,7 @@ from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.output.metrics import TRAIN, print_rows, print_samples, rows_of_file
 from finetune_cli.output.status_text import no_attempt, print_attempt, stage_with_log
+from finetune_cli.runs import run_named
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.local.cluster import Folders
@@ -94,7 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _settle_arguments(arguments: argparse.Namespace) -> None:
     """Set the stage if it is the only positional argument; raise UsageError for arguments that do not go together."""
     # The name may be left out, so argparse takes a single argument for it.
-    if arguments.stage is None and arguments.name in STAGE_NAMES:
+    is_stage = arguments.stage is None and arguments.name in STAGE_NAMES
+    if is_stage and not _names_run(arguments):
         arguments.stage = arguments.name
         arguments.name = None
     if arguments.metrics:
@@ -105,6 +107,13 @@ def _settle_arguments(arguments: argparse.Namespace) -> None:
         raise UsageError(
             "-o is the form of metrics and samples: add --metrics or --samples, or leave out -o"
         )
+
+
+def _names_run(arguments: argparse.Namespace) -> bool:
+    """Return whether a run on this machine has the stage's name: `init` names it train if its data is train.jsonl."""
+    if arguments.workdir or arguments.context or arguments.namespace:
+        return False
+    return run_named(arguments.name) is not None
 
 
 def _require_train(arguments: argparse.Namespace, rows: str) -> None:

@@ -369,6 +369,18 @@ def test_logs_name_the_attempt(workspace: CliWorkspace) -> None:
     assert "exit code 64" in workspace.finetune("get").stdout
 
 
+def test_logs_of_a_run_that_is_called_like_a_stage(workspace: CliWorkspace) -> None:
+    """`init` names a pipeline after its data: train.jsonl."""
+    workspace.manifest["metadata"]["name"] = "train"
+    workspace.command("run")
+    claim = ("--claim", "demo=material")
+    done = workspace.finetune_in("run", "p.yaml", *claim, "--until", "prepare")
+    assert done.returncode == 0, done.stderr
+    logs = workspace.finetune_in("logs", "train")
+    assert logs.returncode == 0, logs.stderr
+    assert "-prepare-a1" in logs.stderr
+
+
 def test_edited_template_file_is_another_prepare(workspace: CliWorkspace) -> None:
     template = workspace.folder / "template.jinja"
     template.write_text("{{ messages }}")
