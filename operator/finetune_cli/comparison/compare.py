@@ -129,8 +129,8 @@ def _are_alike(values: Sequence[Any]) -> bool:
 
 def _digest(status: PipelineStatus, source: str) -> str | None:
     """Return the short digest of the data or of the model that prepare has read; None before that."""
-    result = _result(status, "prepare")
-    if not isinstance(result, PrepareResult):
+    result = status.result(PrepareResult)
+    if result is None:
         return None
     digest: str | None = result.data_digest
     if source == "model":
@@ -140,18 +140,13 @@ def _digest(status: PipelineStatus, source: str) -> str | None:
     return f"{digest[:DIGEST_CHARACTERS]}…"
 
 
-def _result(status: PipelineStatus, name: str) -> Any:
-    stage = status.stages.get(name)
-    return stage.result if stage else None
-
-
 def measurements(run: Run) -> Measurements:
     """Return what was measured of a run."""
     status = run.status
     train = status.stages.get("train")
     training_loss, validation_loss = _losses(status)
-    evaluated = _result(status, "evaluate")
-    scores = evaluated.scores if isinstance(evaluated, EvaluateResult) else {}
+    evaluated = status.result(EvaluateResult)
+    scores = evaluated.scores if evaluated else {}
     stages = [
         stage
         for stage in status.stages.values()
@@ -215,8 +210,8 @@ def score_difference(
 
 
 def _score(run: Run, task: str, metric: str) -> Score | None:
-    result = _result(run.status, "evaluate")
-    if not isinstance(result, EvaluateResult):
+    result = run.status.result(EvaluateResult)
+    if result is None:
         return None
     score = result.scores.get(task, {}).get(metric)
     if score is None or not math.isfinite(score.value):

@@ -96,12 +96,12 @@ def _identity(pipeline: Pipeline, stage: str) -> str:
 
 def _folders(pipeline: Pipeline, workdir: Path) -> dict[str, str]:
     """Return URI -> folder of the base model and of each published model, as far as they are on this machine."""
-    stage = pipeline.status.stages.get("push")
-    if stage is None or not isinstance(stage.result, PushResult):
+    push = pipeline.status.result(PushResult)
+    if push is None:
         return {}
     environment = run_environment(workdir, pipeline)
     folders = {}
-    published = [target.uri for target in stage.result.published]
+    published = [target.uri for target in push.published]
     for uri in (pipeline.spec.model.uri, *published):
         # A store, or a claim that is no longer linked: the card then names the URI.
         with contextlib.suppress(InvalidLocation):
@@ -111,15 +111,15 @@ def _folders(pipeline: Pipeline, workdir: Path) -> dict[str, str]:
 
 def _base_errors(pipeline: Pipeline, file: Path) -> dict[tuple[str, str], float]:
     """Return the standard errors of the base model's scores by task and metric, as far as lm-eval has written them."""
-    stage = pipeline.status.stages.get("evaluate")
-    if stage is None or not isinstance(stage.result, EvaluateResult):
+    evaluated = pipeline.status.result(EvaluateResult)
+    if evaluated is None:
         return {}
     try:
         results = json.loads(file.read_bytes())["results"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     errors = {}
-    for task, metrics in stage.result.scores.items():
+    for task, metrics in evaluated.scores.items():
         for metric in metrics:
             error = _error(results, task, metric)
             if error is not None:

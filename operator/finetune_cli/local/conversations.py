@@ -10,13 +10,13 @@ from finetune_cli.local.model_server import LocalEndpoint, model_server
 from finetune_cli.local.published import (
     has_turns,
     model_argument,
-    prepared,
     published_model,
     run_environment,
 )
 from finetune_cli.local.serving import kept_server
 from finetune_cli.local.summary import run_argument
 from finetune_operator.local.pipeline_file import PipelineFile
+from finetune_trainer.contract import PrepareResult
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def local_conversations(
             f"then finetune run {run_argument(folder)}"
         )
     environment = run_environment(folder, pipeline)
-    data = prepared(pipeline)
+    data = pipeline.status.result(PrepareResult)
     programs = {
         TRAINED: [model_argument(environment, uri)],
         BASE: [model_argument(environment, pipeline.spec.model.uri)],

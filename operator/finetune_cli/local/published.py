@@ -18,10 +18,10 @@ from finetune_trainer.contract.uris import hub_id
 
 def published(pipeline: Pipeline) -> PublishedTarget | None:
     """Return the merged model that push published, else the adapter, or None."""
-    push = pipeline.status.stages.get("push")
-    if push is None or not isinstance(push.result, PushResult):
+    push = pipeline.status.result(PushResult)
+    if push is None:
         return None
-    return push.result.first("Merged") or push.result.first("Adapter")
+    return push.first("Merged") or push.first("Adapter")
 
 
 def published_model(pipeline: Pipeline | None) -> str | None:
@@ -33,17 +33,9 @@ def published_model(pipeline: Pipeline | None) -> str | None:
     return target.uri
 
 
-def prepared(pipeline: Pipeline) -> PrepareResult | None:
-    """Return what prepare made of the data, or None."""
-    stage = pipeline.status.stages.get("prepare")
-    if stage is None or not isinstance(stage.result, PrepareResult):
-        return None
-    return stage.result
-
-
 def has_turns(pipeline: Pipeline) -> bool:
     """Return whether the model was trained on conversations, so that it answers messages by its chat template."""
-    data = prepared(pipeline)
+    data = pipeline.status.result(PrepareResult)
     return data is not None and data.conversations
 
 

@@ -8,7 +8,7 @@ version are kept. An unknown outcome of an attempt is an error: what it counts a
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field, StringConstraints, WithJsonSchema
 
@@ -325,6 +325,9 @@ class Refusal(ExtensibleModel):
     """Answer of the API server, and how to fix it."""
 
 
+R = TypeVar("R")
+
+
 class PipelineStatus(ExtensibleModel):
     """Observed state of the pipeline, written by the operator."""
 
@@ -384,3 +387,10 @@ class PipelineStatus(ExtensibleModel):
         """Return the attempts that are not known to have ended, by stage."""
         running = {name: stage.running_attempt for name, stage in self.stages.items()}
         return {name: attempt for name, attempt in running.items() if attempt}
+
+    def result(self, kind: type[R]) -> R | None:
+        """Return the result of this kind, such as a PushResult; None if its stage has none yet."""
+        for stage in self.stages.values():
+            if isinstance(stage.result, kind):
+                return stage.result
+        return None
