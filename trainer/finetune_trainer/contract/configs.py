@@ -52,6 +52,10 @@ class StageConfig(ContractModel):
         """Return the URIs that the stage writes to. It only reads all others."""
         return frozenset()
 
+    def uses_bitsandbytes(self) -> bool:
+        """Return whether the stage computes with weights or optimizer states of 4 or 8 bits."""
+        return False
+
 
 # All strings, and no list of the fields that hold URIs: a new field cannot be missing from it.
 def _strings(value: Any) -> Iterator[str]:
@@ -122,6 +126,12 @@ class TrainConfig(StageConfig):
     @override
     def written_uris(self) -> frozenset[str]:
         return tracked_uris(self.tracking)
+
+    @override
+    def uses_bitsandbytes(self) -> bool:
+        return (
+            self.recipe.method == "QLoRA" or self.recipe.optimizer.name == "AdamW8Bit"
+        )
 
 
 class GatedMetric(ContractModel):

@@ -18,6 +18,7 @@ from finetune_trainer.models.finite import is_finite
 from finetune_trainer.models.loading import empty_model
 from finetune_trainer.models.parameter_names import stored_names_of
 from finetune_trainer.models.published_weights import PublishedWeights
+from finetune_trainer.models.tied_layers import tied_layers
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -151,15 +152,6 @@ def mismatch(model_folder: Path, reason: object) -> ConfigInvalid:
     return ConfigInvalid(
         f"the adapter does not match the model in {model_folder}: {reason}; run train again"
     )
-
-
-def tied_layers(model: Any) -> tuple[str, str] | None:
-    """Return the names of embedding and output head if they share a weight."""
-    head = model.get_output_embeddings()
-    if head is None or not model.config.get_text_config().tie_word_embeddings:
-        return None
-    names = {module: name for name, module in model.named_modules()}
-    return names[model.get_input_embeddings()], names[head]
 
 
 def _separable_config(adapter: Path) -> LoraConfig:

@@ -153,6 +153,8 @@ def run_or_reuse(
     if environment.is_first:
         # Before the stage's packages are loaded, which takes seconds.
         create_folder(folder)
+    if not config.uses_bitsandbytes():
+        leave_out_bitsandbytes()
     module = importlib.import_module(f"finetune_trainer.stages.{config.stage}")
     if not environment.is_first:
         take_part(config, environment, module)
@@ -193,6 +195,12 @@ def run_or_reuse(
             with stop.deferred():
                 write_result(folder, result, fence)
         return result
+
+
+def leave_out_bitsandbytes() -> None:
+    """Keep PEFT from importing bitsandbytes, which takes seconds and which few recipes use."""
+    # Python's mark of a module that cannot be imported. A process that has imported it keeps it.
+    sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # typeshed knows modules only
 
 
 def take_part(config: AnyConfig, environment: Environment, module: ModuleType) -> None:

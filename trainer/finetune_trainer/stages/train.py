@@ -349,8 +349,7 @@ def numerics_of(run: TrainingRun) -> dict[str, str]:
     numerics["attention"] = run.model.masked_attention
     if run.model.is_flat:
         numerics["attention"] = document_attention.NAME
-    recipe = run.config.recipe
-    if recipe.method == "QLoRA" or recipe.optimizer.name == "AdamW8Bit":
+    if run.config.uses_bitsandbytes():
         numerics["bitsandbytes"] = importlib.metadata.version("bitsandbytes")
     return numerics
 

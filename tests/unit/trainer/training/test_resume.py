@@ -374,6 +374,10 @@ def test_program_stops_on_sigterm_during_import_and_training(
     while reported_step(workspace) < 2:
         assert training.poll() is None
         time.sleep(0.005)
+    # Its import takes seconds, and a LoRA of 16 bits does not use it.
+    loaded = Path(f"/proc/{training.pid}/maps").read_text()
+    assert "libtorch" in loaded
+    assert "libbitsandbytes" not in loaded
     training.terminate()
     assert training.wait(20) == ExitCode.INTERRUPTED
     first = message_in(workspace)
