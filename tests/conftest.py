@@ -10,14 +10,12 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 SLOW_FILES = (
-    "test_tracked_pipeline",
     "test_ranks",
     "test_resume",
     "test_local_run",
     "test_tracked_training",
     "test_several_pods",
     "test_lm_eval_cli",
-    "test_merge_memory",
     "test_push_kills",
     "test_compile",
     "test_failing_steps",

@@ -1,5 +1,6 @@
 """The notebook of examples/python runs as it is, and its stored outputs are its own."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -24,7 +25,10 @@ def outputs(notebook):
     return texts
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(
+    os.environ.get("TRAINING") != "all",
+    reason="TRAINING=all runs it: a whole pipeline of two minutes; tests/unit/cli/test_python_*.py has each call",
+)
 def test_notebook_runs_with_its_stored_outputs(tmp_path):
     for folder in ("demo", "python"):
         shutil.copytree(EXAMPLES / folder, tmp_path / folder)

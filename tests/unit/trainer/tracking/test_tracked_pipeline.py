@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 from support.trainer.lm_eval_tasks import write_verbs_task
 from support.trainer.mlflow_server import MlflowServer
@@ -55,6 +56,10 @@ def manifest(model: Path, mlflow: MlflowServer) -> dict[str, object]:
     }
 
 
+@pytest.mark.skipif(
+    os.environ.get("TRAINING") != "all",
+    reason="TRAINING=all runs it: a minute and a half; test_tracked_training.py has the stage that is killed",
+)
 def test_pipeline_with_faults_is_one_run_with_its_model(
     tmp_path: Path, tiny_model: Path, mlflow: MlflowServer
 ) -> None:

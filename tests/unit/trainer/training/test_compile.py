@@ -7,6 +7,7 @@ import torch
 from support.trainer.document_kernel import attend_in_one_operation
 from support.trainer.models import make_tiny_model
 from support.trainer.training import (
+    ALL,
     document,
     documents,
     run_train,
@@ -58,11 +59,14 @@ def assert_compiling_changes_no_loss(model, workspace, recipe):
 VARIATIONS = {
     "packed": (True, {}),
     "unpacked": (False, {}),
-    "BF16": (True, {"dtype": "BF16"}),
-    "QLoRA": (True, {"method": "QLoRA"}),
-    "RsLoRA": (True, {"lora": {"rank": 4, "variant": "RsLoRA"}}),
     "Full": (True, {"method": "Full", "lora": None}),
 }
+if ALL:
+    VARIATIONS |= {
+        "BF16": (True, {"dtype": "BF16"}),
+        "QLoRA": (True, {"method": "QLoRA"}),
+        "RsLoRA": (True, {"lora": {"rank": 4, "variant": "RsLoRA"}}),
+    }
 
 
 @pytest.mark.parametrize(("packing", "more"), VARIATIONS.values(), ids=VARIATIONS)

@@ -19,9 +19,15 @@ MOST = 1.3
 """The allocator rounds up and keeps freed memory, and so do the libraries of PyTorch."""
 
 
+ALL = os.environ.get("TRAINING") == "all"
 SIZES = [(640, 8)]
-if os.environ.get("TRAINING") == "all":
+RECIPES = {"LoRA": {"method": "LoRA"}}
+if ALL:
     SIZES.append((384, 6))
+    RECIPES |= {
+        "Full": {"method": "Full"},
+        "checkpointing": {"method": "LoRA", "gradientCheckpointing": True},
+    }
 
 
 @pytest.fixture(scope="module", params=SIZES, ids=str)
@@ -71,15 +77,7 @@ def measured(model: Path, recipe: TrainRecipe) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"method": "LoRA"},
-        {"method": "Full"},
-        {"method": "LoRA", "gradientCheckpointing": True},
-    ],
-    ids=["LoRA", "Full", "checkpointing"],
-)
+@pytest.mark.parametrize("fields", RECIPES.values(), ids=RECIPES)
 def test_estimate_is_near_the_memory_of_a_process(model, fields):
     recipe = TrainRecipe.model_validate(
         {"dtype": "FP32", "microBatchSize": 4, **fields}

@@ -9,6 +9,7 @@ from support.stores.servers import free_port
 from support.trainer.metadata_servers import metadata_server
 from support.trainer.rank_trainings import METHODS, PLAIN, PROCESSES
 from support.trainer.training import (
+    ALL,
     STEPS_OF_KILLED,
     random_kills,
     stage_folder,
@@ -21,6 +22,9 @@ from finetune_trainer.stages.train import UNLIKE
 from finetune_trainer.training.loop import NOTICE_OF_ANOTHER
 
 BOTH = ["DDP", "FSDP"]
+KILLED = ["LoRA", "Full, sharded"]
+if ALL:
+    KILLED += ["QLoRA", "DPO"]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +53,7 @@ def of_two_pods(new_training, parallelism):
     )
 
 
-@pytest.mark.parametrize("method", ["LoRA", "QLoRA", "DPO", "Full, sharded"])
+@pytest.mark.parametrize("method", KILLED)
 def test_kills_of_any_pod_do_not_change_the_weights(new_training, method):
     recipe = METHODS[method] | {"nodes": 2, "max_steps": STEPS_OF_KILLED}
     calm = new_training(**recipe)
