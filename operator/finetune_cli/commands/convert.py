@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
     for setting, note in conversion.notes:
         print(f"{arguments.file}: {setting}: {note}", file=sys.stderr)
-    problems = read_text(output or Path("manifest"), text).diagnostics
+    problems = read_text(output or Path("converted manifest"), text).diagnostics
     for problem in problems:
         print(problem, file=sys.stderr)
     return INVALID if problems else 0

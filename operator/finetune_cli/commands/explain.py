@@ -41,14 +41,25 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanation; raises UsageError for a topic that is neither a field nor a reason."""
-    # Reasons are written in CamelCase, and fields begin with a small letter.
-    if arguments.topic[:1].isupper():
-        print(explain_reason(arguments.topic))
+    reason = _reason(arguments.topic)
+    if reason:
+        print(explain_reason(reason))
         return 0
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
     for line in explain_field(arguments.topic, width):
         print(line)
     return 0
+
+
+def _reason(topic: str) -> str | None:
+    """Return the reason that is meant; None for a field."""
+    # Reasons are written in CamelCase, and fields begin with a small letter.
+    if topic[:1].isupper():
+        return topic
+    if topic in spec_schema()["properties"]:
+        return None
+    lower = {reason.lower(): reason for reason in _explanations(_page())}
+    return lower.get(topic.lower())
 
 
 def explain_reason(reason: str) -> str:

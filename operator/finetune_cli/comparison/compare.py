@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import zip_longest
 from typing import Any
 
 from finetune_cli.comparison.attempts import making_attempts, making_seconds
@@ -99,32 +100,27 @@ def _fields(path: str, values: Sequence[Any]) -> Iterator[DifferingField]:
     # Not a set: mappings and lists have no hash.
     if all(value == first for value in values):
         return
-    if all(isinstance(value, Mapping) for value in values):
+    present = [value for value in values if value is not None]
+    # An empty block differs from an absent one, and has no fields that could be listed.
+    has_parts = len(present) == len(values) or all(present)
+    if has_parts and all(isinstance(value, Mapping) for value in present):
+        blocks = [value or {} for value in values]
         # Not a set: the order of the manifest stays.
-        names = dict.fromkeys(name for value in values for name in value)
+        names = dict.fromkeys(name for block in blocks for name in block)
         for name in names:
             inner = f"{path}.{name}" if path else name
-            yield from _fields(inner, [value.get(name) for value in values])
+            yield from _fields(inner, [block.get(name) for block in blocks])
         return
-    if _are_alike(values):
-        for number, items in enumerate(zip(*values, strict=True)):
+    if has_parts and all(_is_list_of_mappings(value) for value in present):
+        lists = [value or [] for value in values]
+        for number, items in enumerate(zip_longest(*lists)):
             yield from _fields(f"{path}[{number}]", items)
         return
     yield DifferingField(path, tuple(values))
 
 
-def _are_alike(values: Sequence[Any]) -> bool:
-    """Return whether all are lists of as many mappings."""
-    items: list[Any] = []
-    lengths = set()
-    for value in values:
-        if not isinstance(value, list):
-            return False
-        items += value
-        lengths.add(len(value))
-    if len(lengths) > 1:
-        return False
-    return all(isinstance(item, Mapping) for item in items)
+def _is_list_of_mappings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
 
 
 def _digest(status: PipelineStatus, source: str) -> str | None:

@@ -65,7 +65,13 @@ def convert(config: Mapping[str, Any]) -> Conversion:
 
 
 def _without_conflicts(conversion: Conversion) -> None:
-    """Remove what the API refuses beside another field."""
+    """Remove what the API refuses beside another field, or without it."""
+    if conversion.get("train.earlyStopping") and not conversion.get("train.evalSteps"):
+        conversion.remove("train.earlyStopping")
+        conversion.note(
+            "early_stopping_patience",
+            "not taken over: it counts validations; set train.evalSteps and train.earlyStopping.patience",
+        )
     if conversion.get("train.lora.variant") == "DoRA" and conversion.get(
         "train.compile"
     ):

@@ -89,6 +89,8 @@ def _fix(spec: PipelineSpec, memory: MemoryEstimate) -> str:
 def size_text(size: int | None) -> str:
     """Return a number of bytes as people read it."""
     size = size or 0
+    if 0 < size < MIB:
+        return "less than 1 MiB"
     if size < GIB:
         return f"{size / MIB:,.0f} MiB"
     return f"{size / GIB:,.1f} GiB"

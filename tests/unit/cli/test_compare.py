@@ -93,13 +93,10 @@ def test_default_equals_the_same_value_in_the_manifest():
     assert fields({}, {"prepare": {"contextLength": length}}) == {}
 
 
-def test_field_of_one_run_alone_is_absent_in_the_others():
-    assert fields({"push": None, "deploy": None}, {"deploy": None}) == {
-        "push": (
-            None,
-            fields({"push": None, "deploy": None}, {"deploy": None})["push"][1],
-        )
-    }
+def test_block_of_one_run_alone_is_compared_by_field():
+    values = fields({"push": None, "deploy": None}, {"deploy": None})
+    assert values["push.targets[0].format"] == (None, "Merged")
+    assert not [path for path, value in values.items() if isinstance(value[1], dict)]
 
 
 def test_items_of_equally_long_lists_are_compared_by_item():
@@ -110,10 +107,12 @@ def test_items_of_equally_long_lists_are_compared_by_item():
     }
 
 
-def test_lists_of_other_lengths_are_compared_as_a_whole():
+def test_item_of_one_run_alone_is_absent_in_the_others():
     short = [{"uri": "hf://org/a"}]
     both = [{"uri": "hf://org/a"}, {"uri": "hf://org/b"}]
-    assert list(fields({"datasets": short}, {"datasets": both})) == ["datasets"]
+    values = fields({"datasets": short}, {"datasets": both})
+    assert values["datasets[1].uri"] == (None, "hf://org/b")
+    assert not [path for path in values if path.startswith("datasets[0]")]
 
 
 def test_data_that_was_edited_in_place_is_named_by_its_content():

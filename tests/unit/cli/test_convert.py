@@ -251,3 +251,13 @@ def test_existing_manifest_is_kept(tmp_path, capsys):
     assert main(["convert", str(ALL[0]), "-o", str(output)]) == 2
     assert output.read_text() == "mine"
     assert "--force" in capsys.readouterr().err
+
+
+def test_patience_without_steps_of_validation_is_not_taken_over(tmp_path, capsys):
+    config = tmp_path / "config.yaml"
+    known = (CONFIGS / "axolotl/qlora-7b.yaml").read_text()
+    config.write_text(f"{known}\nearly_stopping_patience: 3\n")
+    assert main(["convert", str(config)]) == 0
+    output = capsys.readouterr()
+    assert "earlyStopping" not in yaml.safe_load(output.out)["spec"]["train"]
+    assert "early_stopping_patience: not taken over" in output.err

@@ -26,6 +26,11 @@ def test_all_fields_of_two_levels_are_explained(capsys, root, schema):
         assert capsys.readouterr().out.startswith(f"{path} <")
 
 
+def test_reason_in_small_letters_is_explained(capsys):
+    assert main(["explain", "datainvalid"]) == 0
+    assert capsys.readouterr().out.startswith("DataInvalid\n")
+
+
 @pytest.mark.parametrize("reason", [*Reason, *NoteReason, "PipelineFailed"])
 def test_every_reason_is_explained(capsys, reason):
     assert main(["explain", reason]) == 0
