@@ -96,14 +96,13 @@ def differing_fields(runs: Sequence[Run]) -> list[DifferingField]:
 
 
 def _fields(path: str, values: Sequence[Any]) -> Iterator[DifferingField]:
-    first = values[0]
+    # An empty block or list says no more than an absent one.
+    values = [None if value in ({}, []) else value for value in values]
     # Not a set: mappings and lists have no hash.
-    if all(value == first for value in values):
+    if all(value == values[0] for value in values):
         return
     present = [value for value in values if value is not None]
-    # An empty block differs from an absent one, and has no fields that could be listed.
-    has_parts = len(present) == len(values) or all(present)
-    if has_parts and all(isinstance(value, Mapping) for value in present):
+    if all(isinstance(value, Mapping) for value in present):
         blocks = [value or {} for value in values]
         # Not a set: the order of the manifest stays.
         names = dict.fromkeys(name for block in blocks for name in block)
@@ -111,7 +110,7 @@ def _fields(path: str, values: Sequence[Any]) -> Iterator[DifferingField]:
             inner = f"{path}.{name}" if path else name
             yield from _fields(inner, [block.get(name) for block in blocks])
         return
-    if has_parts and all(_is_list_of_mappings(value) for value in present):
+    if all(_is_list_of_mappings(value) for value in present):
         lists = [value or [] for value in values]
         for number, items in enumerate(zip_longest(*lists)):
             yield from _fields(f"{path}[{number}]", items)
