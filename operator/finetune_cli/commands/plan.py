@@ -39,6 +39,7 @@ from finetune_cli.local.run import LocalRun
 from finetune_cli.manifest.fields import without_effect
 from finetune_cli.manifest.manifest import Manifest, read
 from finetune_cli.output.forecast_lines import PlanReport, print_plan
+from finetune_cli.output.working import working
 from finetune_operator.api.placement import PlacementDefaults
 from finetune_operator.core.assessment import StageAssessment
 from finetune_operator.core.pipeline import Pipeline
@@ -89,7 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
     defaults = None
     if arguments.placement:
         defaults = read_placement(arguments.placement)
-    report = plan(manifest, workdir, claims(arguments.claim), defaults)
+    folders = claims(arguments.claim)
+    with working("looking at the data and the model …"):
+        report = plan(manifest, workdir, folders, defaults)
     print_plan(report, as_json=arguments.json)
     return 0
 

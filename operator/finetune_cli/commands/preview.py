@@ -23,6 +23,7 @@ from finetune_cli.output.preview_lines import (
     print_examples,
     usable_records,
 )
+from finetune_cli.output.working import working
 from finetune_trainer.contract.preview import PreviewReport
 
 DESCRIPTION = """\
@@ -61,7 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--examples {arguments.examples}: must be 0 or more")
     manifest = read(arguments.file, overrides(arguments))
     workdir = workdir_for(manifest, arguments.workdir)
-    report = preview(manifest, workdir, claims(arguments.claim), arguments.examples)
+    folders = claims(arguments.claim)
+    with working("loading the tokenizer and the first records …"):
+        report = preview(manifest, workdir, folders, arguments.examples)
     if arguments.json:
         print(report.model_dump_json(by_alias=True, indent=1))
     else:

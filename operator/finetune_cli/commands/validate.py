@@ -22,6 +22,7 @@ from finetune_cli.forecast.learning_rate import learning_rate_line
 from finetune_cli.local.run import LocalRun
 from finetune_cli.manifest.manifest import ReadResult, read_all
 from finetune_cli.output.preview_lines import usable_records
+from finetune_cli.output.working import working
 
 DESCRIPTION = """\
 Check manifests and print all errors, one a line: FILE:LINE: FIELD: the error and its fix. A file may hold several
@@ -66,7 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     not_looked_at: dict[Path, list[str]] = {file: [] for file in results}
     if arguments.check:
         for file, result in results.items():
-            not_looked_at[file] = check_sources(result, arguments.workdir, folders)
+            with working(f"checking the data, the model and the tasks of {file} …"):
+                not_looked_at[file] = check_sources(result, arguments.workdir, folders)
     if arguments.json:
         files = []
         for file, result in results.items():
