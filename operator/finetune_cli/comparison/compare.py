@@ -103,19 +103,28 @@ def _fields(path: str, values: Sequence[Any]) -> Iterator[DifferingField]:
         return
     present = [value for value in values if value is not None]
     if all(isinstance(value, Mapping) for value in present):
-        blocks = [value or {} for value in values]
-        # Not a set: the order of the manifest stays.
-        names = dict.fromkeys(name for block in blocks for name in block)
-        for name in names:
-            inner = f"{path}.{name}" if path else name
-            yield from _fields(inner, [block.get(name) for block in blocks])
-        return
-    if all(_is_list_of_mappings(value) for value in present):
-        lists = [value or [] for value in values]
-        for number, items in enumerate(zip_longest(*lists)):
-            yield from _fields(f"{path}[{number}]", items)
-        return
-    yield DifferingField(path, tuple(values))
+        yield from _fields_of_blocks(path, [value or {} for value in values])
+    elif all(_is_list_of_mappings(value) for value in present):
+        yield from _fields_of_lists(path, [value or [] for value in values])
+    else:
+        yield DifferingField(path, tuple(values))
+
+
+def _fields_of_blocks(
+    path: str, blocks: Sequence[Mapping[str, Any]]
+) -> Iterator[DifferingField]:
+    # Not a set: the order of the manifest stays.
+    names = dict.fromkeys(name for block in blocks for name in block)
+    for name in names:
+        inner = f"{path}.{name}" if path else name
+        yield from _fields(inner, [block.get(name) for block in blocks])
+
+
+def _fields_of_lists(
+    path: str, lists: Sequence[Sequence[Any]]
+) -> Iterator[DifferingField]:
+    for number, items in enumerate(zip_longest(*lists)):
+        yield from _fields(f"{path}[{number}]", items)
 
 
 def _is_list_of_mappings(value: Any) -> bool:
