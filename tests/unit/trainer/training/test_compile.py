@@ -1,6 +1,7 @@
 """Compiled layers: the same training, and no compilation that depends on the documents of a batch."""
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def assert_compiling_changes_no_loss(model, workspace, recipe):
     )
 
 
-VARIATIONS = {
+VARIATIONS: dict[str, tuple[bool, dict[str, Any]]] = {
     "packed": (True, {}),
     "unpacked": (False, {}),
     "Full": (True, {"method": "Full", "lora": None}),

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ MOST = 1.3
 
 ALL = os.environ.get("TRAINING") == "all"
 SIZES = [(640, 8)]
-RECIPES = {"LoRA": {"method": "LoRA"}}
+RECIPES: dict[str, dict[str, Any]] = {"LoRA": {"method": "LoRA"}}
 if ALL:
     SIZES.append((384, 6))
     RECIPES |= {

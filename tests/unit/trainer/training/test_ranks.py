@@ -66,7 +66,7 @@ def test_losses_of_several_processes_equal_those_of_one(
     assert several.message.result.tokens == one_process.message.result.tokens
 
 
-FULL = {"method": "Full", "lora": None}
+FULL: dict[str, Any] = {"method": "Full", "lora": None}
 
 
 @pytest.mark.parametrize("recipe", [FULL, PLAIN | {"method": "QLoRA"}], ids=str)
