@@ -112,6 +112,7 @@ def test_actions_suspend_and_resume_where_git_is_silent(application: Application
     assert application.pipeline("bot").status["phase"] == "Cancelled"
 
 
+@more
 def test_suspend_in_git_wins_over_the_action(application: Application):
     def at(*, suspend: bool) -> Object:
         return {"bot.json": pipeline("bot", steps={"train": 150}, suspend=suspend)}
@@ -255,6 +256,7 @@ def test_expired_pipeline_runs_again_only_if_it_deletes_itself(
     )
 
 
+@more
 def test_hook_of_the_example_runs_after_each_sync(application: Application):
     hook = example("post-sync-hook")
     scripted = pipeline("unused", workspace=hook["spec"]["workspace"])["spec"]
@@ -310,6 +312,7 @@ def test_application_set_creates_an_application_per_run(application: Application
     until(lambda: namespace.run("get", "ft", "-o", "name") == "", 60)
 
 
+@more
 def test_trigger_creates_a_run_from_the_template(
     application: Application, kubectl_image: str
 ):

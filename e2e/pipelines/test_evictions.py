@@ -100,7 +100,7 @@ def test_node_deleted_without_notice_is_an_interruption(
 
 @pytest.mark.skipif(
     "all" not in {os.environ.get("FAULTS"), os.environ.get("KIND")},
-    reason="waits four minutes, and the partitioned zombie of test_node_faults.py has it; set FAULTS=all",
+    reason="waits four minutes, as the partitioned zombie of test_node_faults.py does; set FAULTS=all",
 )
 def test_unreachable_node_blocks_until_it_is_deleted(
     operator: Operator, namespace: KubeNamespace, cluster: Provider

@@ -203,5 +203,5 @@ NODE_FAULTS = (
     Fault(node_hung, ONCE, "DeletionByTaintManager", (75,)),
     # The kubelet may register again, and report the pod's end, before the pod object is gone.
     Fault(node_object_deleted, ONCE, "DeletionByPodGC", (None, 75), graceful=False),
-    Fault(partitioned_zombie, ONCE, "DeletionByPodGC", graceful=False, default=True),
+    Fault(partitioned_zombie, ONCE, "DeletionByPodGC", graceful=False),
 )

@@ -194,7 +194,6 @@ POD_FAULTS = (
         "killed by a signal",
         (137,),
         graceful=False,
-        default=True,
     ),
 )
 FULL_DISK = Fault(
