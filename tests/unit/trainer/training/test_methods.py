@@ -178,6 +178,20 @@ def test_qlora_without_bitsandbytes_names_the_package(tiny_model, monkeypatch):
         loaded(tiny_model, method="QLoRA")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "uses"),
+    [
+        ({}, False),
+        (FULL, False),
+        ({"method": "QLoRA"}, True),
+        ({"optimizer": {"name": "AdamW8Bit"}}, True),
+    ],
+    ids=str,
+)
+def test_only_some_recipes_import_bitsandbytes(tiny_model, recipe, uses):
+    assert train_config(tiny_model, **recipe).uses_bitsandbytes() == uses
+
+
 def test_quantized_module_to_save_is_refused(tiny_model):
     message = r"modulesToSave: q_proj has weights in 4 bits, which cannot be trained: .*train\.lora\.targetModules"
     with pytest.raises(ConfigInvalid, match=message):
