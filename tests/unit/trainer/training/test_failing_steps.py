@@ -1,6 +1,7 @@
 """Steps that fail: what another attempt would meet again is permanent, what hardware did is not."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -265,6 +266,10 @@ def test_training_is_strictly_deterministic(tiny_model, workspace):
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
 
 
+@pytest.mark.skipif(
+    os.environ.get("TRAINING") != "all",
+    reason="TRAINING=all runs it: 20 seconds for one message",
+)
 def test_compile_without_a_compiler_names_the_fix(tiny_model, workspace):
     torch.compiler.reset()
     # Not monkeypatch: it would leave the compiler of later tests without this setting.

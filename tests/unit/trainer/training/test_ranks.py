@@ -35,25 +35,19 @@ def one_process(new_training):
     return new_training(gradient_accumulation_steps=4, **PLAIN).run()
 
 
-@pytest.mark.parametrize(
-    "processes",
-    [
-        {"processes_per_node": 2, "gradient_accumulation_steps": 2},
-        {"processes_per_node": 4, "gradient_accumulation_steps": 1},
-        {"nodes": 2, "processes_per_node": 2, "gradient_accumulation_steps": 1},
-        {
-            "processes_per_node": 2,
-            "gradient_accumulation_steps": 2,
-            "parallelism": "FSDP",
-        },
-        {
-            "processes_per_node": 4,
-            "gradient_accumulation_steps": 1,
-            "parallelism": "FSDP",
-        },
-    ],
-    ids=["2", "4", "2x2", "2 sharded", "4 sharded"],
-)
+TWO = {"processes_per_node": 2, "gradient_accumulation_steps": 2}
+FOUR = {"processes_per_node": 4, "gradient_accumulation_steps": 1}
+SEVERAL: dict[str, dict[str, Any]] = {
+    "2": TWO,
+    "4": FOUR,
+    "2x2": {"nodes": 2, "processes_per_node": 2, "gradient_accumulation_steps": 1},
+    "2 sharded": TWO | {"parallelism": "FSDP"},
+}
+if ALL:
+    SEVERAL["4 sharded"] = FOUR | {"parallelism": "FSDP"}
+
+
+@pytest.mark.parametrize("processes", SEVERAL.values(), ids=SEVERAL)
 def test_losses_of_several_processes_equal_those_of_one(
     new_training, one_process, processes
 ):
