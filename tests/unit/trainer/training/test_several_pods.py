@@ -84,7 +84,8 @@ def test_lost_pod_does_not_change_the_weights(
     assert pods[0].until(lambda: training.step() > 8)
     pods[lost].kill(number)
     codes = [pod.wait() for pod in pods]
-    assert (codes[lost], codes[1 - lost]) == (stop_code(number), ExitCode.INTERRUPTED)
+    expected = (stop_code(number), ExitCode.INTERRUPTED)
+    assert (codes[lost], codes[1 - lost]) == expected, training.log
     if number == SIGTERM:  # both stop at one step, and the first saves it
         first, second = (training.message_of(rank).interruption for rank in range(2))
         assert first.saved_step == first.step == second.step > 8
@@ -98,7 +99,8 @@ def test_lost_pod_does_not_change_the_weights(
             >= (6 if parallelism == "FSDP" else stopped.step)
             > 0
         )
-    assert [pod.wait() for pod in training.start_pods()] == [ExitCode.DONE] * 2
+    codes = [pod.wait() for pod in training.start_pods()]
+    assert codes == [ExitCode.DONE] * 2, training.log
     assert training.digest == undisturbed(parallelism)
 
 
