@@ -66,6 +66,7 @@ def main(arguments: list[str]) -> int:
     except ValueError as error:
         print(f"{arguments[0]}: {error}", file=sys.stderr)
         return ExitCode.CONFIG
+    leave_out_bitsandbytes(arguments[0])
     message, code = run_stage(arguments[0], environment)
     # The heartbeat may see only now that this attempt was replaced. It must not end the process before this message.
     stop.claim_exit()
@@ -153,8 +154,6 @@ def run_or_reuse(
     if environment.is_first:
         # Before the stage's packages are loaded, which takes seconds.
         create_folder(folder)
-    if not config.uses_bitsandbytes():
-        leave_out_bitsandbytes()
     module = importlib.import_module(f"finetune_trainer.stages.{config.stage}")
     if not environment.is_first:
         take_part(config, environment, module)
@@ -197,8 +196,15 @@ def run_or_reuse(
         return result
 
 
-def leave_out_bitsandbytes() -> None:
-    """Keep PEFT from importing bitsandbytes, which takes seconds and which few recipes use."""
+def leave_out_bitsandbytes(stage: str) -> None:
+    """Keep PEFT from importing bitsandbytes in this process, which takes seconds and which few recipes use."""
+    try:
+        config = read_config(stage)
+    except ConfigInvalid:
+        # run_stage reports it.
+        return
+    if config.uses_bitsandbytes():
+        return
     # Python's mark of a module that cannot be imported. A process that has imported it keeps it.
     sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # typeshed knows modules only
 
