@@ -81,10 +81,11 @@ class CpuAccount:
         for pid, name in self.programs.items():
             with suppress(OSError):
                 used[name] = used.get(name, 0.0) + cpu_seconds(pid) - self.before[pid]
-        foreign = (busy - sum(used.values())) / (wall_seconds * (os.cpu_count() or 1))
-        return {name: round(seconds, 2) for name, seconds in used.items()}, round(
-            foreign, 3
-        )
+        capacity = wall_seconds * (os.cpu_count() or 1)
+        # The kernel counts a machine and its processes by different clocks, so the rest may be a little below 0.
+        foreign = max(0.0, busy - sum(used.values())) / capacity
+        rounded = {name: round(seconds, 2) for name, seconds in used.items()}
+        return rounded, round(foreign, 3)
 
 
 def machine_facts() -> dict[str, str]:

@@ -312,8 +312,9 @@ class Encoder:
                 starts = starts[:-1]
                 ends = ends[:-1]
             tokens = [*tokens, self._eos]
-            starts = np.append(starts, length)
-            ends = np.append(ends, length + 1)
+            # np.append takes three times as long.
+            starts = np.concatenate((starts, (length,)))
+            ends = np.concatenate((ends, (length + 1,)))
         return _Located(tokens, starts, ends, length, spans)
 
     def _document(self, located: "_Located") -> Document:

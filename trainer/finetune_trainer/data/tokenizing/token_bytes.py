@@ -74,7 +74,7 @@ class TokenBytes:
         if b"".join(pieces) != text:
             return None
         lengths: Ends = np.zeros(len(tokens), dtype=np.int64)
-        lengths[of_text] = list(map(len, pieces))
+        lengths[of_text] = np.fromiter(map(len, pieces), np.int64, len(pieces))
         return np.cumsum(lengths)
 
 
