@@ -4,7 +4,7 @@ import pytest
 from support.operator.scenario import Scenario, a_pipeline, a_result
 
 from finetune_operator.api.status import Outcome, StageState
-from finetune_operator.core.endings import PERMANENT_REASONS
+from finetune_operator.core.attempts.endings import PERMANENT_REASONS
 from finetune_operator.core.observation import JobState
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 

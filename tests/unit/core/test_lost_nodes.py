@@ -7,7 +7,7 @@ from support.operator.scenario import Scenario, a_pipeline, a_result
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import Outcome
-from finetune_operator.core.endings import update_attempt
+from finetune_operator.core.attempts.endings import update_attempt
 from finetune_operator.core.observation import Blocker, JobState, ObservedJob
 from finetune_operator.core.settings import Settings
 from finetune_trainer.contract import TerminationMessage

@@ -9,7 +9,10 @@ from support.operator.fake_api import FakeApi
 from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.core.actions import (
+from finetune_operator.core.metadata import service_name
+from finetune_operator.core.observation import ClaimChange
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.planning.actions import (
     ChangeWorkspace,
     CreateJob,
     CreateWorkspace,
@@ -20,9 +23,6 @@ from finetune_operator.core.actions import (
     StopJob,
     SwitchTraffic,
 )
-from finetune_operator.core.metadata import service_name
-from finetune_operator.core.observation import ClaimChange
-from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import Conflict
 from finetune_operator.kubernetes.cache.cache import PIPELINES, ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster

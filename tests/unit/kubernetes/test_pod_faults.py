@@ -17,7 +17,7 @@ from support.operator.pods import (
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import Outcome
-from finetune_operator.core.endings import NON_RETRYABLE, classify_ending
+from finetune_operator.core.attempts.endings import NON_RETRYABLE, classify_ending
 from finetune_operator.kubernetes.cache.trim import trim_pod
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 

@@ -19,7 +19,7 @@ from support.operator.pods import (
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import Outcome
-from finetune_operator.core.endings import classify_ending
+from finetune_operator.core.attempts.endings import classify_ending
 from finetune_operator.kubernetes.cache.trim import trim_job, trim_pod
 from finetune_operator.kubernetes.translate.api_errors import (
     ApiError,

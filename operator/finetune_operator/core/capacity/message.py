@@ -3,6 +3,7 @@
 from datetime import date, timedelta
 
 from finetune_operator.api.placement import ON_DEMAND, SPOT, PlacementDefaults
+from finetune_operator.core.attempts.costs import amount_text, price_text
 from finetune_operator.core.capacity.decision import (
     Cause,
     Decision,
@@ -11,7 +12,6 @@ from finetune_operator.core.capacity.decision import (
     Limits,
 )
 from finetune_operator.core.capacity.policy import IN_ROW, PENDING
-from finetune_operator.core.costs import amount_text, price_text
 from finetune_operator.core.durations import format_duration
 
 

@@ -16,7 +16,19 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
-from finetune_operator.core.actions import (
+from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
+from finetune_operator.core.attempts.history import (
+    mark_stopping,
+    next_attempt_number,
+    start_attempt,
+)
+from finetune_operator.core.attempts.suspect_nodes import avoided_nodes
+from finetune_operator.core.capacity.choice import CapacityChoice
+from finetune_operator.core.identity import program_of
+from finetune_operator.core.job_template import JobTemplate, job_template
+from finetune_operator.core.metadata import job_name
+from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.core.planning.actions import (
     Action,
     ChangeWorkspace,
     CreateJob,
@@ -29,26 +41,14 @@ from finetune_operator.core.actions import (
     in_order,
     writes_to_claim,
 )
-from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
-from finetune_operator.core.capacity.choice import CapacityChoice
-from finetune_operator.core.cleanup import ended_job_actions, stray_actions
-from finetune_operator.core.history import (
-    mark_stopping,
-    next_attempt_number,
-    start_attempt,
-)
-from finetune_operator.core.identity import program_of
-from finetune_operator.core.job_template import JobTemplate, job_template
-from finetune_operator.core.metadata import job_name
-from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.core.server_traffic import (
+from finetune_operator.core.planning.cleanup import ended_job_actions, stray_actions
+from finetune_operator.core.planning.server_traffic import (
     last_answering_server,
     scaling,
     traffic_target,
 )
+from finetune_operator.core.planning.timers import Timers
 from finetune_operator.core.settings import Settings
-from finetune_operator.core.suspect_nodes import avoided_nodes
-from finetune_operator.core.timers import Timers
 from finetune_operator.core.workspace import create_blocker, has_lost_claim, pruning_of
 from finetune_trainer.contract import RESULTS_VERSION, StageConfig
 from finetune_trainer.contract.environment import CONFIG

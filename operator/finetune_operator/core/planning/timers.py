@@ -12,17 +12,17 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
-from finetune_operator.core.actions import Action, ReplaceLost, SwitchTraffic
 from finetune_operator.core.assessment import PipelineAssessment, StageAssessment
-from finetune_operator.core.capacity.choice import CapacityChoice
-from finetune_operator.core.history import (
+from finetune_operator.core.attempts.history import (
     active_time,
     fruitless_interruptions,
     releases_in_a_row,
 )
-from finetune_operator.core.lost_nodes import is_kept_out
+from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.observation import Blocker, JobState, ObservedJob
 from finetune_operator.core.pipeline import Pipeline
+from finetune_operator.core.planning.actions import Action, ReplaceLost, SwitchTraffic
+from finetune_operator.core.planning.lost_nodes import is_kept_out
 from finetune_operator.core.settings import Settings
 from finetune_operator.core.workspace import users_before
 

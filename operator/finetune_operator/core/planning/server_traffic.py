@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from finetune_operator.api.status import Outcome
-from finetune_operator.core.actions import Action, ScaleServer
 from finetune_operator.core.assessment import StageAssessment
-from finetune_operator.core.history import server_job
+from finetune_operator.core.attempts.history import server_job
+from finetune_operator.core.planning.actions import Action, ScaleServer
 
 
 def scaling(stage: StageAssessment) -> Iterator[Action]:

@@ -4,8 +4,13 @@ from collections.abc import Iterator, Mapping
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import StageStatus
-from finetune_operator.core.actions import Action, DeleteJob, DeleteService, StopJob
 from finetune_operator.core.assessment import PipelineAssessment
+from finetune_operator.core.planning.actions import (
+    Action,
+    DeleteJob,
+    DeleteService,
+    StopJob,
+)
 
 
 def stray_actions(assessment: PipelineAssessment) -> Iterator[Action]:

@@ -15,13 +15,13 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
-from finetune_operator.core.costs import (
+from finetune_operator.core.attempts.costs import (
     drop_oldest,
     running_seconds,
     seconds_until,
     with_costs,
 )
-from finetune_operator.core.endings import result_of, update_attempt
+from finetune_operator.core.attempts.endings import result_of, update_attempt
 from finetune_operator.core.identity import identity_of
 from finetune_operator.core.observation import ObservedJob, ObservedServer
 from finetune_trainer.contract import (

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from finetune_operator.api.conditions import NEEDS_PERSON, Reason
 from finetune_operator.api.status import AttemptStatus, Outcome, truncate_message
-from finetune_operator.core.costs import seconds_until
+from finetune_operator.core.attempts.costs import seconds_until
 from finetune_operator.core.observation import JobState, ObservedJob
 from finetune_trainer.contract import AnyResult, ExitCode, Interruption, Progress
 
