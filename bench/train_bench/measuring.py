@@ -15,7 +15,7 @@ from finetune_trainer.contract import Environment
 from finetune_trainer.data.documents import Document
 from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.runtime import artifacts
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.progress.progress import ProgressReporter
 
 
 def make_rows(

@@ -13,7 +13,7 @@ from finetune_trainer.contract import Environment, ExitCode, TrainConfig, TrainR
 from finetune_trainer.data.documents import Document
 from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.runtime import artifacts
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.progress.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stop_signal import StopSignal
 

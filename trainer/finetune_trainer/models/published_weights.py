@@ -14,7 +14,7 @@ import torch
 from finetune_trainer.models.finite import check_cast, is_finite
 from finetune_trainer.models.stored_weights import StoredWeights
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 
 DTYPE_KEYS = ("dtype", "torch_dtype")
 """Keys of config.json for the data type of the weights: of transformers 5, and of releases before."""

@@ -14,7 +14,7 @@ from finetune_trainer.models.published_weights import PublishedWeights
 from finetune_trainer.models.tied_layers import tied_layers
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.foreign_warnings import without_deprecations
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 
 
 class WholeMerge(PublishedWeights):

@@ -49,8 +49,8 @@ from finetune_trainer.runtime.errors import (
     MachineUnable,
     SourceNotFound,
 )
+from finetune_trainer.runtime.machine.space import more_space
 from finetune_trainer.runtime.sources import locate
-from finetune_trainer.runtime.space import more_space
 from finetune_trainer.runtime.stage_folder import Context, read_result
 from finetune_trainer.sizes import format_size
 from finetune_trainer.stop_signal import StopSignal

@@ -29,7 +29,7 @@ from finetune_trainer.models.tokenizer import (
     too_few_embeddings,
 )
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 
 
 def check_model_for(base: BaseModel, config: PrepareConfig) -> None:

@@ -12,8 +12,8 @@ import pytest
 from support.trainer.metadata_servers import MetadataServer, metadata_server
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.runtime import notices
-from finetune_trainer.runtime.notices import Azure, Ec2, Gce, watch_notices
+from finetune_trainer.runtime.machine import notices
+from finetune_trainer.runtime.machine.notices import Azure, Ec2, Gce, watch_notices
 
 Served = tuple[MetadataServer, str]
 TERMINATE = {"action": "terminate", "time": "2030-01-01T08:22:00Z"}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from finetune_trainer.data.tokenizing import batch_tokenizer
-from finetune_trainer.runtime import processors
-from finetune_trainer.runtime.processors import (
+from finetune_trainer.runtime.machine import processors
+from finetune_trainer.runtime.machine.processors import (
     memory_limit,
     own_memory,
     usable_processors,

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 from finetune_trainer.contract import ExitCode, TerminationMessage
 from finetune_trainer.listening import listen_on_all_addresses
 from finetune_trainer.runtime.errors import ServiceUnavailable
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.progress.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.training.distributed import processes as rank_processes

@@ -11,7 +11,7 @@ from finetune_trainer.contract.uris import hub_id
 from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
 from finetune_trainer.models.start_adapter import StartAdapter
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.methods.lora import trainable_adapter
 from finetune_trainer.training.methods.trainable import Trainable

@@ -14,9 +14,9 @@ from typing import Any
 from typing_extensions import override
 
 from finetune_trainer.contract import Environment, Progress
-from finetune_trainer.runtime.activity import activity
-from finetune_trainer.runtime.early_save import EarlySave
-from finetune_trainer.runtime.progress_server import serve_progress
+from finetune_trainer.runtime.progress.activity import activity
+from finetune_trainer.runtime.progress.early_save import EarlySave
+from finetune_trainer.runtime.progress.server import serve_progress
 
 FILE_SECONDS = 0.1
 """Minimum interval between two writes of the progress file."""

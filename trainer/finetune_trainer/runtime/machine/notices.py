@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 from typing_extensions import override
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 
 # EC2 announces an end 120 s before it, Azure 30 s before it.
 POLL_SECONDS = 5.0
