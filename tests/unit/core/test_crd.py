@@ -12,7 +12,7 @@ from jsonschema import Draft4Validator
 from pydantic import ValidationError
 from support.operator.scenario import ALL_STAGES
 
-from finetune_cli.manifest import yaml_reader
+from finetune_cli.manifest.yaml import reader as yaml_reader
 from finetune_operator.api.group import KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus

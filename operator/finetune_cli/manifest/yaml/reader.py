@@ -17,8 +17,8 @@ from yaml.composer import ComposerError
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from finetune_cli.diagnostics import Diagnostic, quoted
-from finetune_cli.manifest import yaml_errors
-from finetune_cli.manifest.yaml_numbers import read_float, read_int
+from finetune_cli.manifest.yaml import errors as yaml_errors
+from finetune_cli.manifest.yaml.numbers import read_float, read_int
 
 MAX_FILE_BYTES = 256 * 1024
 """`kubectl apply` stores the manifest in an annotation, and Kubernetes limits annotations to this size."""

@@ -7,8 +7,8 @@ from typing import Any, get_args
 from pydantic_core import ErrorDetails
 
 from finetune_cli.manifest.annotations import is_model, required_keys, unwrap_optional
-from finetune_cli.manifest.forms import UNKNOWN, form_of
-from finetune_cli.manifest.quantities import kubernetes_forms
+from finetune_cli.manifest.messages.forms import UNKNOWN, form_of
+from finetune_cli.manifest.messages.quantities import kubernetes_forms
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.names import DNS_LABEL, DNS_SUBDOMAIN
 from finetune_operator.api.stages.pod import BYTES

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from finetune_cli.manifest.yaml_reader import LineLoader
+from finetune_cli.manifest.yaml.reader import LineLoader
 from finetune_operator.api.group import API_VERSION, KIND
 
 WIDTH = 118

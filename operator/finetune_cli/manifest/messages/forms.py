@@ -14,7 +14,7 @@ from finetune_cli.manifest.annotations import (
     required_keys,
     unwrap_optional,
 )
-from finetune_cli.manifest.quantities import corrected
+from finetune_cli.manifest.messages.quantities import corrected
 from finetune_operator.api.stages.environment import Argument
 from finetune_trainer.contract import ContractModel
 

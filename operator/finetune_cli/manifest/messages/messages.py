@@ -7,8 +7,8 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from finetune_cli.diagnostics import closest_match, quoted
-from finetune_cli.manifest.fixes import fix_of, uri_for
-from finetune_cli.manifest.yaml_reader import YamlNode
+from finetune_cli.manifest.messages.fixes import fix_of, uri_for
+from finetune_cli.manifest.yaml.reader import YamlNode
 from finetune_operator.api import names
 from finetune_operator.api.amounts import AMOUNT, SIGNED_AMOUNT
 from finetune_operator.api.stages.pod import BYTES
