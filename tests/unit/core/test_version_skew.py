@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.operator.scenario import ORDER, RESULTS, Scenario
 
-from finetune_cli.output.status_text import stage_summary
+from finetune_cli.output.status.text import stage_summary
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import PipelineStatus, StageState, StageStatus
 from finetune_operator.errors import InvalidObject

@@ -10,9 +10,13 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from finetune_cli.output.failures import PIPELINE_FAILED, STAGE_FAILED, FailureLog
-from finetune_cli.output.status_text import format_progress, joined, loading_text
-from finetune_cli.output.status_tree import live_table
+from finetune_cli.output.status.failures import (
+    PIPELINE_FAILED,
+    STAGE_FAILED,
+    FailureLog,
+)
+from finetune_cli.output.status.text import format_progress, joined, loading_text
+from finetune_cli.output.status.tree import live_table
 from finetune_operator.api.status import PipelineStatus, StageState
 from finetune_operator.core.events import Event
 from finetune_operator.core.report import percent

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.local.model_server import PROGRAM, LocalEndpoint
 from finetune_cli.local.published import (
     model_argument,
     published_model,
     run_environment,
 )
 from finetune_cli.local.run import LocalRun
+from finetune_cli.local.serving.model_server import PROGRAM, LocalEndpoint
 from finetune_cli.local.work_folder import SERVER
 from finetune_operator.errors import ClusterError
 from finetune_trainer.listening import free_port, listen_on_loopback

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from finetune_cli.conversation import BASE, TRAINED, ModelConversation
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.local.model_server import LocalEndpoint, model_server
 from finetune_cli.local.published import (
     has_turns,
     model_argument,
     published_model,
     run_environment,
 )
-from finetune_cli.local.serving import kept_server
+from finetune_cli.local.serving.model_server import LocalEndpoint, model_server
+from finetune_cli.local.serving.serving import kept_server
 from finetune_cli.local.summary import run_argument
 from finetune_operator.local.pipeline_file import PipelineFile
 from finetune_trainer.contract import PrepareResult

@@ -12,7 +12,7 @@ from rich.text import Text
 from finetune_cli.output.loss_curve import INDENT, loss_lines
 from finetune_cli.output.notes import stage_notes
 from finetune_cli.output.results import changed_records, records_text, score_texts
-from finetune_cli.output.status_text import attempts_line, joined, stage_summary
+from finetune_cli.output.status.text import attempts_line, joined, stage_summary
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import (
     AttemptStatus,
