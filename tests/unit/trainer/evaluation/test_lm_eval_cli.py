@@ -101,7 +101,7 @@ def write_merged(folder: Path, base: Path, environment: Environment) -> Path:
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     from finetune_trainer.data.records.chat_template import end_tokens  # noqa: PLC0415
-    from finetune_trainer.models.merge import save_merged  # noqa: PLC0415
+    from finetune_trainer.models.trained.merge import save_merged  # noqa: PLC0415
     from finetune_trainer.publishing.generation_config import generation_config  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)

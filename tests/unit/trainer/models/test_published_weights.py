@@ -14,9 +14,9 @@ from finetune_trainer.contract import Lora, ModelSource, TrainConfig
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.language_model import language_names
 from finetune_trainer.models.loading import load_base
-from finetune_trainer.models.merge import load_merged, save_merged
-from finetune_trainer.models.published_check import check_published
 from finetune_trainer.models.stored_weights import StoredWeights
+from finetune_trainer.models.trained.merge import load_merged, save_merged
+from finetune_trainer.models.trained.published_check import check_published
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.methods.lora import attach_adapter, trainable_adapter
 from finetune_trainer.training.methods.registry import load_trainable

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 from transformers.utils import CONFIG_NAME
 
 from finetune_trainer.models.loading import UNREADABLE, empty_model
-from finetune_trainer.models.published_weights import DTYPE_KEYS
 from finetune_trainer.models.stored_weights import StoredWeights
+from finetune_trainer.models.trained.published_weights import DTYPE_KEYS
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 CHANGED_KEYS = frozenset({*DTYPE_KEYS, "tie_word_embeddings", "auto_map"})

@@ -16,9 +16,9 @@ from typing_extensions import override
 
 from finetune_trainer.models.finite import is_finite
 from finetune_trainer.models.loading import empty_model
-from finetune_trainer.models.parameter_names import stored_names_of
-from finetune_trainer.models.published_weights import PublishedWeights
-from finetune_trainer.models.tied_layers import tied_layers
+from finetune_trainer.models.trained.parameter_names import stored_names_of
+from finetune_trainer.models.trained.published_weights import PublishedWeights
+from finetune_trainer.models.trained.tied_layers import tied_layers
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -8,10 +8,10 @@ from typing_extensions import override
 
 from finetune_trainer.models.language_model import is_multimodal, language_names
 from finetune_trainer.models.loading import empty_model, load_config
-from finetune_trainer.models.parameter_names import stored_names_of
-from finetune_trainer.models.published_weights import PublishedWeights
 from finetune_trainer.models.stored_weights import StoredWeights
-from finetune_trainer.models.tied_layers import tied_layers
+from finetune_trainer.models.trained.parameter_names import stored_names_of
+from finetune_trainer.models.trained.published_weights import PublishedWeights
+from finetune_trainer.models.trained.tied_layers import tied_layers
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 

@@ -9,16 +9,16 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from finetune_trainer.models.full_weights import FullWeights
 from finetune_trainer.models.loading import load_base
-from finetune_trainer.models.merged_weights import (
+from finetune_trainer.models.stored_weights import StoredWeights
+from finetune_trainer.models.trained.full_weights import FullWeights
+from finetune_trainer.models.trained.merged_weights import (
     ADAPTER_WEIGHTS,
     MergedWeights,
     NotSeparable,
 )
-from finetune_trainer.models.published_weights import PublishedWeights
-from finetune_trainer.models.stored_weights import StoredWeights
-from finetune_trainer.models.whole_merge import WholeMerge, with_adapter
+from finetune_trainer.models.trained.published_weights import PublishedWeights
+from finetune_trainer.models.trained.whole_merge import WholeMerge, with_adapter
 
 __all__ = ["load_merged", "save_merged", "with_adapter"]
 SHARD = "2GB"

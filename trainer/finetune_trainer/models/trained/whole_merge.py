@@ -9,9 +9,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from typing_extensions import override
 
 from finetune_trainer.models.loading import load_base
-from finetune_trainer.models.merged_weights import NotSeparable, mismatch
-from finetune_trainer.models.published_weights import PublishedWeights
-from finetune_trainer.models.tied_layers import tied_layers
+from finetune_trainer.models.trained.merged_weights import NotSeparable, mismatch
+from finetune_trainer.models.trained.published_weights import PublishedWeights
+from finetune_trainer.models.trained.tied_layers import tied_layers
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.foreign_warnings import without_deprecations
 from finetune_trainer.runtime.progress.progress import log_line
