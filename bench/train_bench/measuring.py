@@ -162,5 +162,7 @@ def longer(steps: dict[bool, list[float]]) -> str:
 def milliseconds(seconds: list[float]) -> str:
     """Return median, minimum and maximum in milliseconds."""
     return (
-        f"{spread([1e3 * each for each in seconds], '.1f')} ms" if seconds else "none"
+        f"{spread([1e3 * second for second in seconds], '.1f')} ms"
+        if seconds
+        else "none"
     )

@@ -228,13 +228,12 @@ def test_two_pushes_of_two_models_at_once_are_both_whole(
         ),
     ]
 
-    published = [
-        output_of(push).split()[0] for push in [each.start_push(hub) for each in models]
-    ]
+    pushes = [pushed.start_push(hub) for pushed in models]
+    published = [output_of(push).split()[0] for push in pushes]
 
     commits = [uri.rpartition("@")[2] for uri in published]
     assert [repository(hub).files(commit) for commit in commits] == [
-        contents(each.folder) for each in models
+        contents(pushed.folder) for pushed in models
     ]
     assert repository(hub).head in commits
     assert len(repository(hub).history()) == 3

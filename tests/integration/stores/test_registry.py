@@ -181,8 +181,8 @@ def test_two_pushes_at_once_write_one_image(
 ):
     copy = make_model(tmp_path / "copy")
     processes = [
-        start_publish(f"oci://{registry.host}/{REPOSITORY}", each)
-        for each in (model, copy)
+        start_publish(f"oci://{registry.host}/{REPOSITORY}", published)
+        for published in (model, copy)
     ]
     uris = {
         process.communicate(timeout=PROCESS_SECONDS)[0].split()[0]

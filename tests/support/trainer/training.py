@@ -113,10 +113,10 @@ def write_rows(
         with PackedWriter(
             folder, context_length, 0, packing=packing, pairs=pairs
         ) as writer:
-            for each in train:
-                writer.add("train", each)
-            for each in validation:
-                writer.add("validation", each)
+            for document in train:
+                writer.add("train", document)
+            for document in validation:
+                writer.add("validation", document)
         artifacts.seal(folder, known_digests=writer.digests())
     return output
 

@@ -67,9 +67,9 @@ def test_finished_pipeline_takes_few_bytes() -> None:
             for index, (kind, raw) in enumerate(objects):
                 cache.update(kind, received(raw, number, index))
         gc.collect()
-        each = (tracemalloc.get_traced_memory()[0] - before) / COUNT
+        used = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
     assert len(cache.pipelines) == COUNT
     assert len(cache.jobs) == 4 * COUNT
-    assert each < MOST_BYTES
+    assert used / COUNT < MOST_BYTES

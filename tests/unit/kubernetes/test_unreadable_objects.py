@@ -69,7 +69,7 @@ def test_conditions_without_their_fields_are_replaced(env):
         env.cluster.mark_invalid(env.pipeline.key, InvalidObject("status: nonsense"))
     )
     status = PipelineStatus.model_validate(env.api.objects[PIPELINE]["status"])
-    [ready] = [each for each in status.conditions if each.type == READY]
+    [ready] = [condition for condition in status.conditions if condition.type == READY]
     assert ready.message.startswith("status: nonsense")
 
 

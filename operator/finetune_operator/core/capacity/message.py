@@ -119,9 +119,10 @@ def _comparison(decision: Decision, experience: Experience, currency: str) -> st
         other = spot
         other_name = SPOT
     # An interruption comes in the middle between two checkpoints, on average.
-    each = format_duration((experience.loss / 2 + experience.restart).total_seconds())
+    lost = experience.loss / 2 + experience.restart
+    cost = format_duration(lost.total_seconds())
     prices = f"{price_text(chosen.price)} against {price_text(other.price)} {currency} an hour"
-    interruptions = f"{spot.rate:.2g} interruptions of Spot an hour cost {each} each"
+    interruptions = f"{spot.rate:.2g} interruptions of Spot an hour cost {cost} each"
     costs = f"expected {_cost(chosen, currency)} against {_cost(other, currency)}"
     if experience.remaining is None:
         costs = f"{costs} for an hour of work"

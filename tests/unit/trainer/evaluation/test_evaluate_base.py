@@ -253,15 +253,14 @@ def test_group_has_the_error_of_its_own_weights(
         - values(grouped, environment, "acc", task=task.name, prefix="base-")
         for task in tasks
     ]
-    sizes = np.array([len(each) for each in differences])
+    sizes = np.array([len(of_task) for of_task in differences])
     assert list(sizes) == [40, 12]
     weights = sizes / sizes.sum() if weight_by_size else np.array([0.5, 0.5])
     assert score.base is not None
-    mean = sum(
-        weight * each.mean() for weight, each in zip(weights, differences, strict=True)
-    )
+    means = np.array([of_task.mean() for of_task in differences])
+    mean = (weights * means).sum()
     assert score.value - score.base == pytest.approx(mean, abs=1e-5)
-    variances = np.array([each.var(ddof=1) for each in differences])
+    variances = np.array([of_task.var(ddof=1) for of_task in differences])
     # If all questions weigh the same, lm-eval pools the variances of the tasks by their n - 1.
     pooled = (variances * (sizes - 1)).sum() / (sizes - 1).sum() / sizes.sum()
     expected = pooled if weight_by_size else (variances / sizes).sum() / 4

@@ -196,16 +196,16 @@ def answers_of(samples: list[dict[str, Any]]) -> dict[int, Any]:
 
 def _as_texts(value: Any) -> Any:
     """Return nested lists with every number as text, with all its digits, as the command line writes them."""
-    return (
-        [_as_texts(each) for each in value] if isinstance(value, list) else str(value)
-    )
+    if isinstance(value, list):
+        return [_as_texts(item) for item in value]
+    return str(value)
 
 
 def _arguments(sample: dict[str, Any]) -> list[Any]:
     # The command line writes {"gen_args_0": {"arg_0": …}}, lm_eval.evaluate returns [[…]].
     arguments = sample["arguments"]
     if isinstance(arguments, dict):
-        return [list(each.values()) for each in arguments.values()]
+        return [list(request.values()) for request in arguments.values()]
     return list(arguments)
 
 

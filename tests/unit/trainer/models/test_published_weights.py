@@ -123,7 +123,7 @@ def test_names_without_the_prefix_of_the_model_are_kept(tmp_path, method):
     base = make_base("gpt2", tmp_path / "base")
     weights = load_file(base / "model.safetensors")
     weights = {
-        name.removeprefix("transformer."): each for name, each in weights.items()
+        name.removeprefix("transformer."): tensor for name, tensor in weights.items()
     }
     weights["h.0.attn.bias"] = torch.ones(1, 1, 4, 4)
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})

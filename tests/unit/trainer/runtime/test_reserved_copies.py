@@ -18,7 +18,7 @@ def training(monkeypatch):
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
-        assert all(each() is not None for each in alive), (
+        assert all(reference() is not None for reference in alive), (
             "PyTorch hands out the same memory again"
         )
         memory = torch.empty(tensor.shape, dtype=tensor.dtype)

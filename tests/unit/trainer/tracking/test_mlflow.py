@@ -83,7 +83,8 @@ def test_same_digest_registered_twice_is_one_version(mlflow, tracker):
     tracker("push", registered_model="bot").register_model(
         "pvc://models/bot", "sha256:2"
     )
-    assert [(each["source"], each["run_id"]) for each in mlflow.versions["bot"]] == [
+    versions = mlflow.versions["bot"]
+    assert [(version["source"], version["run_id"]) for version in versions] == [
         ("pvc://models/bot", only_run(mlflow)["id"])
     ] * 2
     assert mlflow.aliases == {("bot", "champion"): "1"}

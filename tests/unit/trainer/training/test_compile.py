@@ -33,7 +33,7 @@ def traced(monkeypatch):
     monkeypatch.setattr(
         torch.nn.Module,
         "compile",
-        lambda each, **how: compile_module(each, backend="eager", **how),
+        lambda module, **how: compile_module(module, backend="eager", **how),
     )
     torch.compiler.reset()
     counters.clear()

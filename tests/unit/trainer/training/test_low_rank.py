@@ -90,9 +90,9 @@ def pair(layer, **changes) -> tuple[torch.nn.Module, torch.nn.Module]:
     ours = copy.deepcopy(of_peft)
     speed_up_lora(ours)
     assert [
-        isinstance(each, AddsInPlace)
-        for each in ours.modules()
-        if isinstance(each, LoraLayer)
+        isinstance(module, AddsInPlace)
+        for module in ours.modules()
+        if isinstance(module, LoraLayer)
     ] == [True, True]
     return of_peft, ours
 

@@ -43,8 +43,8 @@ def test_restored_optimizer_takes_the_same_steps(name):
     for key, parameter in copied.items():
         parameter.data.copy_(whole[key])
     restored.restore(saved)
-    for each, its_parameters in ((optimizer, whole), (restored, copied)):
-        take_steps(each, its_parameters, range(3, 6))
+    take_steps(optimizer, whole, range(3, 6))
+    take_steps(restored, copied, range(3, 6))
     assert all(torch.equal(whole[key], copied[key]) for key in whole)
     assert all(
         torch.equal(tensor, restored.tensors()[key])

@@ -132,9 +132,10 @@ class MergedWeights(PublishedWeights):
         # PEFT's own code, so that every variant of LoRA is merged as PEFT computes it.
         try:
             inject_adapter_in_model(copy.deepcopy(self._lora), model)
-            loaded = set_peft_model_state_dict(
-                model, {f"layer.{name}": each for name, each in layer.tensors.items()}
-            )
+            tensors = {
+                f"layer.{name}": tensor for name, tensor in layer.tensors.items()
+            }
+            loaded = set_peft_model_state_dict(model, tensors)
             if loaded.unexpected_keys:
                 raise mismatch(
                     self._folder,

@@ -84,7 +84,11 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Close connections that are too old. The loop of the server calls this twice a second."""
         limit = time.monotonic() - CONNECTION_SECONDS
         with self._lock:
-            old = [each for each, opened in self._opened_at.items() if opened < limit]
+            old = [
+                connection
+                for connection, opened in self._opened_at.items()
+                if opened < limit
+            ]
         _cut(old)
 
     @override
