@@ -105,7 +105,8 @@ def test_crd_is_small_enough_for_client_side_apply(definition):
 def test_crd_has_short_name_and_category_all(definition):
     names = definition["spec"]["names"]
     assert definition["metadata"]["name"] == "finetunepipelines.finetune.dev"
-    assert (names["shortNames"], names["categories"]) == (["ft"], ["all"])
+    assert names["shortNames"] == ["ft"]
+    assert names["categories"] == ["all"]
 
 
 def test_printer_columns_refer_to_status_fields(version):

@@ -35,7 +35,11 @@ def finished_objects() -> list[tuple[str, Object]]:
     stored = cluster.pipelines[scenario.key]
     spec = json.loads(stored.spec)
     meta = {"name": "demo", "namespace": "team", "uid": UID, "generation": 1}
-    raw = {"metadata": meta, "spec": spec, "status": json.loads(stored.status)}
+    raw = {
+        "metadata": meta,
+        "spec": spec,
+        "status": json.loads(stored.status),
+    }
     pipeline = Pipeline(Key("team", "demo"), UID, 1, PipelineSpec.model_validate(spec))
     jobs = [build_job(pipeline, entry.template) for entry in cluster.jobs.values()]
     ended = [{**job, "status": {"conditions": [ENDED]}} for job in jobs]

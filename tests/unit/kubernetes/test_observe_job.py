@@ -270,7 +270,8 @@ def test_final_progress_wins_over_the_polled_progress():
         progress=polled,
     )
     assert job.progress
-    assert (job.progress.step, job.progress.start_step) == (41, 7)
+    assert job.progress.step == 41
+    assert job.progress.start_step == 7
     without = observed_job(
         JOB,
         a_job(job_condition("Failed")),

@@ -132,7 +132,9 @@ def test_requests_to_both_models_count_as_one_total(
 ) -> None:
     run_evaluate(config, environment)
     progress = read_progress(environment)
-    assert (progress["step"], progress["total"], progress["startStep"]) == (320, 320, 0)
+    assert progress["step"] == 320
+    assert progress["total"] == 320
+    assert progress["startStep"] == 0
     (environment.stage_dir("evaluate", "e1") / "result.json").unlink()
     run_evaluate(config, environment)
     progress = read_progress(environment)
@@ -225,7 +227,10 @@ def add_group(
         )
         for name in members:
             group.add(result.tasks["tasks"][name])
-        groups = {"groups": {"both": group}, "group_map": {"both": list(members)}}
+        groups = {
+            "groups": {"both": group},
+            "group_map": {"both": list(members)},
+        }
         return result._replace(tasks=result.tasks | groups)
 
     monkeypatch.setattr("finetune_trainer.stages.evaluate.load_tasks", load_with_group)

@@ -106,7 +106,10 @@ def push(environment: Environment, trained: str) -> Path:
             "train": trained,
             "model": MODEL,
             "datasets": [{"uri": "data.jsonl"}],
-            "recipe": {"targets": [{"uri": f"published/{trained}"}], "dtype": "FP32"},
+            "recipe": {
+                "targets": [{"uri": f"published/{trained}"}],
+                "dtype": "FP32",
+            },
             "lineage": {"pipeline": "default/families"},
         }
     )

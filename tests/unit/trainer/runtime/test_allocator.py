@@ -31,7 +31,10 @@ def keeps_memory(program, **environment):
         name: value for name, value in os.environ.items() if name not in others
     }
     # One thread: the kernel may give each thread's stack a huge page.
-    fixed = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    fixed = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     done = subprocess.run(
         [sys.executable, "-c", program + MEMORY_KEPT],
         env=inherited | fixed | environment,

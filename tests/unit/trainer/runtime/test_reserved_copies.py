@@ -70,7 +70,10 @@ def test_reserved_memory_is_that_of_a_snapshot(
 
 def test_copy_that_is_too_large_for_pinned_memory_reserves_none(monkeypatch, training):
     small = {"a": torch.zeros(3)}
-    large = {"b": torch.zeros(9), "c": torch.zeros(1)}
+    large = {
+        "b": torch.zeros(9),
+        "c": torch.zeros(1),
+    }
     monkeypatch.setattr(sharding, "PINNED_BYTES", 36)
     sharding.reserve_copies(small, large)
     assert training.pinned == kinds(small)

@@ -145,7 +145,8 @@ def test_adapter_target_computes_like_the_trained_adapter(
         with_targets(config, TARGET, as_adapter), environment
     ).published
     folder = latest.parents[1] / "adapter" / "latest"
-    assert (merged.format, adapter.format) == ("Merged", "Adapter")
+    assert merged.format == "Merged"
+    assert adapter.format == "Adapter"
     assert merged.uri == f"pvc://models/names/{latest.resolve().name}"
     assert adapter.uri == f"pvc://models/adapter/{folder.resolve().name}"
     verify(latest.resolve())
@@ -161,7 +162,8 @@ def test_adapter_target_computes_like_the_trained_adapter(
     loaded = PeftModel.from_pretrained(load_model(tiny_model), str(folder))
     assert torch.equal(logits(loaded, folder), expected)
     card = ModelCard.load(folder / "README.md")
-    assert (card.data.library_name, card.data.base_model) == ("peft", None)
+    assert card.data.library_name == "peft"
+    assert card.data.base_model is None
     assert "A LoRA adapter for its base model." in card.text
 
 

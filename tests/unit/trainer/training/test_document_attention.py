@@ -266,7 +266,8 @@ def test_training_with_the_kernel_ends_as_without_it(tiny_model, tmp_path, monke
     assert with_kernel.validation_loss == pytest.approx(
         expected.validation_loss, rel=1e-3
     )
-    assert (with_kernel.steps, with_kernel.tokens) == (expected.steps, expected.tokens)
+    assert with_kernel.steps == expected.steps
+    assert with_kernel.tokens == expected.tokens
 
 
 def test_samples_are_those_of_a_model_with_a_mask(tiny_model, kernel):

@@ -111,7 +111,11 @@ def gradients(
         if parameter.requires_grad
     }
     assert len(trained) == 4
-    return {"output": output.detach(), "x": x.grad, **trained}
+    return {
+        "output": output.detach(),
+        "x": x.grad,
+        **trained,
+    }
 
 
 def assert_close(

@@ -61,7 +61,8 @@ def test_layout_is_that_of_the_state_after_a_step(name):
     state = optimizer.tensors()
     assert state.keys() == {key for key in layout if not key.startswith("unused")}
     for key, tensor in state.items():
-        assert (tensor.shape, tensor.dtype) == (layout[key].shape, layout[key].dtype)
+        assert tensor.shape == layout[key].shape
+        assert tensor.dtype == layout[key].dtype
 
 
 def test_moments_of_large_parameters_take_8_bits():

@@ -122,7 +122,11 @@ class InOrder(Trainer):
 
 def test_five_steps_give_the_weights_of_hf_trainer(tiny_model, tmp_path):
     rows_folder = write_rows(tmp_path, [document(17 * i, 14) for i in range(40)])
-    plain = {"lora": {"rank": 4, "dropout": 0.0}, "max_steps": 5, "eval_steps": None}
+    plain = {
+        "lora": {"rank": 4, "dropout": 0.0},
+        "max_steps": 5,
+        "eval_steps": None,
+    }
     optimizer = {
         "learning_rate": 1e-2,
         "scheduler": "Constant",
