@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ MARKDOWN_COLUMNS = 100
 TEST_NAME_LENGTH = 60
 SENTENCE_WORDS = 25
 FILE_LINES = 400
+FOLDER_FILES = 18
 COMPLEXITY = 15
 PRODUCT = ("operator/", "trainer/")
 
@@ -50,6 +52,11 @@ FORM_EXCEPTIONS = {
 CLASS_EXCEPTIONS = {
     "Pipeline": "the user's word for it in Python, beside the operator's own record",
 }
+# Folders of the product that may have more than FOLDER_FILES files, with the reason.
+FOLDER_EXCEPTIONS = {
+    "operator/finetune_cli/commands": "a file for each command, found by the command's name",
+    "trainer/finetune_trainer/contract": "a file for each block of the contract",
+}
 TEXT = (".py", ".md", ".yaml", ".yml", ".toml", ".tpl", ".txt")
 EXCEPTIONS = {
     ".ci/check_style.py": "names the banned words",
@@ -66,6 +73,7 @@ def main() -> int:
     names = [name for name in paths if name not in EXCEPTIONS]
     problems = [problem for name in names for problem in problems_of(name)]
     problems += repeated_classes(names)
+    problems += full_folders(names)
     for problem in problems:
         print(problem, file=sys.stderr)
     if not problems:
@@ -140,6 +148,19 @@ def repeated_classes(names: list[str]) -> Iterator[str]:
     for class_name, files in places.items():
         if len(files) > 1 and class_name not in CLASS_EXCEPTIONS:
             yield f"{files[0]}: the class {class_name} is also in {', '.join(files[1:])}"
+
+
+def full_folders(names: list[str]) -> Iterator[str]:
+    """Yield folders of the product with too many files beside each other."""
+    modules = [name for name in names if name.startswith(PRODUCT)]
+    folders = Counter(
+        str(Path(name).parent) for name in modules if name.endswith(".py")
+    )
+    for folder, files in folders.items():
+        if files > FOLDER_FILES and folder not in FOLDER_EXCEPTIONS:
+            yield (
+                f"{folder}: {files} files, more than {FOLDER_FILES}: sort them into folders by kind"
+            )
 
 
 def banned_words(text: str) -> Iterator[tuple[int, str]]:

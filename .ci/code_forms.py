@@ -18,7 +18,9 @@ BRANCHES = (
     ast.IfExp,
     ast.match_case,
 )
-VAGUE_NAMES = frozenset({"one", "ones", "found", "told", "why", "what", "whose"})
+VAGUE_NAMES = frozenset(
+    {"each", "one", "ones", "found", "told", "why", "what", "whose"}
+)
 
 WALRUS = "assignment expression"
 CONDITIONAL = "conditional expression"

@@ -122,7 +122,7 @@ DENSITY = (
     "tuple-to-tuple",
     "comprehensions",
     "lambdas",
-    "names `one`, `found`, `told`, `why`, `what`",
+    "names `one`, `each`, `found`, `told`, `why`, `what`",
     "`#` in 100 lines",
 )
 COMPREHENSION = "comprehension"

@@ -27,7 +27,7 @@ from safetensors.torch import save_file  # noqa: E402
 from transformers import LlamaConfig  # noqa: E402
 
 from figures import add_json_option, write_figures  # noqa: E402
-from finetune_trainer.models import merge  # noqa: E402
+from finetune_trainer.models.trained import merge  # noqa: E402
 
 LAYER_NORMS = ("input_layernorm", "post_attention_layernorm")
 BYTES = 2

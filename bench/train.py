@@ -207,7 +207,7 @@ def pauses(benchmark: Benchmark) -> Figures:
     for turn in range(options.pauses):
         for name in order_of(turn, names):
             (ends, seconds), peak_mib = measure(benchmark, PAUSES[name])
-            checkpoints = [Pause(*each) for each in seconds]
+            checkpoints = [Pause(start, duration) for start, duration in seconds]
             peaks[name].append(peak_mib)
             pause_seconds[name] += [pause.seconds for pause in checkpoints]
             for has_pause, durations in steps_by_pause(ends, checkpoints).items():

@@ -250,7 +250,7 @@ def _parsers() -> dict[str, argparse.ArgumentParser]:
 def metrics_page() -> str:
     """Return a table row for each metric of the operator and of the trainer."""
     from finetune_operator.controller.metrics import REGISTRY  # noqa: PLC0415
-    from finetune_trainer.runtime.progress_server import METRICS  # noqa: PLC0415
+    from finetune_trainer.runtime.progress.server import METRICS  # noqa: PLC0415
 
     rows = []
     # The registry has no public list with labels.

@@ -15,7 +15,7 @@ from finetune_trainer.contract import Environment
 from finetune_trainer.data.documents import Document
 from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.runtime import artifacts
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.progress.progress import ProgressReporter
 
 
 def make_rows(
@@ -162,5 +162,7 @@ def longer(steps: dict[bool, list[float]]) -> str:
 def milliseconds(seconds: list[float]) -> str:
     """Return median, minimum and maximum in milliseconds."""
     return (
-        f"{spread([1e3 * each for each in seconds], '.1f')} ms" if seconds else "none"
+        f"{spread([1e3 * second for second in seconds], '.1f')} ms"
+        if seconds
+        else "none"
     )

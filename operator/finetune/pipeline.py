@@ -18,9 +18,9 @@ from finetune_cli.commands.run import manifest_commit
 from finetune_cli.commands.validate import check_sources
 from finetune_cli.diagnostics import InvalidManifest
 from finetune_cli.local.run import LocalRun
-from finetune_cli.manifest import yaml_writer
 from finetune_cli.manifest.manifest import ReadResult, read_all, read_text
 from finetune_cli.manifest.overrides import parse_overrides
+from finetune_cli.manifest.yaml import writer as yaml_writer
 from finetune_cli.output.forecast_lines import PlanReport
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract.preview import PreviewReport

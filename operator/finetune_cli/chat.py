@@ -8,7 +8,7 @@ from pathlib import Path
 from finetune_cli.arguments import client_module, find_workdir, targets_cluster
 from finetune_cli.conversation import BASE, MAX_TOKENS, TRAINED, ModelConversation
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.local.conversations import local_conversations
+from finetune_cli.local.serving.conversations import local_conversations
 
 
 def ask(

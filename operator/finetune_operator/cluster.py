@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.core.actions import Action
 from finetune_operator.core.events import Event
 from finetune_operator.core.observation import Blocker, Observation
 from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.planning.actions import Action
 
 
 class Cluster(Protocol):

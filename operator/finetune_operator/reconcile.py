@@ -15,7 +15,7 @@ from finetune_operator.core.assess import assess
 from finetune_operator.core.events import events_between
 from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import Plan, plan_next
+from finetune_operator.core.planning.plan import Plan, plan_next
 from finetune_operator.core.report import report, with_refusals
 from finetune_operator.core.settings import Settings
 from finetune_operator.core.write_delay import time_until_write

@@ -111,7 +111,11 @@ def panel_test(
         "labels": '{namespace="team", pod="p", stage="train", attempt="2"}',
         "value": 55,
     }
-    expected = {"expr": expression, "eval_time": "5m", "exp_samples": [sample]}
+    expected = {
+        "expr": expression,
+        "eval_time": "5m",
+        "exp_samples": [sample],
+    }
     return run_test(folder, [*TRAININGS, *used, *others], promql_expr_test=[expected])
 
 

@@ -159,7 +159,8 @@ def test_port_is_the_same_in_container_service_and_probes():
 def test_user_labels_and_annotations_are_added_to_our_own():
     objects = render(EVERYTHING)
     meta = pod(objects)["metadata"]
-    assert (meta["labels"]["team"], meta["labels"]["cost-center"]) == ("platform", "ml")
+    assert meta["labels"]["team"] == "platform"
+    assert meta["labels"]["cost-center"] == "ml"
     assert meta["annotations"] == {"scrape": "yes"}
     assert only(objects, "ServiceAccount")["metadata"]["annotations"] == {
         "cloud.example/role": "reader"
@@ -226,7 +227,11 @@ def test_name_that_yaml_takes_for_another_type_stays_text(word):
     }
     values["networkPolicy"] = {"stages": {"egress": [{}]}}
     objects = render(
-        {**EVERYTHING, **values, "argocd": {"customizations": True, "namespace": word}},
+        {
+            **EVERYTHING,
+            **values,
+            "argocd": {"customizations": True, "namespace": word},
+        },
         word,
         word,
     )

@@ -80,7 +80,8 @@ def test_variable_is_passed_unchanged(text):
     defaults = {"podDefaults": {"env": [{"name": "TEXT", "value": text}]}}
     settings = parsed_options(render({"defaults": defaults})).settings
     [variable] = settings.defaults.pod_defaults.env
-    assert (variable.name, variable.value) == ("TEXT", text)
+    assert variable.name == "TEXT"
+    assert variable.value == text
 
 
 def test_grace_period_and_namespaces_are_passed():
@@ -173,7 +174,8 @@ def test_limits_and_logging_are_passed_as_options():
 def test_largest_rate_limit_is_written_without_exponent():
     """Helm reads numbers as floating point, and prints large numbers with an exponent."""
     large = options(render({"apiRateLimit": {"qps": 100_000, "burst": 100_000}}))
-    assert (large["qps"], large["burst"]) == ("100000", "100000")
+    assert large["qps"] == "100000"
+    assert large["burst"] == "100000"
 
 
 @every_variant

@@ -60,7 +60,8 @@ def test_pod_monitor_selects_pods_of_stages():
         for expression in monitor["spec"]["selector"]["matchExpressions"]
     } <= labels.keys()
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]
-    assert (endpoint["port"], endpoint["interval"]) == ("metrics", "7s")
+    assert endpoint["port"] == "metrics"
+    assert endpoint["interval"] == "7s"
 
 
 def test_pod_monitor_names_pipeline_and_attempt():

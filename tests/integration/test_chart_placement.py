@@ -25,7 +25,10 @@ def workloads(placement: Object, train: Object | None = None) -> dict[str, Objec
     changes = {
         "train": merged({"pod": GPU, "placement": {"capacity": "Spot"}}, train or {})
     }
-    manifest = {"metadata": {"name": "demo"}, "spec": merged(ALL_STAGES, changes)}
+    manifest = {
+        "metadata": {"name": "demo"},
+        "spec": merged(ALL_STAGES, changes),
+    }
     return built_objects(manifest, "team", options(placement).settings).workloads
 
 

@@ -62,7 +62,10 @@ def test_each_policy_is_bound_and_denies(values):
 def test_policies_follow_value_and_api_server(enabled, versions, rendered):
     """Without a cluster no kinds are known; then auto renders the policies, which every supported version has."""
     more = [option for version in versions for option in ("--api-versions", version)]
-    values = {"admissionPolicy": {"enabled": enabled}, "crds": {"policy": enabled}}
+    values = {
+        "admissionPolicy": {"enabled": enabled},
+        "crds": {"policy": enabled},
+    }
     text = render_text(values, RELEASE, OWN, *more)
     assert (POLICY in text) is rendered
     # The rules are in the policy or in the schema, and never in neither. The list about deploy stays: policies do not

@@ -83,7 +83,8 @@ def test_variable_of_the_defaults_and_of_a_stage_wins():
     values = {**VALUES, "defaults": {"podDefaults": {"env": own}}}
     train = {"pod": {"env": [{"name": "NO_PROXY", "value": "*"}]}}
     env = variables(containers(workloads(values, train=train)["train"])[0])
-    assert (env["HTTPS_PROXY"], env["NO_PROXY"]) == ("http://other:1", "*")
+    assert env["HTTPS_PROXY"] == "http://other:1"
+    assert env["NO_PROXY"] == "*"
     assert env["HTTP_PROXY"] == "http://proxy.example:3128"
 
 

@@ -84,7 +84,8 @@ def test_api_server_sets_defaults_of_the_demo(namespace: KubeNamespace):
     namespace.create(manifest_with("defaults"))
     spec = namespace.get("ft", "defaults")["spec"]
     assert spec["train"]["lora"]["targetModules"] == ["all-linear"]
-    assert (spec["train"]["maxFailures"], spec["train"]["maxInterruptions"]) == (3, 20)
+    assert spec["train"]["maxFailures"] == 3
+    assert spec["train"]["maxInterruptions"] == 20
 
 
 def test_kubectl_explain_shows_type_and_description(namespace: KubeNamespace):
@@ -157,7 +158,10 @@ def test_status_stores_the_largest_loss_curve(namespace: KubeNamespace):
     )
     written = {
         "stages": [
-            {"name": "train", "lossCurve": curve.model_dump(mode="json", by_alias=True)}
+            {
+                "name": "train",
+                "lossCurve": curve.model_dump(mode="json", by_alias=True),
+            }
         ]
     }
     namespace.create(manifest_with("curve"))

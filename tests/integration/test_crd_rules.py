@@ -47,7 +47,11 @@ def variables(count: int) -> list[dict[str, str]]:
 
 
 def test_api_server_accepts_texts_up_to_the_limit(namespace: KubeNamespace):
-    texts = {"env": variables(8), "command": ["x" * 4000] * 4, "args": ["x" * 4000] * 4}
+    texts = {
+        "env": variables(8),
+        "command": ["x" * 4000] * 4,
+        "args": ["x" * 4000] * 4,
+    }
     namespace.create(manifest_with("long", train={"pod": texts}))
     assert len(namespace.get("ft", "long")["spec"]["train"]["pod"]["args"]) == 4
 

@@ -72,7 +72,12 @@ def user_rights(namespace: str) -> list[Object]:
     api = {"apiVersion": "rbac.authorization.k8s.io/v1"}
     subjects = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER}]
     return [
-        {**api, "kind": "Role", "metadata": meta, "rules": [rule]},
+        {
+            **api,
+            "kind": "Role",
+            "metadata": meta,
+            "rules": [rule],
+        },
         {
             **api,
             "kind": "RoleBinding",

@@ -110,7 +110,8 @@ def test_pipeline_from_before_the_rule_is_edited_elsewhere(namespace: KubeNamesp
     apply(namespace, [*edited.values()])
     for name in edited:
         spec = namespace.get("ft", name)["spec"]
-        assert (spec["suspend"], spec["train"]["maxFailures"]) == (True, 7)
+        assert spec["suspend"] is True
+        assert spec["train"]["maxFailures"] == 7
 
 
 def test_stored_default_does_not_keep_a_claim_out(namespace: KubeNamespace):

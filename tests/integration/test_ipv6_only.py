@@ -14,7 +14,7 @@ PROGRESS = """
 import json, socket, sys, urllib.request
 from pathlib import Path
 from finetune_trainer.contract import Environment
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.progress.progress import ProgressReporter
 
 with socket.socket(socket.AF_INET6) as probe:
     probe.bind(("::1", 0))

@@ -26,7 +26,11 @@ def namespace(
 
 
 def job(name, labels, env=()):
-    container = {"name": "stage", "image": "none", "env": list(env)}
+    container = {
+        "name": "stage",
+        "image": "none",
+        "env": list(env),
+    }
     tolerations = [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}]
     spec = {
         "restartPolicy": "Never",

@@ -108,7 +108,13 @@ def scene(
         kube.apply(installed)
         for name, changes in PIPELINE_SPECS.items():
             spec = DEMO["spec"] | changes
-            team.create({**DEMO, "metadata": {"name": name}, "spec": spec})
+            team.create(
+                {
+                    **DEMO,
+                    "metadata": {"name": name},
+                    "spec": spec,
+                }
+            )
         created = Scene(
             Thief(kube.kubeconfig, account, folder),
             Thief(kube.kubeconfig, "", folder),

@@ -19,8 +19,8 @@ from support.stores.servers import free_port
 
 from e2e.pipelines.driver import PipelineDriver
 from finetune_trainer.contract import Environment
-from finetune_trainer.runtime.progress import ProgressReporter
-from finetune_trainer.runtime.progress_server import METRICS
+from finetune_trainer.runtime.progress.progress import ProgressReporter
+from finetune_trainer.runtime.progress.server import METRICS
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace
 
 PROGRESS = {name.removeprefix("finetune_stage_"): 1 for name in METRICS}

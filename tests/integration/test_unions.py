@@ -111,7 +111,11 @@ def manifest(name: str, number: int) -> dict[str, Any]:
     }
     for members in UNIONS.values():
         merge(spec, members[number % len(members)])
-    return {**whole, "metadata": {"name": name}, "spec": spec}
+    return {
+        **whole,
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 def apply(namespace: KubeNamespace, mode: str, whole: dict[str, Any]) -> dict[str, Any]:

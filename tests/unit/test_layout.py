@@ -11,6 +11,8 @@ ARCHITECTURE = ROOT / "docs" / "concepts" / "architecture.md"
 CONTRACTS = {
     "operator": "the folders of the operator: each layer sees only what is below it",
     "core": "the core: observe, assess, plan, report",
+    "planning": "a plan: its parts below the plan",
+    "attempts": "the attempts of a stage: their history, how each ended, what each cost",
     "capacity": "where an attempt runs: the policy knows no Job, the choice asks it",
     "kubernetes": "the Kubernetes adapter: pure readers and builders below the client",
     "trainer": "the folders of the trainer",

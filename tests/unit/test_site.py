@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from finetune_cli.__main__ import main
-from finetune_cli.manifest import yaml_reader
 from finetune_cli.manifest.json_schema import manifest_schema
+from finetune_cli.manifest.yaml import reader as yaml_reader
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -11,7 +11,7 @@ stop.install()
 # OpenMP threads sleep while they wait for each other. On busy cores, spinning is many times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from finetune_trainer.runtime.caches import provide_cache_folder  # noqa: E402
+from finetune_trainer.runtime.machine.caches import provide_cache_folder  # noqa: E402
 
 # Before libraries read where their caches are. A user that the cluster chooses may own no home.
 provide_cache_folder()

@@ -14,7 +14,7 @@ from finetune_cli.card.markup import (
 from finetune_cli.card.record import RunRecord
 from finetune_operator.api.costs import Costs, PipelineCosts
 from finetune_operator.api.spec import STAGES
-from finetune_operator.core.costs import amount_text
+from finetune_operator.core.attempts.costs import amount_text
 from finetune_operator.core.durations import format_duration
 
 LANE = 46

@@ -27,8 +27,8 @@ from finetune_cli.outcome import exit_code, has_finished, ready_message
 from finetune_cli.output.costs import cost_lines
 from finetune_cli.output.model_text import model_text
 from finetune_cli.output.notes import with_notes
-from finetune_cli.output.status_text import interruptions_line
-from finetune_cli.output.status_tree import live_table
+from finetune_cli.output.status.text import interruptions_line
+from finetune_cli.output.status.tree import live_table
 from finetune_cli.output.table import COLUMNS, fitted, row
 from finetune_operator.api.conditions import READY
 from finetune_operator.api.group import API_VERSION, KIND

@@ -19,7 +19,7 @@ from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.outcome import has_finished, is_up_to_date
 from finetune_cli.output.metrics import TRAIN, print_rows, print_samples, rows_of_curve
-from finetune_cli.output.status_text import (
+from finetune_cli.output.status.text import (
     attempt_line,
     no_attempt,
     print_attempt,

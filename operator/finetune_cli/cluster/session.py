@@ -15,7 +15,7 @@ from finetune_cli.cluster.api_errors import describe_api_error
 from finetune_cli.cluster.kubeconfig import KubeContext, read_context
 from finetune_cli.diagnostics import UsageError, closest_match
 from finetune_cli.manifest.manifest import Manifest, read
-from finetune_cli.manifest.messages import PATTERNS
+from finetune_cli.manifest.messages.messages import PATTERNS
 from finetune_operator.api.names import DNS_LABEL, DNS_SUBDOMAIN
 from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError

@@ -22,13 +22,13 @@ from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import INVALID
 from finetune_cli.forecast.learning_rate import start_rate
-from finetune_cli.manifest import yaml_reader
 from finetune_cli.manifest.fields import UriField, sources, targets
 from finetune_cli.manifest.json_schema import write_schema
 from finetune_cli.manifest.manifest import read_text
-from finetune_cli.manifest.messages import PATTERNS
+from finetune_cli.manifest.messages.messages import PATTERNS
 from finetune_cli.manifest.pipeline_name import pipeline_name
 from finetune_cli.manifest.value_check import resembles_repository
+from finetune_cli.manifest.yaml import reader as yaml_reader
 from finetune_operator.api.datasets import REPOSITORY
 from finetune_operator.api.names import DNS_SUBDOMAIN
 from finetune_operator.api.spec import PipelineSpec

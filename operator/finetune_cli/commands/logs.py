@@ -15,7 +15,7 @@ from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.output.metrics import TRAIN, print_rows, print_samples, rows_of_file
-from finetune_cli.output.status_text import no_attempt, print_attempt, stage_with_log
+from finetune_cli.output.status.text import no_attempt, print_attempt, stage_with_log
 from finetune_cli.runs import run_named
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus

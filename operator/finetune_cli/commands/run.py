@@ -26,7 +26,7 @@ from finetune_cli.local.background import run_in_background
 from finetune_cli.local.fault_injection import Fault, fault
 from finetune_cli.local.look import as_stopped
 from finetune_cli.local.run import LocalRun, local_settings
-from finetune_cli.local.serving import check_port, keep_serving
+from finetune_cli.local.serving.serving import check_port, keep_serving
 from finetune_cli.local.summary import (
     next_commands,
     run_argument,
@@ -36,9 +36,9 @@ from finetune_cli.local.work_folder import LOG
 from finetune_cli.manifest.manifest import Manifest, read
 from finetune_cli.outcome import below_gate, is_until_reached
 from finetune_cli.outcome import exit_code as finished_exit_code
-from finetune_cli.output.display import Display, display_for
 from finetune_cli.output.notes import notes_of
-from finetune_cli.output.status_tree import live_table
+from finetune_cli.output.status.display import Display, display_for
+from finetune_cli.output.status.tree import live_table
 from finetune_cli.runs import RUNS
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import PipelineStatus

@@ -4,7 +4,7 @@ import textwrap
 
 from finetune_cli.convert.conversion import Conversion
 from finetune_cli.manifest.json_schema import EDITOR_LINE
-from finetune_cli.manifest.yaml_writer import WIDTH, to_yaml
+from finetune_cli.manifest.yaml.writer import WIDTH, to_yaml
 
 
 def manifest_text(conversion: Conversion, name: str, tool: str, file: str) -> str:

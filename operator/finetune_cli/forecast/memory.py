@@ -48,10 +48,10 @@ def _line(spec: PipelineSpec, memory: MemoryEstimate) -> str:
     }
     known = [f"{size_text(size)} {name}" for name, size in sizes.items() if size]
     parts = ", ".join(known)
-    each = " for each process" if train.processes > 1 else ""
-    line = f"train: about {size_text(memory.total)} of memory{each}"
+    scope = " for each process" if train.processes > 1 else ""
+    line = f"train: about {size_text(memory.total)} of memory{scope}"
     if memory.activations is None:
-        line = f"train: more than {size_text(memory.total)} of memory{each}"
+        line = f"train: more than {size_text(memory.total)} of memory{scope}"
         parts += f"; activations not known: {memory.activations_unknown}"
     else:
         parts += (

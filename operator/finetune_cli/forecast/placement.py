@@ -13,9 +13,9 @@ from finetune_cli.diagnostics import UsageError
 from finetune_cli.forecast.forecast import PipelineForecast
 from finetune_operator.api.placement import ON_DEMAND, PlacementDefaults
 from finetune_operator.api.spec import PipelineSpec
+from finetune_operator.core.attempts.costs import amount_text
 from finetune_operator.core.capacity.choice import CapacityChoice
 from finetune_operator.core.capacity.decision import Decision
-from finetune_operator.core.costs import amount_text
 from finetune_operator.kubernetes.translate.api_errors import describe_first_error
 
 STARTING = frozenset({"run", "resume"})

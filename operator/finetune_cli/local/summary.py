@@ -23,7 +23,7 @@ from finetune_cli.output.model_text import (
     short_digest,
     target_of,
 )
-from finetune_cli.output.status_text import interruptions_line
+from finetune_cli.output.status.text import interruptions_line
 from finetune_cli.runs import RUNS, manifest_of, named_elsewhere
 from finetune_operator.api.conditions import link
 from finetune_operator.api.model_status import ModelStatus

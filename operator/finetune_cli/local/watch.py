@@ -15,7 +15,7 @@ from finetune_cli.arguments import find_workdir, parse_timeout
 from finetune_cli.local.look import RunLook, look_at
 from finetune_cli.local.summary import next_commands, summary_lines
 from finetune_cli.outcome import ready_message
-from finetune_cli.output.status_tree import live_table
+from finetune_cli.output.status.tree import live_table
 from finetune_operator.errors import ClusterError
 
 # A file on this machine may be read more often than an API server is asked (cluster/session.py).

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from finetune_cli.manifest.yaml_reader import Location
+from finetune_cli.manifest.yaml.reader import Location
 from finetune_trainer.contract import ContractModel
 
 

@@ -16,14 +16,15 @@ from finetune_cli.diagnostics import (
     quoted,
     sort_diagnostics,
 )
-from finetune_cli.manifest import value_check, yaml_reader
+from finetune_cli.manifest import value_check
 from finetune_cli.manifest.affinity import Affinity
 from finetune_cli.manifest.annotations import annotation_at
-from finetune_cli.manifest.messages import describe
+from finetune_cli.manifest.messages.messages import describe
 from finetune_cli.manifest.other_files import is_other_file, other_file
 from finetune_cli.manifest.overrides import Override, apply_overrides
 from finetune_cli.manifest.schema_check import SchemaChecker, broken_rules, error_at
-from finetune_cli.manifest.yaml_reader import Location, YamlFile, YamlNode
+from finetune_cli.manifest.yaml import reader as yaml_reader
+from finetune_cli.manifest.yaml.reader import Location, YamlFile, YamlNode
 from finetune_operator.api.group import API_VERSIONS, KIND
 from finetune_operator.api.names import (
     DNS_LABEL,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from finetune_cli.diagnostics import Diagnostic, closest_match, quoted
 from finetune_cli.manifest.annotations import aliases
-from finetune_cli.manifest.yaml_reader import YamlNode
+from finetune_cli.manifest.yaml.reader import YamlNode
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.api.spec import PipelineSpec
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from finetune_cli.manifest.missing_fields import NO_FIELD
-from finetune_cli.manifest.yaml_reader import Location
+from finetune_cli.manifest.yaml.reader import Location
 from finetune_operator.api.spec import STAGES
 
 POD_NAMES: dict[str, str] = {

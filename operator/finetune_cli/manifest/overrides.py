@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finetune_cli.diagnostics import UsageError
-from finetune_cli.manifest.yaml_reader import Location, YamlNode, parse
+from finetune_cli.manifest.yaml.reader import Location, YamlNode, parse
 
 ROOTS = frozenset({"spec", "metadata"})
 """First keys of a path from the document's root; any other path begins below spec."""

@@ -17,13 +17,13 @@ from finetune_cli.manifest.annotations import (
     required_keys,
     unwrap_optional,
 )
-from finetune_cli.manifest.forms import split_pair
+from finetune_cli.manifest.messages.forms import split_pair
 from finetune_cli.manifest.other_names import (
     location_here,
     name_here,
     reason_for_no_field,
 )
-from finetune_cli.manifest.yaml_reader import Location, YamlNode, join_path
+from finetune_cli.manifest.yaml.reader import Location, YamlNode, join_path
 from finetune_operator.api.rules import Rule, WithRules
 from finetune_operator.api.spec import PipelineSpec
 from finetune_trainer.contract import ContractModel

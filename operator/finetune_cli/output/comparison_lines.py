@@ -23,7 +23,7 @@ from finetune_cli.comparison.compare import (
 from finetune_cli.output.encoding import can_encode
 from finetune_cli.output.loss_curve import BLOCKS, curves_above_each_other
 from finetune_cli.output.results import difference_text, margin_text, number_text
-from finetune_operator.core.costs import amount_text
+from finetune_operator.core.attempts.costs import amount_text
 from finetune_operator.core.durations import format_duration
 from finetune_trainer.contract import Score
 

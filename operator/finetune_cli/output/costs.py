@@ -7,7 +7,7 @@ from finetune_cli.output.results import counted
 from finetune_operator.api.costs import PipelineCosts
 from finetune_operator.api.placement import ON_DEMAND
 from finetune_operator.api.status import AttemptStatus, Outcome, PipelineStatus
-from finetune_operator.core.costs import amount_text, price_text
+from finetune_operator.core.attempts.costs import amount_text, price_text
 from finetune_operator.core.durations import format_duration
 
 

@@ -17,7 +17,7 @@ from finetune_operator.api.status import (
     StageState,
     StageStatus,
 )
-from finetune_operator.core.endings import FAILURES, INTERRUPTIONS
+from finetune_operator.core.attempts.endings import FAILURES, INTERRUPTIONS
 
 REGISTRY = CollectorRegistry()
 RECONCILED = Counter(

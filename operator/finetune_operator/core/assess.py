@@ -22,9 +22,9 @@ from finetune_operator.core.assessment import (
     with_server_warning,
     with_state,
 )
-from finetune_operator.core.costs import pipeline_costs
-from finetune_operator.core.endings import describe_end, is_final
-from finetune_operator.core.history import (
+from finetune_operator.core.attempts.costs import pipeline_costs
+from finetune_operator.core.attempts.endings import describe_end, is_final
+from finetune_operator.core.attempts.history import (
     active_time,
     begin_anew,
     drop_lost_server,
@@ -33,6 +33,7 @@ from finetune_operator.core.history import (
     reset_if_changed,
     server_job,
 )
+from finetune_operator.core.attempts.suspect_nodes import avoidance_note
 from finetune_operator.core.identity import hashes_of
 from finetune_operator.core.observation import (
     Blocker,
@@ -46,7 +47,6 @@ from finetune_operator.core.published import (
     is_adopted,
     may_adopt,
 )
-from finetune_operator.core.suspect_nodes import avoidance_note
 from finetune_operator.core.workspace import (
     WORKSPACE,
     WRITING_STAGES,

@@ -10,11 +10,11 @@ from finetune_operator.api.placement import ON_DEMAND, PlacementDefaults
 from finetune_operator.api.stages.base import Serving, StageSpec
 from finetune_operator.api.stages.pod import Pod
 from finetune_operator.api.status import AttemptStatus
+from finetune_operator.core.attempts.suspect_nodes import NO_NODES, AvoidedNodes
 from finetune_operator.core.capacity.nodes import PodPlacement, pod_placement
 from finetune_operator.core.metadata import job_labels
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.settings import Settings
-from finetune_operator.core.suspect_nodes import NO_NODES, AvoidedNodes
 from finetune_trainer.contract import Pruning, StageConfig
 from finetune_trainer.contract.environment import CONFIG
 

@@ -27,15 +27,15 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
-from finetune_operator.core.actions import subject_of
 from finetune_operator.core.adoption import UNREAD
 from finetune_operator.core.assessment import PipelineAssessment
-from finetune_operator.core.costs import amount_text, pipeline_costs
+from finetune_operator.core.attempts.costs import amount_text, pipeline_costs
 from finetune_operator.core.identity import release
 from finetune_operator.core.metadata import SERVER
 from finetune_operator.core.observation import Blocker
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.core.plan import Plan
+from finetune_operator.core.planning.actions import subject_of
+from finetune_operator.core.planning.plan import Plan
 from finetune_operator.core.published import adoption_error, may_adopt
 from finetune_trainer.contract import DeployResult, Progress, PushResult
 

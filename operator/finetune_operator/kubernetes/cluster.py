@@ -11,7 +11,14 @@ from weakref import WeakValueDictionary
 from finetune_operator.api.conditions import TROUBLESHOOTING_URL
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import AttemptStatus, PipelineStatus
-from finetune_operator.core.actions import (
+from finetune_operator.core.events import Event, forbidden_event, unreadable_event
+from finetune_operator.core.observation import (
+    Blocker,
+    Observation,
+    ObservedJob,
+)
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.planning.actions import (
     Action,
     ChangeWorkspace,
     CreateJob,
@@ -26,13 +33,6 @@ from finetune_operator.core.actions import (
     SwitchTraffic,
     subject_of,
 )
-from finetune_operator.core.events import Event, forbidden_event, unreadable_event
-from finetune_operator.core.observation import (
-    Blocker,
-    Observation,
-    ObservedJob,
-)
-from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.report import unreadable_status
 from finetune_operator.errors import ClusterError, Conflict, InvalidObject, NewerObject
 from finetune_operator.kubernetes import paths

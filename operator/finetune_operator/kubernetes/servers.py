@@ -6,7 +6,7 @@ from datetime import datetime
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.stages.base import Serving
-from finetune_operator.core.history import server_job
+from finetune_operator.core.attempts.history import server_job
 from finetune_operator.core.job_template import JobTemplate
 from finetune_operator.core.metadata import IDENTITY, SERVER, STAGE, service_name
 from finetune_operator.core.observation import (

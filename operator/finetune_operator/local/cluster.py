@@ -10,7 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from finetune_operator.api.status import Outcome, PipelineStatus
-from finetune_operator.core.actions import (
+from finetune_operator.core.events import Event
+from finetune_operator.core.job_template import TRAINER, JobTemplate
+from finetune_operator.core.observation import Blocker, Observation, ObservedJob
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.planning.actions import (
     Action,
     ChangeWorkspace,
     CreateJob,
@@ -24,10 +28,6 @@ from finetune_operator.core.actions import (
     StopJob,
     SwitchTraffic,
 )
-from finetune_operator.core.events import Event
-from finetune_operator.core.job_template import TRAINER, JobTemplate
-from finetune_operator.core.observation import Blocker, Observation, ObservedJob
-from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.digests import SourceDigests
 from finetune_operator.local.history import has_measured, keep, loses_results

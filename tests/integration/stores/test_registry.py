@@ -118,7 +118,8 @@ def test_killed_push_is_not_visible_and_is_continued(
         while not all(registry.blob(digest).exists() for digest in digests.values()):
             time.sleep(0.01)
         process.kill()
-    assert (registry.tags(REPOSITORY), registry.manifests(REPOSITORY)) == ([], [])
+    assert registry.tags(REPOSITORY) == []
+    assert registry.manifests(REPOSITORY) == []
     assert publish(registry.host, model).sent_bytes == len(
         model.contents["model-2.safetensors"]
     )
@@ -181,8 +182,8 @@ def test_two_pushes_at_once_write_one_image(
 ):
     copy = make_model(tmp_path / "copy")
     processes = [
-        start_publish(f"oci://{registry.host}/{REPOSITORY}", each)
-        for each in (model, copy)
+        start_publish(f"oci://{registry.host}/{REPOSITORY}", published)
+        for published in (model, copy)
     ]
     uris = {
         process.communicate(timeout=PROCESS_SECONDS)[0].split()[0]
@@ -202,7 +203,8 @@ def test_same_model_with_another_card_is_the_same_image(
 ):
     first = publish(registry.host, with_card(model, tmp_path / "first"))
     again = publish(registry.host, with_card(model, tmp_path / "again"), ":stable")
-    assert (again.uri, again.sent_bytes) == (first.uri, 0)
+    assert again.uri == first.uri
+    assert again.sent_bytes == 0
     assert image(registry, "stable") == image(registry, "latest")
 
 

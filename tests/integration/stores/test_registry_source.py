@@ -68,7 +68,8 @@ def read(source: RegistrySource, listing: Listing, folder: Path) -> dict[str, by
     for number, file in enumerate(listing.files):
         path = folder / str(number)
         source.download(file, path)
-        assert (path.stat().st_size, digest_file(path)) == (file.size, file.sha256)
+        assert path.stat().st_size == file.size
+        assert digest_file(path) == file.sha256
         contents[file.name] = path.read_bytes()
     return contents
 

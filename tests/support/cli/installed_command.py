@@ -26,4 +26,7 @@ def install(folder: Path) -> tuple[Path, dict[str, str]]:
         )
     (here / "done.yaml").touch()
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
-    return here, os.environ | {"PATH": path, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return here, os.environ | {
+        "PATH": path,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }

@@ -193,7 +193,10 @@ class Kubelet:
 
     async def _patch_status(self, pod: StagePod, status: Object) -> bool:
         """Patch the status; return whether this pod still exists."""
-        body = {"metadata": {"uid": pod.uid}, "status": status}
+        body = {
+            "metadata": {"uid": pod.uid},
+            "status": status,
+        }
         try:
             return bool(
                 await self.api.patch(

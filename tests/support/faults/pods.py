@@ -211,4 +211,8 @@ def _times(started: str) -> Object:
 
 
 def _condition(kind: str, status: str) -> Object:
-    return {"type": kind, "status": status, "lastTransitionTime": now()}
+    return {
+        "type": kind,
+        "status": status,
+        "lastTransitionTime": now(),
+    }

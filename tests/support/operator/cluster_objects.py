@@ -28,7 +28,11 @@ def pipeline_object(
         mode="json", by_alias=True, exclude_none=True
     )
     return {
-        "metadata": {**meta, "resourceVersion": str(version), **changes},
+        "metadata": {
+            **meta,
+            "resourceVersion": str(version),
+            **changes,
+        },
         "spec": spec,
         "status": status,
     }
@@ -43,7 +47,14 @@ def running_status(job: str, stage: str = "train", **attempt: Any) -> Object:
         "execution": "e",
         "outcome": "Running",
     }
-    return {"stages": [{"name": stage, "attempts": [{**known, **attempt}]}]}
+    return {
+        "stages": [
+            {
+                "name": stage,
+                "attempts": [{**known, **attempt}],
+            }
+        ]
+    }
 
 
 def job_of(

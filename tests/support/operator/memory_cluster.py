@@ -20,7 +20,20 @@ from support.operator.memory_objects import (
 from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.core.actions import (
+from finetune_operator.core.events import Event
+from finetune_operator.core.job_template import JobTemplate
+from finetune_operator.core.metadata import workspace_name
+from finetune_operator.core.observation import (
+    Blocker,
+    ClaimUser,
+    JobState,
+    Observation,
+    ObservedJob,
+    ObservedServer,
+    ObservedWorkspace,
+)
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.planning.actions import (
     Action,
     ChangeWorkspace,
     CreateJob,
@@ -35,19 +48,6 @@ from finetune_operator.core.actions import (
     SwitchTraffic,
     subject_of,
 )
-from finetune_operator.core.events import Event
-from finetune_operator.core.job_template import JobTemplate
-from finetune_operator.core.metadata import workspace_name
-from finetune_operator.core.observation import (
-    Blocker,
-    ClaimUser,
-    JobState,
-    Observation,
-    ObservedJob,
-    ObservedServer,
-    ObservedWorkspace,
-)
-from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.core.workspace import WORKSPACE, WRITING_STAGES
 from finetune_operator.errors import Conflict
 from finetune_trainer.contract import (

@@ -19,7 +19,7 @@ from finetune_operator.api.conditions import Reason
 from finetune_operator.api.spec import STAGES
 from finetune_operator.api.status import Outcome
 from finetune_operator.controller.metrics import FINAL_PHASES
-from finetune_trainer.runtime.progress_server import METRICS
+from finetune_trainer.runtime.progress.server import METRICS
 
 ALL_ENABLED: Object = {
     "metrics": {

@@ -25,4 +25,8 @@ def node(name: str, *taints: str, version: int = 1, **more: Any) -> Object:
         **more.pop("status", {}),
     }
     raw = [{"key": key, "effect": "NoSchedule"} for key in ("spot", *taints)]
-    return {"metadata": meta, "spec": {"taints": raw, **more}, "status": status}
+    return {
+        "metadata": meta,
+        "spec": {"taints": raw, **more},
+        "status": status,
+    }

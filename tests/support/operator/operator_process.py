@@ -34,7 +34,11 @@ def credentials(
     config = yaml.safe_load(own.kube.kubeconfig.read_text())
     token = own.run("create", "token", account).strip()
     config["users"] = [
-        {"name": user["name"], "user": {"token": token}} for user in config["users"]
+        {
+            "name": user["name"],
+            "user": {"token": token},
+        }
+        for user in config["users"]
     ]
     file = folder / "kubeconfig"
     file.write_text(yaml.safe_dump(config))

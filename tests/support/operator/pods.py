@@ -72,7 +72,11 @@ def a_pod(
     }
     meta["labels"] = {"batch.kubernetes.io/job-name": JOB}
     meta["ownerReferences"] = [controller_reference("Job", JOB)]
-    status = {"phase": phase, "conditions": list(conditions), **more.pop("status", {})}
+    status = {
+        "phase": phase,
+        "conditions": list(conditions),
+        **more.pop("status", {}),
+    }
     if state is not None:
         status["containerStatuses"] = [{"name": "stage", "state": state}]
     return {

@@ -66,7 +66,12 @@ def static(job: str, port: int, **labels: str) -> Object:
     """Return the scrape configuration of a process on this machine."""
     return {
         "job_name": job,
-        "static_configs": [{"targets": [f"{LOOPBACK}:{port}"], "labels": labels}],
+        "static_configs": [
+            {
+                "targets": [f"{LOOPBACK}:{port}"],
+                "labels": labels,
+            }
+        ],
     }
 
 

@@ -175,7 +175,10 @@ def _started(*, is_server: bool) -> Object:
             _container({"running": {"startedAt": _now()}}, ready=is_server)
         ],
         **(
-            {"podIP": SERVER_ADDRESS, "podIPs": [{"ip": SERVER_ADDRESS}]}
+            {
+                "podIP": SERVER_ADDRESS,
+                "podIPs": [{"ip": SERVER_ADDRESS}],
+            }
             if is_server
             else {}
         ),

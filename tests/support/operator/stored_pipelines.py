@@ -186,8 +186,15 @@ class _Writer:
             "uid": job["metadata"]["uid"],
             "controller": True,
         }
-        meta = {**template["metadata"], "name": name, "ownerReferences": [owner]}
-        pod = {"metadata": meta, "spec": {**template["spec"], "nodeName": NODE}}
+        meta = {
+            **template["metadata"],
+            "name": name,
+            "ownerReferences": [owner],
+        }
+        pod = {
+            "metadata": meta,
+            "spec": {**template["spec"], "nodeName": NODE},
+        }
         await self.api.send("POST", path, pod)
         state = {"running": {"startedAt": started_at}}
         container = {"name": "stage", "ready": True, "started": True, "state": state}

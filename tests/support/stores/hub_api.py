@@ -147,7 +147,11 @@ def refs(repository: Repository) -> dict[str, Any]:
             for name, commit in repository.refs[kind].items()
         ]
 
-    return {"branches": entries("branches"), "tags": entries("tags"), "converts": []}
+    return {
+        "branches": entries("branches"),
+        "tags": entries("tags"),
+        "converts": [],
+    }
 
 
 def tree_page(
@@ -183,7 +187,12 @@ def all_entries(repository: Repository, revision: str) -> list[dict[str, Any]]:
         if letter == "/"
     }
     described: list[dict[str, Any]] = [
-        {"type": "directory", "path": name, "size": 0, "oid": git_oid(name.encode())}
+        {
+            "type": "directory",
+            "path": name,
+            "size": 0,
+            "oid": git_oid(name.encode()),
+        }
         for name in folders
     ]
     for name, entry in tree.items():

@@ -134,7 +134,10 @@ class HubConnection(BaseHTTPRequestHandler):
         body = json.dumps(value).encode()
         self.start(
             status,
-            {"Content-Type": "application/json", "Content-Length": str(len(body))}
+            {
+                "Content-Type": "application/json",
+                "Content-Length": str(len(body)),
+            }
             | (headers or {}),
         )
         if self.command != "HEAD":

@@ -30,14 +30,27 @@ def conversations(draw: st.DrawFn) -> Messages:
     messages: Messages = []
     if draw(st.booleans()):
         role = draw(st.sampled_from(["system", "developer"]))
-        messages.append({"role": role, "content": text(draw, 0)})
+        messages.append(
+            {
+                "role": role,
+                "content": text(draw, 0),
+            }
+        )
     for _ in range(draw(st.integers(1, 2))):
-        messages.append({"role": "user", "content": text(draw, len(messages))})
+        messages.append(
+            {
+                "role": "user",
+                "content": text(draw, len(messages)),
+            }
+        )
         if draw(st.booleans()):
             messages.append(calling(draw, len(messages)))
             for call in messages[-1]["tool_calls"]:
                 messages.append(answer_of(draw, len(messages), call))
-        answer = {"role": "assistant", "content": text(draw, len(messages))}
+        answer = {
+            "role": "assistant",
+            "content": text(draw, len(messages)),
+        }
         messages.append(with_reasoning(draw, len(messages), answer))
     return messages
 

@@ -311,7 +311,10 @@ def serve_mlflow() -> Iterator[MlflowServer]:
             except Refused as refused:
                 self._send(
                     refused.status,
-                    {"error_code": refused.code, "message": str(refused)},
+                    {
+                        "error_code": refused.code,
+                        "message": str(refused),
+                    },
                 )
 
         def _send(self, status: int, body: Body) -> None:

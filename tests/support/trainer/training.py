@@ -13,7 +13,7 @@ from finetune_trainer.contract import Environment, ExitCode, TrainConfig, TrainR
 from finetune_trainer.data.documents import Document
 from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.runtime import artifacts
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.progress.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stop_signal import StopSignal
 
@@ -113,10 +113,10 @@ def write_rows(
         with PackedWriter(
             folder, context_length, 0, packing=packing, pairs=pairs
         ) as writer:
-            for each in train:
-                writer.add("train", each)
-            for each in validation:
-                writer.add("validation", each)
+            for document in train:
+                writer.add("train", document)
+            for document in validation:
+                writer.add("validation", document)
         artifacts.seal(folder, known_digests=writer.digests())
     return output
 

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 
 from finetune_trainer.contract import Environment, TerminationMessage
-from finetune_trainer.runtime.activity import activity
+from finetune_trainer.runtime.progress.activity import activity
 from finetune_trainer.runtime.watchdog import end_process, watched
 from finetune_trainer.stop_signal import StopSignal
 

@@ -13,14 +13,14 @@ from support.cli.recorded_runs import write_run
 from support.operator.scenario import Scenario, a_pipeline, scores
 
 from finetune_cli.chat import ask
-from finetune_cli.local import model_server, serving
+from finetune_cli.local.serving import model_server, serving
 from finetune_trainer.listening import free_port, listen_on_loopback
 
 PROGRAM = (sys.executable, fake_model_server.__file__)
 TALK = {"conversations": True}
 WITH_FAKE_SERVER = f"""
 import signal, sys
-from finetune_cli.local import model_server, serving
+from finetune_cli.local.serving import model_server, serving
 # nohup and a shell's background ignore them for the tests, and for all processes of the tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -14,7 +14,10 @@ STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
 def test_logs_print_the_newest_or_the_selected_attempt(cli, scenario):
     interrupt_training(scenario)
-    cli.api.logs = {f"{TRAIN}1": ["one", "", "  indented"], f"{TRAIN}2": ["two"]}
+    cli.api.logs = {
+        f"{TRAIN}1": ["one", "", "  indented"],
+        f"{TRAIN}2": ["two"],
+    }
     assert cli.run("logs", "demo", "train").out == "two\n"
     first = cli.run("logs", "demo", "train", "--attempt", "1")
     assert (first.code, first.out) == (0, "one\n\n  indented\n")
@@ -53,7 +56,10 @@ def test_logs_of_a_waiting_pod_report_the_reason(cli, scenario):
 
 def test_follow_continues_with_the_next_attempt_until_stage_ends(cli, scenario):
     first = scenario.run("prepare").start("train")
-    cli.api.logs = {first: ["step 1"], f"{TRAIN}2": ["step 2"]}
+    cli.api.logs = {
+        first: ["step 1"],
+        f"{TRAIN}2": ["step 2"],
+    }
 
     def evict():
         cli.api.logs[first].append("saving")
@@ -106,7 +112,10 @@ def test_words_of_the_kubelet_are_no_part_of_a_log(cli, scenario):
 
 def test_follow_starts_with_the_newest_attempt(cli, scenario):
     interrupt_training(scenario)
-    cli.api.logs = {f"{TRAIN}1": ["one"], f"{TRAIN}2": ["two"]}
+    cli.api.logs = {
+        f"{TRAIN}1": ["one"],
+        f"{TRAIN}2": ["two"],
+    }
     run_when(
         lambda: any("/log?" in path for path in cli.api.requests),
         lambda: scenario.complete("train"),

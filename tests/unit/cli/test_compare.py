@@ -36,7 +36,11 @@ def exam(*values, questions="q", weights=None, metric="acc"):
 def a_run(name, value=0.5, spec=None, questions=None, **changes):
     """Return a finished run with a score of the task exam."""
     metric = changes.pop("metric", "acc")
-    score = {"value": value, "stderr": 0.25, **changes.pop("score", {})}
+    score = {
+        "value": value,
+        "stderr": 0.25,
+        **changes.pop("score", {}),
+    }
     evaluate = {"scores": {"exam": {metric: score}}}
     status = Scenario().finish(evaluate=evaluate, **changes).status
     full = a_pipeline(**(spec or {})).model_dump(
@@ -137,21 +141,24 @@ def test_content_of_other_sources_is_not_named():
 def test_losses_are_those_of_the_result():
     run = with_curve(a_run("a"), 4.0, 3.0, validations=[(1, 2.0), (2, 2.5)])
     measured = measurements(run)
-    assert (measured.training_loss, measured.validation_loss) == (0.5, 0.6)
+    assert measured.training_loss == 0.5
+    assert measured.validation_loss == 0.6
 
 
 def test_unfinished_training_has_the_losses_of_its_curve():
     status = Scenario().run("prepare").status
     run = with_curve(Run("a", {}, status), 4.0, 3.0, validations=[(1, 2.0), (2, 2.5)])
     measured = measurements(run)
-    assert (measured.training_loss, measured.validation_loss) == (3.0, 2.0)
+    assert measured.training_loss == 3.0
+    assert measured.validation_loss == 2.0
 
 
 def test_run_that_has_not_begun_has_no_measurements():
     measured = measurements(Run("a", {}, Scenario().reconcile_until_stable().status))
     assert measured.training_loss is None
     assert measured.cost is None
-    assert (measured.scores, measured.seconds) == ({}, 0)
+    assert measured.scores == {}
+    assert measured.seconds == 0
 
 
 def test_time_and_cost_are_of_the_attempts_that_made_it():
@@ -166,7 +173,8 @@ def test_time_and_cost_are_of_the_attempts_that_made_it():
         run = with_stage(run, name, stage.model_copy(update={"attempts": ()}))
     run = with_stage(run, "train", train.model_copy(update={"attempts": attempts}))
     measured = measurements(run)
-    assert (measured.training_seconds, measured.seconds) == (18.0, 18.0)
+    assert measured.training_seconds == 18.0
+    assert measured.seconds == 18.0
     assert measured.cost == Decimal(3)
 
 
@@ -184,7 +192,8 @@ def test_equal_questions_are_paired():
     first = a_run("a", 0.5, questions=exam(1.0, 0.0, 1.0, 0.0))
     second = a_run("b", 0.75, questions=exam(1.0, 0.0, 1.0, 1.0))
     difference = difference_of(second, first)
-    assert (difference.value, difference.unpaired) == (0.25, "")
+    assert difference.value == 0.25
+    assert difference.unpaired == ""
     # The standard deviation of 0, 0, 0, 1 is 0.5.
     assert difference.stderr == 0.25
 
@@ -204,7 +213,8 @@ def test_difference_without_pairs_has_the_larger_error(questions, reason):
     first = a_run("a", 0.5, questions=exam(1.0, 0.0, 1.0, 0.0))
     second = a_run("b", 0.75, questions=questions)
     difference = difference_of(second, first)
-    assert (difference.value, difference.unpaired) == (0.25, reason)
+    assert difference.value == 0.25
+    assert difference.unpaired == reason
     assert difference.stderr == pytest.approx(0.25 * math.sqrt(2), rel=1e-5)
 
 
@@ -359,6 +369,8 @@ def test_json_has_fields_differences_and_the_best():
     assert shown["fields"] == [{"path": "seed", "values": [1, 2]}]
     assert [run["name"] for run in shown["runs"]] == ["a", "b"]
     (difference,) = shown["differences"]
-    assert (difference["name"], difference["from"]) == ("b", "a")
-    assert (difference["paired"], difference["reason"]) == (False, OTHER_QUESTIONS)
+    assert difference["name"] == "b"
+    assert difference["from"] == "a"
+    assert difference["paired"] is False
+    assert difference["reason"] == OTHER_QUESTIONS
     assert shown["best"] == {"metric": "acc", "name": "b", "value": 0.75}

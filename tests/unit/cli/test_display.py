@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from support.operator.scenario import Scenario, a_pipeline
 
-from finetune_cli.output import display
-from finetune_cli.output.display import LineOutput, LiveTable
-from finetune_cli.output.status_tree import live_table
+from finetune_cli.output.status import display
+from finetune_cli.output.status.display import LineOutput, LiveTable
+from finetune_cli.output.status.tree import live_table
 from finetune_operator.core.events import Event
 
 ERROR = "out of patience"

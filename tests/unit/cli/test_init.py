@@ -18,8 +18,11 @@ def test_template_is_valid_and_has_a_gate_on_these_data(tmp_path, capsys):
     assert spec.evaluate
     assert spec.deploy
     [gate] = spec.evaluate.gates
-    assert (gate.task, gate.metric) == ("held_out", "validation_loss")
-    assert (gate.operator, gate.against, gate.value) == ("LessThan", "Base", 0)
+    assert gate.task == "held_out"
+    assert gate.metric == "validation_loss"
+    assert gate.operator == "LessThan"
+    assert gate.against == "Base"
+    assert gate.value == 0
     assert spec.deploy.when == "GatesPassed"
     assert "arc_easy" not in file.read_text()
 
@@ -83,7 +86,8 @@ def test_given_sources_are_written_relative_to_the_manifest(tmp_path, monkeypatc
         == 0
     )
     spec = read(tmp_path / "runs/p.yaml").spec
-    assert (read(tmp_path / "runs/p.yaml").name, spec.model.uri) == ("mine", "../base")
+    assert read(tmp_path / "runs/p.yaml").name == "mine"
+    assert spec.model.uri == "../base"
     assert main(["validate", "--check", "runs/p.yaml"]) == 0
 
 
@@ -230,7 +234,8 @@ def test_any_path_is_written_so_that_the_manifest_holds_it(
     (tmp_path / given).write_text("{}\n")
     assert main(["init", "--data", given, "--name", "12"]) == 0
     manifest = read(tmp_path / "pipeline.yaml")
-    assert (manifest.name, manifest.spec.datasets[0].uri) == ("12", uri)
+    assert manifest.name == "12"
+    assert manifest.spec.datasets[0].uri == uri
 
 
 def test_value_that_no_manifest_can_have_is_refused(tmp_path, monkeypatch, capsys):

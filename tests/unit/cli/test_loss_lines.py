@@ -7,7 +7,7 @@ from rich.console import Console
 from support.operator.scenario import Scenario
 
 from finetune_cli.output.loss_curve import sparkline
-from finetune_cli.output.status_tree import live_table
+from finetune_cli.output.status.tree import live_table
 from finetune_trainer.contract import LossCurve, ValidationPoint
 
 VALIDATIONS = (ValidationPoint(step=40, loss=2.25), ValidationPoint(step=80, loss=2.5))

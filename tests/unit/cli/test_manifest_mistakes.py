@@ -9,8 +9,8 @@ import pytest
 from support.cli.apply_fix import apply_fix
 from support.trainer.foreign_errors import FOREIGN
 
-from finetune_cli.manifest import yaml_reader
 from finetune_cli.manifest.manifest import read_all
+from finetune_cli.manifest.yaml import reader as yaml_reader
 
 HEAD = """\
 apiVersion: finetune.dev/v1alpha1

@@ -90,7 +90,7 @@ def test_memory_without_the_model_is_not_known(tmp_path):
 )
 def test_gpu_of_the_node_selector_is_known(tmp_path, labels, gibibytes):
     train = spec_of(tmp_path, **gpu(**labels)).stages()["train"]
-    assert [each.size for each in gpus_of(train, None)] == [gibibytes * GIB]
+    assert [device.size for device in gpus_of(train, None)] == [gibibytes * GIB]
 
 
 @pytest.mark.parametrize("name", ["NVIDIA-A100", "nvidia-v100", "some-gpu"])
@@ -102,7 +102,7 @@ def test_gpu_with_several_sizes_is_not_guessed(tmp_path, name):
 def test_slice_of_a_gpu_is_known_by_its_resource(tmp_path):
     pod = {"resources": {"limits": {"nvidia.com/mig-3g.40gb": "1"}}}
     train = spec_of(tmp_path, pod=pod).stages()["train"]
-    assert [each.size for each in gpus_of(train, None)] == [40 * GIB]
+    assert [device.size for device in gpus_of(train, None)] == [40 * GIB]
 
 
 def test_smaller_gpu_is_noted_with_the_fix(tmp_path):

@@ -11,7 +11,7 @@ from rich.console import Console
 from support.operator.scenario import Scenario
 
 from finetune_cli.output.notes import NoteReason, notes_of
-from finetune_cli.output.status_tree import live_table
+from finetune_cli.output.status.tree import live_table
 from finetune_cli.output.table import row
 from finetune_operator.core.pipeline import Key
 from finetune_operator.local.pipeline_file import PipelineFile

@@ -22,7 +22,7 @@ from finetune_operator.api.status import (
     PlacementStatus,
     StageStatus,
 )
-from finetune_operator.core.costs import with_costs
+from finetune_operator.core.attempts.costs import with_costs
 from finetune_operator.core.observation import Observation
 from finetune_operator.core.pipeline import Key, Pipeline
 

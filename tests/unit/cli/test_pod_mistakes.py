@@ -84,7 +84,8 @@ def test_deadline_in_the_past_is_a_warning(tmp_path, year, warnings):
     file = tmp_path / "pipeline.yaml"
     file.write_text(f"{HEAD}  deadline: {year}-01-31T08:00:00Z\n")
     result = read_all(file)
-    assert (len(result.manifests), len(result.warnings)) == (1, warnings)
+    assert len(result.manifests) == 1
+    assert len(result.warnings) == warnings
 
 
 VOLUME = "volumes: [{name: ca, configMap: {name: ca}}]"

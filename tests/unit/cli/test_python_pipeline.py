@@ -82,7 +82,10 @@ def test_demo_of_typed_models_is_the_demo_of_yaml():
     ["y", "NO", "1e3", "010", "0x1f", "1_0", "~", "2030-01-01", "<<", "", "a: b"],
 )
 def test_text_stays_a_text_in_yaml(text):
-    program = {"command": ["true"], "env": [{"name": "X", "value": text}]}
+    program = {
+        "command": ["true"],
+        "env": [{"name": "X", "value": text}],
+    }
     made = finetune.Pipeline("demo", {**SMALL, "train": {"pod": program}})
     again = finetune.Pipeline.from_yaml(made.to_yaml())
     assert again.manifest.body["spec"]["train"]["pod"]["env"][0]["value"] == text
@@ -112,7 +115,8 @@ def test_overrides_are_those_of_set():
     made = finetune.Pipeline.from_yaml(
         DEMO, overrides=["train.epochs=1", "metadata.name=short"]
     )
-    assert (made.name, made.spec.train.epochs) == ("short", 1)
+    assert made.name == "short"
+    assert made.spec.train.epochs == 1
 
 
 def test_broken_pipeline_has_the_errors_of_the_command_line():

@@ -71,7 +71,10 @@ def manifest(folder: Path, gates: dict[str, list[str]]) -> Manifest:
         "model": {"uri": "base"},
         "datasets": [{"uri": "data.jsonl"}],
         "train": {},
-        "evaluate": {"tasks": [{"name": name} for name in gates], "gates": entries},
+        "evaluate": {
+            "tasks": [{"name": name} for name in gates],
+            "gates": entries,
+        },
     }
     document = {
         "apiVersion": "finetune.dev/v1alpha1",

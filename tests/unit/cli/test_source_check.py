@@ -201,7 +201,10 @@ def test_sources_that_only_the_users_program_reads_are_ignored(check):
 def test_metric_that_the_task_file_does_not_list_is_an_error(check):
     def evaluate(metric):
         gate = {"task": "exam", "metric": metric, "value": 0.6}
-        return {"tasks": [{"name": "exam", "file": "task.yaml"}], "gates": [gate]}
+        return {
+            "tasks": [{"name": "exam", "file": "task.yaml"}],
+            "gates": [gate],
+        }
 
     code, out = check(evaluate=evaluate("accuracy"))
     assert code == 2

@@ -241,7 +241,8 @@ def test_validate_json_lists_diagnostics_per_file(tmp_path, capsys):
 
 def test_read_returns_name_namespace_annotations_and_spec():
     manifest = read(ROOT / "tests/data/everything.yaml")
-    assert (manifest.name, manifest.namespace) == ("everything", "research")
+    assert manifest.name == "everything"
+    assert manifest.namespace == "research"
     assert manifest.annotations == {"finetune.dev/retry": "1"}
     assert manifest.spec.train.lora
     assert manifest.spec.train.lora.variant == "RsLoRA"

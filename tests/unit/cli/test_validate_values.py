@@ -4,7 +4,7 @@ import pytest
 import yaml
 from support.cli.manifest import MINIMAL
 
-from finetune_cli.manifest.messages import PATTERNS
+from finetune_cli.manifest.messages.messages import PATTERNS
 from finetune_operator.crd import generate
 
 

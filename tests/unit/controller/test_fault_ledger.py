@@ -25,7 +25,10 @@ def pod(
                 "uid": name,
                 "labels": labels,
             },
-            "spec": {"volumes": volumes, "containers": [{"name": "stage", "env": env}]},
+            "spec": {
+                "volumes": volumes,
+                "containers": [{"name": "stage", "env": env}],
+            },
         }
     )
 

@@ -333,14 +333,16 @@ def foreign_status():
 
 def test_status_of_another_program_is_queued():
     queued = delivered(InformerScenario(), "MODIFIED", foreign_status())
-    assert (queued.now, queued.later) == (False, True)
+    assert queued.now is False
+    assert queued.later is True
 
 
 def test_status_that_a_worker_is_writing_is_not_queued():
     queued = delivered(
         InformerScenario(), "MODIFIED", foreign_status(), processing=True
     )
-    assert (queued.now, queued.later) == (False, False)
+    assert queued.now is False
+    assert queued.later is False
 
 
 def test_edit_and_deletion_are_queued_at_once():

@@ -44,7 +44,10 @@ def stage_pod(
         **meta,
     )
     env = [{"name": "FINETUNE_METRICS_PORT", "value": str(port)}]
-    pod["spec"] = {"nodeName": node_name, "containers": [{"name": "stage", "env": env}]}
+    pod["spec"] = {
+        "nodeName": node_name,
+        "containers": [{"name": "stage", "env": env}],
+    }
     return ObservedPod(pod)
 
 

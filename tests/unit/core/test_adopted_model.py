@@ -92,13 +92,15 @@ def test_adapter_is_not_adopted_for_a_server(targets, uri):
 def test_each_merged_target_is_served_by_its_digest(targets, uri):
     scenario = adopting(f"{uri}@{DIGEST}", serving(*targets))
     config = scenario.config("deploy")
-    assert (config.location, config.digest) == (uri, DIGEST)
+    assert config.location == uri
+    assert config.digest == DIGEST
 
 
 def test_adapter_is_adopted_without_a_server():
     spec = serving(ADAPTER, MERGED, deploy=None)
     scenario = adopting(f"{ADAPTER['uri']}@{DIGEST}", spec)
-    assert (scenario.status.phase, scenario.created_jobs) == ("Succeeded", [])
+    assert scenario.status.phase == "Succeeded"
+    assert scenario.created_jobs == []
 
 
 def test_pipeline_that_has_begun_keeps_its_own_results():

@@ -10,9 +10,9 @@ from support.operator.stored_objects import changes, corpus, training
 
 from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.api.status import PipelineStatus
-from finetune_operator.core import adoption, history, identity, report
-from finetune_operator.core import plan as planning
+from finetune_operator.core import adoption, identity, report
 from finetune_operator.core.assess import assess
+from finetune_operator.core.attempts import history
 from finetune_operator.core.observation import (
     JobState,
     Observation,
@@ -20,7 +20,8 @@ from finetune_operator.core.observation import (
     ObservedServer,
 )
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.plan import Plan, plan_next
+from finetune_operator.core.planning import plan as planning
+from finetune_operator.core.planning.plan import Plan, plan_next
 from finetune_operator.core.settings import Settings
 from finetune_trainer.contract import RESULTS_VERSION
 

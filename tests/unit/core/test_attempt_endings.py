@@ -4,7 +4,7 @@ import pytest
 from support.operator.scenario import Scenario, a_pipeline, a_result
 
 from finetune_operator.api.status import Outcome, StageState
-from finetune_operator.core.endings import PERMANENT_REASONS
+from finetune_operator.core.attempts.endings import PERMANENT_REASONS
 from finetune_operator.core.observation import JobState
 from finetune_trainer.exit_codes import PERMANENT_EXIT_CODES
 
@@ -66,7 +66,8 @@ def test_interruption_is_retried_and_is_no_failure(end_job):
     scenario = ended(end_job).pass_interruption_backoff()
     train = scenario.stage("train")
     assert [a.outcome for a in train.attempts] == [Outcome.INTERRUPTED, Outcome.RUNNING]
-    assert (train.interruptions, train.failures) == (1, 0)
+    assert train.interruptions == 1
+    assert train.failures == 0
     assert train.attempts[0].message
     assert scenario.finish().status.phase == "Succeeded"
 
@@ -78,8 +79,10 @@ def test_failure_is_retried_after_backoff(code, reason):
     assert [(a.outcome, a.reason, a.exit_code) for a in train.attempts] == [
         (Outcome.FAILED, reason, code)
     ]
-    assert (train.interruptions, train.failures) == (0, 1)
-    assert (train.state, train.reason) == (StageState.PENDING, "Retrying")
+    assert train.interruptions == 0
+    assert train.failures == 1
+    assert train.state == StageState.PENDING
+    assert train.reason == "Retrying"
     assert scenario.after(10).finish().status.phase == "Succeeded"
 
 
@@ -103,7 +106,8 @@ def exit_0_with_result_of_other_identity(scenario, job):
 def test_exit_code_0_without_expected_result_is_a_failure(end_job, message):
     scenario = ended(end_job)
     [attempt] = scenario.stage("train").attempts
-    assert (attempt.outcome, attempt.reason) == (Outcome.FAILED, "ResultMissing")
+    assert attempt.outcome == Outcome.FAILED
+    assert attempt.reason == "ResultMissing"
     assert message in attempt.message
     assert (
         scenario.stage("train").interruptions,
@@ -166,7 +170,8 @@ def test_out_of_memory_names_the_limit_and_its_double(limit, proposed):
         train.message
         == f"killed at its limit {limit}: raise train.pod.resources.limits.memory to {proposed}"
     )
-    assert (train.failures, train.interruptions) == (1, 0)
+    assert train.failures == 1
+    assert train.interruptions == 0
     scenario.edit(train={"pod": {"resources": {"limits": {"memory": proposed}}}})
     assert scenario.finish().status.phase == "Succeeded"
 

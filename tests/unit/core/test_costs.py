@@ -89,7 +89,9 @@ def test_published_example_sums_to_the_cent():
         Decimal("13.24"),
         Decimal("9.2000"),
     )
-    assert (total.lost, total.unpriced, total.currency) == (0, 0, "USD")
+    assert total.lost == 0
+    assert total.unpriced == 0
+    assert total.currency == "USD"
 
 
 def test_interruption_wastes_its_lost_steps_and_its_start():
@@ -105,7 +107,9 @@ def test_interruption_wastes_its_lost_steps_and_its_start():
     scenario.lose_node(job)
     scenario.reconcile_until_stable()
     first = scenario.stage("train").attempts[0]
-    assert (first.seconds, first.steps, first.cost) == (3600.0, 560, Decimal("0.8000"))
+    assert first.seconds == 3600.0
+    assert first.steps == 560
+    assert first.cost == Decimal("0.8000")
     assert first.lost_cost == Decimal("0.1333")  # 600 s
     job = scenario.start("train")
     scenario.cluster.progress(
@@ -113,11 +117,14 @@ def test_interruption_wastes_its_lost_steps_and_its_start():
     )
     scenario.reconcile_until_stable()
     first = scenario.stage("train").attempts[0]
-    assert (first.lost_steps, first.lost_cost) == (60, Decimal("0.1333"))
+    assert first.lost_steps == 60
+    assert first.lost_cost == Decimal("0.1333")
     scenario.after(3000).complete("train")
     train = scenario.stage("train").costs
     assert train
-    assert (train.attempts, train.seconds, train.lost) == (2, 6600.0, Decimal("0.1333"))
+    assert train.attempts == 2
+    assert train.seconds == 6600.0
+    assert train.lost == Decimal("0.1333")
     assert train.spent == Decimal("0.8000") + Decimal("0.6667")
     assert train.on_demand == Decimal("2.5833") + Decimal("2.5833")  # 3,000 s of each
 
@@ -142,7 +149,8 @@ def test_two_lost_checkpoints_cost_the_steps_of_both_attempts():
     scenario.after(6000).complete("train")
     train = scenario.stage("train")
     assert [attempt.lost_steps for attempt in train.attempts[:2]] == [500, 300]
-    assert (train.lost_steps, train.lost_seconds) == (800, 4800.0)
+    assert train.lost_steps == 800
+    assert train.lost_seconds == 4800.0
     assert train.costs
     assert train.costs.lost == Decimal("1.0667")
     assert train.costs.on_demand == Decimal("5.1667")
@@ -180,7 +188,10 @@ def test_attempts_that_are_no_longer_listed_still_count():
     assert train.earlier_costs.attempts == 5
     assert train.costs
     assert train.costs.attempts == ATTEMPTS_KEPT + 4
-    by_capacity = {"Spot": Decimal("0.0800"), "OnDemand": Decimal("0.3100")}
+    by_capacity = {
+        "Spot": Decimal("0.0800"),
+        "OnDemand": Decimal("0.3100"),
+    }
     assert {
         attempt.cost for attempt in train.attempts if attempt.cost is not None
     } <= set(by_capacity.values())
@@ -219,7 +230,8 @@ def test_costs_without_prices_are_time_only():
 def test_run_on_one_machine_has_time_and_no_node_class():
     scenario = Scenario(settings=Settings(placement_defaults=None)).finish()
     train = scenario.stage("train")
-    assert (train.placement, train.attempts[0].capacity) == (None, None)
+    assert train.placement is None
+    assert train.attempts[0].capacity is None
     assert train.attempts[0].seconds == 60.0
 
 
@@ -261,7 +273,8 @@ def test_attempt_that_ends_while_it_is_to_move_is_all_useful():
     assert scenario.attempt("train").stopping is Reason.PLACEMENT_CHANGED
     scenario.after(5).complete("train")
     total = costs(scenario)
-    assert (total.on_demand, total.saved) == (total.spent, 0)
+    assert total.on_demand == total.spent
+    assert total.saved == 0
 
 
 def test_saved_steps_count_though_progress_was_never_read():
@@ -275,7 +288,9 @@ def test_saved_steps_count_though_progress_was_never_read():
     )
     scenario.reconcile_until_stable()
     first = scenario.stage("train").attempts[0]
-    assert (first.lost_steps, first.cost, first.lost_cost) == (0, Decimal("1.6"), 0)
+    assert first.lost_steps == 0
+    assert first.cost == Decimal("1.6")
+    assert first.lost_cost == 0
     assert costs(scenario).on_demand == Decimal("6.2")
 
 
@@ -302,7 +317,9 @@ def lose_node_after_steps_that_were_not_read() -> tuple[Scenario, PipelineStatus
 def test_next_attempt_shows_how_far_a_killed_one_came():
     scenario, _ = lose_node_after_steps_that_were_not_read()
     first = scenario.stage("train").attempts[0]
-    assert (first.last_step, first.steps, first.lost_steps) == (595, 595, 0)
+    assert first.last_step == 595
+    assert first.steps == 595
+    assert first.lost_steps == 0
     assert first.lost_cost == Decimal(
         "0.06"
     )  # 3,840 s at 0.80 an hour, less 595 steps of 6 s

@@ -12,7 +12,7 @@ from jsonschema import Draft4Validator
 from pydantic import ValidationError
 from support.operator.scenario import ALL_STAGES
 
-from finetune_cli.manifest import yaml_reader
+from finetune_cli.manifest.yaml import reader as yaml_reader
 from finetune_operator.api.group import KIND
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.status import PipelineStatus
@@ -105,7 +105,8 @@ def test_crd_is_small_enough_for_client_side_apply(definition):
 def test_crd_has_short_name_and_category_all(definition):
     names = definition["spec"]["names"]
     assert definition["metadata"]["name"] == "finetunepipelines.finetune.dev"
-    assert (names["shortNames"], names["categories"]) == (["ft"], ["all"])
+    assert names["shortNames"] == ["ft"]
+    assert names["categories"] == ["all"]
 
 
 def test_printer_columns_refer_to_status_fields(version):

@@ -82,7 +82,8 @@ def test_changed_defaults_leave_the_attempt_and_reach_the_next(stage):
     assert priority(scenario, stage) == "old"
     scenario.cluster.evict(job, step=5, saved=5)
     scenario.pass_interruption_backoff()
-    assert (priority(scenario, stage), scenario.attempt(stage).number) == ("new", 2)
+    assert priority(scenario, stage) == "new"
+    assert scenario.attempt(stage).number == 2
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,8 @@ def test_changed_defaults_rerun_nothing_that_is_finished():
     scenario.cluster.defaults = queue("new")
     scenario.settings = Settings(defaults=queue("newer"))
     scenario.reconcile_until_stable()
-    assert (scenario.created_jobs, scenario.status.phase) == (before, "Succeeded")
+    assert scenario.created_jobs == before
+    assert scenario.status.phase == "Succeeded"
 
 
 def test_unusable_defaults_hold_the_next_attempt_only():

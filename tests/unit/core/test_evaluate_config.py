@@ -40,7 +40,8 @@ def evaluate_config(**changes) -> EvaluateConfig:
 )
 def test_evaluated_model_is_the_one_that_is_pushed(changes, weights, dtype):
     config = evaluate_config(**changes)
-    assert (config.recipe.weights, config.dtype) == (weights, dtype)
+    assert config.recipe.weights == weights
+    assert config.dtype == dtype
 
 
 @pytest.mark.parametrize(

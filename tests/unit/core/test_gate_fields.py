@@ -71,7 +71,12 @@ HELD_OUT = {"task": "held_out", "metric": "validation_loss"}
     ids=str,
 )
 def test_held_out_that_cannot_be_meant_is_refused(spec, message):
-    gate = {**HELD_OUT, "operator": "LessThan", "value": 0, **spec.get("gate", {})}
+    gate = {
+        **HELD_OUT,
+        "operator": "LessThan",
+        "value": 0,
+        **spec.get("gate", {}),
+    }
     evaluate = {
         "tasks": [{"name": "held_out", **spec.get("task", {})}],
         "gates": [gate],
@@ -84,7 +89,10 @@ def test_held_out_that_cannot_be_meant_is_refused(spec, message):
 def test_held_out_with_a_file_is_the_task_of_the_user():
     task = {"name": "held_out", "file": "pvc://tasks/mine.yaml", "limit": 5}
     spec = a_pipeline(
-        evaluate={"tasks": [task], "gates": [{"task": "held_out", "value": 0.5}]},
+        evaluate={
+            "tasks": [task],
+            "gates": [{"task": "held_out", "value": 0.5}],
+        },
         validation={"fraction": 0},
     )
     assert spec.evaluate

@@ -79,7 +79,8 @@ def test_labels_name_stage_attempt_and_identity():
 def test_config_of_every_stage_is_readable(spec):
     for stage, template in templates(Scenario(spec)).items():
         config = parse_config(template.env[CONFIG])
-        assert (config.stage, config.identity) == (stage, template.identity)
+        assert config.stage == stage
+        assert config.identity == template.identity
         assert template.command[-3:] == ("-m", "finetune_trainer", stage)
 
 
@@ -153,15 +154,24 @@ def test_custom_command_is_part_of_the_identity():
     custom = Scenario(
         a_pipeline(
             train={
-                "pod": {"image": "mine:1", "command": ["/run", "--fast"], "args": ["x"]}
+                "pod": {
+                    "image": "mine:1",
+                    "command": ["/run", "--fast"],
+                    "args": ["x"],
+                }
             }
         )
     )
     train = templates(custom)["train"]
     default = templates(Scenario())["train"]
-    assert (train.image, train.command) == ("mine:1", ("/run", "--fast", "x"))
+    assert train.image == "mine:1"
+    assert train.command == ("/run", "--fast", "x")
     assert train.identity != default.identity
-    own = {"image": "mine:2", "command": ["/run", "--fast"], "args": ["x"]}
+    own = {
+        "image": "mine:2",
+        "command": ["/run", "--fast"],
+        "args": ["x"],
+    }
     newer = templates(Scenario(a_pipeline(train={"pod": own})))
     assert newer["train"].identity != train.identity
 
@@ -261,7 +271,8 @@ def test_model_is_verified_by_the_image_of_its_server(image, verifier):
     job = templates(Scenario(a_pipeline(deploy={"pod": pod}), settings=settings))[
         "deploy"
     ]
-    assert (job.image, job.verifier_image) == (image.get("image", "gpu"), verifier)
+    assert job.image == image.get("image", "gpu")
+    assert job.verifier_image == verifier
 
 
 def test_env_reaches_the_process_but_cannot_set_its_config():
@@ -283,13 +294,15 @@ def test_capacity_and_gpu_determine_placement():
         "pod": {"resources": {"limits": {"nvidia.com/gpu": 1}}},
     }
     spot = templates(Scenario(a_pipeline(train=changes)))["train"].placement
-    assert (spot.capacity, spot.node_selector) == ("Spot", {})
+    assert spot.capacity == "Spot"
+    assert spot.node_selector == {}
     assert {toleration.key for toleration in spot.tolerations} == {
         "spot",
         "nvidia.com/gpu",
     }
     plain = templates(Scenario())["prepare"].placement
-    assert (plain.capacity, plain.tolerations) == ("OnDemand", ())
+    assert plain.capacity == "OnDemand"
+    assert plain.tolerations == ()
 
 
 def test_operator_settings_define_capacity_and_pools():

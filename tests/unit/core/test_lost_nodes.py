@@ -7,7 +7,7 @@ from support.operator.scenario import Scenario, a_pipeline, a_result
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import Outcome
-from finetune_operator.core.endings import update_attempt
+from finetune_operator.core.attempts.endings import update_attempt
 from finetune_operator.core.observation import Blocker, JobState, ObservedJob
 from finetune_operator.core.settings import Settings
 from finetune_trainer.contract import TerminationMessage
@@ -41,9 +41,11 @@ def test_attempt_is_replaced_after_the_time_and_not_before():
     assert replaced(scenario) == [f"replace {job}"]
     scenario.after(60).reconcile_until_stable()
     first, second = scenario.stage("train").attempts
-    assert (first.outcome, second.number) == (Outcome.INTERRUPTED, 2)
+    assert first.outcome == Outcome.INTERRUPTED
+    assert second.number == 2
     stage = scenario.stage("train")
-    assert (stage.interruptions, stage.failures) == (1, 0)
+    assert stage.interruptions == 1
+    assert stage.failures == 0
 
 
 def test_status_says_when_the_attempt_is_replaced():
@@ -84,7 +86,8 @@ def test_stop_on_a_lost_node_still_says_what_holds_it():
     for scenario in (suspended, edited):
         stage = scenario.stage("train")
         message = f"stopping: {LOST.message}"
-        assert (stage.reason, stage.message) == (Reason.NODE_LOST, message)
+        assert stage.reason == Reason.NODE_LOST
+        assert stage.message == message
 
 
 def test_stop_that_a_finalizer_holds_up_says_so():

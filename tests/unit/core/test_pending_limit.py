@@ -40,7 +40,8 @@ def test_attempt_that_needs_a_person_fails_after_an_hour(reason):
     assert scenario.cluster.jobs[job].asked_to_stop
     end(scenario, job)
     stage = scenario.stage("prepare")
-    assert (stage.state, stage.reason) == (StageState.FAILED, reason)
+    assert stage.state == StageState.FAILED
+    assert stage.reason == reason
     assert "mend it; the attempt has waited for prepare.maxPendingSeconds, 3600 s" in (
         stage.message
     )
@@ -120,7 +121,8 @@ def test_server_that_never_gets_ready_fails_after_an_hour():
     assert scenario.cluster.jobs[job].asked_to_stop
     end(scenario, job)
     stage = scenario.stage("deploy")
-    assert (stage.state, stage.reason) == (StageState.FAILED, Reason.SERVER_NOT_READY)
+    assert stage.state == StageState.FAILED
+    assert stage.reason == Reason.SERVER_NOT_READY
     assert "deploy.maxPendingSeconds" in stage.message
     assert scenario.status.phase == "Failed"
 

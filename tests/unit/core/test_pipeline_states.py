@@ -19,8 +19,9 @@ def outcome(scenario: Any) -> tuple[Object, list[str]]:
     """Return the status without what was only read, and every change of the cluster."""
     status = stored_object(scenario.reconcile_until_stable())["status"]
     status.pop("observedAnnotations", None)
-    for each in (status, *status["conditions"]):
-        del each["observedGeneration"]
+    del status["observedGeneration"]
+    for condition in status["conditions"]:
+        del condition["observedGeneration"]
     return status, scenario.cluster.applied
 
 

@@ -80,7 +80,8 @@ def test_server_is_scaled_in_place(scenario):
     assert scenario.stage("deploy").identity == identity
     assert scenario.status.phase == "Succeeded"
     server = scenario.status.server
-    assert (server.replicas, server.selector) == (3, f"finetune.dev/server={job}")
+    assert server.replicas == 3
+    assert server.selector == f"finetune.dev/server={job}"
 
 
 def test_both_servers_are_scaled_while_the_new_one_starts(scenario):

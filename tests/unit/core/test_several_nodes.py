@@ -52,7 +52,8 @@ def recipe_and_identity(**train):
 )
 def test_each_accelerator_gets_a_process(train, per_node, processes):
     recipe, _ = recipe_and_identity(**train)
-    assert (recipe.processes_per_node, recipe.processes) == (per_node, processes)
+    assert recipe.processes_per_node == per_node
+    assert recipe.processes == processes
     assert a_pipeline(**SHARED, train=train).train.processes == processes
 
 
@@ -85,7 +86,10 @@ def test_processes_must_be_as_many_as_accelerators(count):
     ):
         a_pipeline(train={"processesPerNode": 2, "pod": gpus(count)})
     own = a_pipeline(
-        train={"processesPerNode": 2, "pod": gpus(count, command=["torchrun"])}
+        train={
+            "processesPerNode": 2,
+            "pod": gpus(count, command=["torchrun"]),
+        }
     )
     assert own.train.pod.resources.accelerators == count
 
@@ -114,7 +118,14 @@ def test_several_nodes_need_a_shared_workspace(workspace, is_valid):
 
 def several(*classes, nodes=2, **train):
     """Return a scenario whose train stage has nodes of one GPU each and is about to start."""
-    spec = a_pipeline(**SHARED, train={"pod": gpus(1), "nodes": nodes, **train})
+    spec = a_pipeline(
+        **SHARED,
+        train={
+            "pod": gpus(1),
+            "nodes": nodes,
+            **train,
+        },
+    )
     return Scenario(spec, settings=settings(*classes)).run_before("train")
 
 

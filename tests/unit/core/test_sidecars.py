@@ -39,7 +39,9 @@ def test_sidecar_is_stopped_after_30_s_with_a_reason():
 def test_result_counts_after_the_stop_of_a_sidecar():
     scenario = outlived().after(30).reconcile_until_stable().complete("train")
     train = scenario.stage("train")
-    assert (train.state, train.failures, train.interruptions) == ("Succeeded", 0, 0)
+    assert train.state == "Succeeded"
+    assert train.failures == 0
+    assert train.interruptions == 0
     assert scenario.finish().status.phase == "Succeeded"
 
 
@@ -78,7 +80,8 @@ def test_fault_has_its_reason_and_its_budget(reason, interrupts):
     fault = PodFault(reason, "raise the limit", interrupts)
     scenario.cluster.fail(scenario.start("train"), 75, fault=fault, disruption=None)
     train = scenario.pass_interruption_backoff().stage("train")
-    assert (train.attempts[0].reason, train.failures) == (reason, int(not interrupts))
+    assert train.attempts[0].reason == reason
+    assert train.failures == int(not interrupts)
     assert train.attempts[0].message == "raise the limit"
     is_final = reason is Reason.EPHEMERAL_STORAGE_EXCEEDED
     assert (scenario.condition("Stalled") is not None) is is_final

@@ -7,10 +7,10 @@ import pytest
 from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
+from finetune_operator.core.attempts.suspect_nodes import NO_NODES, AvoidedNodes
 from finetune_operator.core.job_template import REQUIRED_AFFINITY
 from finetune_operator.core.observation import JobState, PodFault
 from finetune_operator.core.pipeline import Key, Pipeline
-from finetune_operator.core.suspect_nodes import NO_NODES, AvoidedNodes
 from finetune_operator.kubernetes.resources.affinity import PREFERRED
 from finetune_operator.kubernetes.resources.job import build_job
 from finetune_trainer.contract import Failure, TerminationMessage

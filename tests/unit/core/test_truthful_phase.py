@@ -18,8 +18,8 @@ BLOCKERS = (
 
 
 def message(scenario):
-    [ready] = [each for each in scenario.status.conditions if each.type == READY]
-    return ready.message
+    conditions = {condition.type: condition for condition in scenario.status.conditions}
+    return conditions[READY].message
 
 
 @pytest.mark.parametrize("reason", BLOCKERS)

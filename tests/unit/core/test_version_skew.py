@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from support.operator.scenario import ORDER, RESULTS, Scenario
 
-from finetune_cli.output.status_text import stage_summary
+from finetune_cli.output.status.text import stage_summary
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import PipelineStatus, StageState, StageStatus
 from finetune_operator.errors import InvalidObject
@@ -100,7 +100,8 @@ def test_new_identity_keeps_unknown_fields_of_the_stage():
     store(scenario, status)
     scenario.edit(train={"lora": {"rank": 4}})
     train = at(stored_status(scenario), "$.stages.train")
-    assert (train["xNew"], train["state"]) == (7, "Queued")
+    assert train["xNew"] == 7
+    assert train["state"] == "Queued"
 
 
 def test_unknown_stage_stays_in_the_status():
@@ -225,7 +226,10 @@ def test_json_without_a_known_field_is_no_termination_message():
     with pytest.raises(ValidationError, match="has none of result"):
         message(error="out of disk")
     text = '{"error": "out of disk"}'
-    state = {"state": {"terminated": {"exitCode": 1, "message": text}}, "name": "stage"}
+    state = {
+        "state": {"terminated": {"exitCode": 1, "message": text}},
+        "name": "stage",
+    }
     pod = ObservedPod(
         {
             "metadata": {"name": "p", "uid": "u"},

@@ -9,7 +9,10 @@ from support.operator.fake_api import FakeApi
 from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.core.actions import (
+from finetune_operator.core.metadata import service_name
+from finetune_operator.core.observation import ClaimChange
+from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.planning.actions import (
     ChangeWorkspace,
     CreateJob,
     CreateWorkspace,
@@ -20,9 +23,6 @@ from finetune_operator.core.actions import (
     StopJob,
     SwitchTraffic,
 )
-from finetune_operator.core.metadata import service_name
-from finetune_operator.core.observation import ClaimChange
-from finetune_operator.core.pipeline import Key, Pipeline
 from finetune_operator.errors import Conflict
 from finetune_operator.kubernetes.cache.cache import PIPELINES, ResourceCache
 from finetune_operator.kubernetes.cluster import KubernetesCluster
@@ -111,7 +111,8 @@ def test_server_is_scaled_in_its_deployment(env):
     before = env.api.objects[f"{DEPLOYMENTS}/{name}"]["spec"]["template"]
     env.apply(ScaleServer(name, 3))
     spec = env.api.objects[f"{DEPLOYMENTS}/{name}"]["spec"]
-    assert (spec["replicas"], spec["template"]) == (3, before)
+    assert spec["replicas"] == 3
+    assert spec["template"] == before
     observed = asyncio.run(env.cluster.servers.observe(env.pipeline))
     assert observed[name].replicas == 3
 
@@ -121,7 +122,8 @@ def test_switched_traffic_is_observed_without_a_watch_event(env):
     env.apply(SwitchTraffic("deploy", name))
     reads = len(env.api.reads)
     observed = asyncio.run(env.cluster.servers.observe(env.pipeline))
-    assert (observed[name].current, len(env.api.reads)) == (True, reads)
+    assert observed[name].current is True
+    assert len(env.api.reads) == reads
 
 
 def test_deleted_service_is_only_the_pipelines_own(env):
@@ -176,7 +178,8 @@ def test_nothing_is_created_and_all_is_stopped_after_an_error(env, error):
     else:
         with pytest.raises(ApiError, match="not now"):
             env.apply(*actions)
-    assert (env.names(DEPLOYMENTS), env.names(JOBS)) == ([], [])
+    assert env.names(DEPLOYMENTS) == []
+    assert env.names(JOBS) == []
     assert PIPELINE in env.api.objects
 
 
@@ -190,7 +193,8 @@ def test_failed_stop_does_not_prevent_the_other_stops(env):
             StopJob(server, Reason.CANCELLED),
             env.create("train"),
         )
-    assert (env.names(DEPLOYMENTS), env.names(JOBS)) == ([], ["demo-stray"])
+    assert env.names(DEPLOYMENTS) == []
+    assert env.names(JOBS) == ["demo-stray"]
 
 
 def test_first_of_several_errors_is_raised(env):

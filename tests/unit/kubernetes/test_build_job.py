@@ -34,7 +34,8 @@ def env_of(job):
 
 def test_job_is_one_attempt_that_fails_on_disruption():
     spec = job_of()["spec"]
-    assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (0, "Failed")
+    assert spec["backoffLimit"] == 0
+    assert spec["podReplacementPolicy"] == "Failed"
     first, second = spec["podFailurePolicy"]["rules"]
     assert first == {
         "action": "FailJob",
@@ -90,7 +91,10 @@ def test_requested_gpus_are_in_the_environment():
         ).gpus
         == 1
     )
-    several = {"command": ["torchrun"], "resources": {"limits": {"nvidia.com/gpu": 4}}}
+    several = {
+        "command": ["torchrun"],
+        "resources": {"limits": {"nvidia.com/gpu": 4}},
+    }
     assert Environment.read(env_of(job_of({"train": {"pod": several}}))).gpus == 4
 
 
@@ -239,8 +243,10 @@ def test_pod_has_resources_and_placement_of_the_stage():
     assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
     assert pod["nodeSelector"] == {"pool": "big"}
     assert pod["affinity"] == {"podAntiAffinity": {}}
-    assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("trainer", "low")
-    assert (pod["schedulerName"], pod["runtimeClassName"]) == ("binpack", "nvidia")
+    assert pod["serviceAccountName"] == "trainer"
+    assert pod["priorityClassName"] == "low"
+    assert pod["schedulerName"] == "binpack"
+    assert pod["runtimeClassName"] == "nvidia"
     assert (pod["imagePullSecrets"], container["imagePullPolicy"]) == (
         [{"name": "registry"}],
         "Always",

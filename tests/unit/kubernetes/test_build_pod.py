@@ -56,7 +56,10 @@ WAYS = {
 
 def workload(stage: str, **changes: Any) -> Object:
     """Return the Job or Deployment of a stage."""
-    manifest = {"metadata": {"name": "demo"}, "spec": merged(ALL_STAGES, changes)}
+    manifest = {
+        "metadata": {"name": "demo"},
+        "spec": merged(ALL_STAGES, changes),
+    }
     return built_objects(manifest, "team").workloads[stage]
 
 
@@ -98,7 +101,8 @@ def test_pod_has_every_field_of_the_users_pod(raw):
         "schedulerName",
     ):
         assert pod[field] == FULL[field]
-    assert (pod["runtimeClassName"], pod["nodeSelector"]) == ("nvidia", {"pool": "big"})
+    assert pod["runtimeClassName"] == "nvidia"
+    assert pod["nodeSelector"] == {"pool": "big"}
     assert FULL["tolerations"][0] in pod["tolerations"]
     assert container_of(raw)["imagePullPolicy"] == "IfNotPresent"
     assert container_of(raw)["resources"] == FULL["resources"]
@@ -179,10 +183,16 @@ def test_own_pod_replaces_a_default_in_the_job():
         "env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
         "labels": {"team": "nlp"},
     }
-    own = {"pod": {"env": [{"name": "B", "value": "3"}], "labels": {"team": "own"}}}
+    own = {
+        "pod": {
+            "env": [{"name": "B", "value": "3"}],
+            "labels": {"team": "own"},
+        }
+    }
     built = workload("train", podDefaults=defaults, train=own)
     env = variables(built)
-    assert (env["A"]["value"], env["B"]["value"]) == ("1", "3")
+    assert env["A"]["value"] == "1"
+    assert env["B"]["value"] == "3"
     assert built["metadata"]["labels"]["team"] == "own"
     assert (
         workload("prepare", podDefaults=defaults, train=own)["metadata"]["labels"][

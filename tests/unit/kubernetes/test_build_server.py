@@ -132,9 +132,16 @@ def test_probes_restart_a_hanging_server_not_a_loading_one():
 
 def test_custom_server_gets_the_model_folder_in_its_env():
     _, server = containers_of(
-        deployment_of(pod={"image": "mine:1", "command": ["serve"], "args": ["--fast"]})
+        deployment_of(
+            pod={
+                "image": "mine:1",
+                "command": ["serve"],
+                "args": ["--fast"],
+            }
+        )
     )
-    assert (server["image"], server["command"]) == ("mine:1", ["serve", "--fast"])
+    assert server["image"] == "mine:1"
+    assert server["command"] == ["serve", "--fast"]
     assert {"name": "FINETUNE_MODEL", "value": "/claims/models/demo"} in server["env"]
 
 

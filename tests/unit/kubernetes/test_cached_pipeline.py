@@ -76,7 +76,10 @@ def test_finished_pipeline_does_not_wait():
 
 def test_suspended_pipeline_does_not_wait():
     result = pipeline_object(
-        status={"stage": "train", "stages": [{"name": "train", "state": "Pending"}]}
+        status={
+            "stage": "train",
+            "stages": [{"name": "train", "state": "Pending"}],
+        }
     )
     result["metadata"]["creationTimestamp"] = at(1)
     assert trim_pipeline(result).waiting
@@ -90,7 +93,8 @@ def test_unreadable_pipeline_does_not_wait(stalled):
     before = stored_object(Scenario(a_pipeline()).reconcile_until_stable())
     trimmed = trim_pipeline(before)
     assert trimmed.waiting
-    assert (trimmed.waiting.stage, trimmed.unreadable) == ("prepare", False)
+    assert trimmed.waiting.stage == "prepare"
+    assert trimmed.unreadable is False
     result = merged(
         before,
         {"status": unreadable_status("train: no", 1, START, "", stalled=stalled)},
@@ -116,12 +120,22 @@ def test_wait_begins_with_the_last_change():
         {
             "name": "train",
             "state": "Queued",
-            "attempts": [{"startedAt": at(6), "finishedAt": at(7)}],
+            "attempts": [
+                {
+                    "startedAt": at(6),
+                    "finishedAt": at(7),
+                }
+            ],
         },
         {
             "name": "prepare",
             "state": "Succeeded",
-            "attempts": [{"startedAt": at(3), "finishedAt": at(5)}],
+            "attempts": [
+                {
+                    "startedAt": at(3),
+                    "finishedAt": at(5),
+                }
+            ],
         },
     ]
     assert waiting(stages=stages).since == since(7)
@@ -242,7 +256,8 @@ def test_malformed_status_has_no_running_job(status):
         ("team", "demo")
     )
     assert known
-    assert (known.running_jobs, known.writing) == (frozenset(), False)
+    assert known.running_jobs == frozenset()
+    assert known.writing is False
 
 
 def test_server_stage_does_not_write_to_the_claim():
@@ -251,7 +266,8 @@ def test_server_stage_does_not_write_to_the_claim():
         ("team", "demo")
     )
     assert known
-    assert (known.running_jobs, known.writing) == (frozenset({"demo-deploy-a1"}), False)
+    assert known.running_jobs == frozenset({"demo-deploy-a1"})
+    assert known.writing is False
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -264,7 +280,8 @@ def test_object_is_kept_once_as_text_or_parsed(finished):
     cache.note_written(pipeline, raw)
     trimmed = cache.pipelines.get(("team", "demo"))
     assert trimmed
-    assert (trimmed.parsed is None, bool(trimmed.text)) == (finished, finished)
+    assert (trimmed.parsed is None) == finished
+    assert bool(trimmed.text) == finished
     read = trimmed.parsed or parse_pipeline(trimmed.content())
     assert read.spec == pipeline.spec
     assert read.status == pipeline.status

@@ -35,7 +35,8 @@ def sharing():
 
 def test_older_waiting_pipeline_takes_precedence(sharing):
     sharing.reconcile("younger")
-    assert (sharing.reason("younger"), sharing.writers) == ("WorkspaceInUse", [])
+    assert sharing.reason("younger") == "WorkspaceInUse"
+    assert sharing.writers == []
     assert (
         "the workspace of the pipeline older, which has not finished"
         in sharing.message("younger")
@@ -49,7 +50,8 @@ def test_running_pipeline_keeps_the_claim_from_an_older_one(sharing):
     sharing.reconcile("younger")
     sharing.submit("older", "2030")  # after a retry it is unfinished again
     sharing.reconcile("older")
-    assert (sharing.reason("older"), sharing.writers) == ("WorkspaceInUse", ["younger"])
+    assert sharing.reason("older") == "WorkspaceInUse"
+    assert sharing.writers == ["younger"]
 
 
 def test_ended_job_frees_the_claim_once_its_attempt_has_ended(sharing):
@@ -71,7 +73,8 @@ def test_recorded_attempt_holds_the_claim_before_its_job_exists(sharing):
         "younger", "2031", **running_status("younger-prepare-a1", stage="prepare")
     )
     sharing.reconcile("older")
-    assert (sharing.reason("older"), sharing.writers) == ("WorkspaceInUse", [])
+    assert sharing.reason("older") == "WorkspaceInUse"
+    assert sharing.writers == []
 
 
 def test_server_of_another_pipeline_does_not_hold_the_claim(sharing):
@@ -115,7 +118,8 @@ def test_deleted_pipeline_of_the_same_name_holds_the_claim(sharing, left):
     if left != "Job":
         sharing.cache.update(PODS, pod)
     sharing.reconcile("older")
-    assert (sharing.reason("older"), sharing.writers) == ("WorkspaceInUse", [])
+    assert sharing.reason("older") == "WorkspaceInUse"
+    assert sharing.writers == []
     assert "the pipeline older, which still has a running Job" in sharing.message(
         "older"
     )
@@ -148,7 +152,8 @@ def test_pod_that_no_watch_has_shown_holds_the_claim(sharing, known):
         JOBS, job | {"metadata": {**job["metadata"], "resourceVersion": "900"}}
     )
     sharing.reconcile("older")
-    assert (sharing.reason("older"), sharing.writers) == ("WorkspaceInUse", [])
+    assert sharing.reason("older") == "WorkspaceInUse"
+    assert sharing.writers == []
     sharing.cache.remove(
         PODS, pod | {"metadata": {**pod["metadata"], "resourceVersion": "901"}}
     )
@@ -248,7 +253,8 @@ def test_pipeline_far_down_the_line_looks_seldom(sharing):
 def test_missing_claim_of_the_user_is_told_and_found_later(sharing):
     claim = sharing.api.objects.pop(f"{CLAIMS}/shared")
     result = sharing.reconcile("older")
-    assert (sharing.reason("older"), sharing.writers) == ("VolumeNotReady", [])
+    assert sharing.reason("older") == "VolumeNotReady"
+    assert sharing.writers == []
     assert "has no claim shared: create it" in sharing.message("older")
     assert result.requeue_after == Settings().poll_interval
     sharing.api.put(f"{CLAIMS}/shared", claim)
@@ -299,7 +305,8 @@ def test_refusal_is_cleared_when_the_request_succeeds(sharing):
     sharing.api.rejected_creates.clear()
     assert not sharing.reconcile("older").refusals
     status = sharing.api.objects[f"{FINETUNE}/older"]["status"]
-    assert (status.get("refusals", []), sharing.reason("older")) == ([], "Progressing")
+    assert status.get("refusals", []) == []
+    assert sharing.reason("older") == "Progressing"
     assert sharing.writers == ["older"]
 
 

@@ -48,7 +48,12 @@ def watched(handler, seconds=5, grace=4.0):
 
 def event_line(kind, version):
     return (
-        json.dumps({"type": kind, "object": {"metadata": {"resourceVersion": version}}})
+        json.dumps(
+            {
+                "type": kind,
+                "object": {"metadata": {"resourceVersion": version}},
+            }
+        )
         + "\n"
     )
 
@@ -135,4 +140,5 @@ def test_watch_that_goes_on_with_bookmarks_is_alive():
 
     with patch.object(module, "SILENCE_SECONDS", 0.3):
         events, error = watched(respond, 300, grace=0.1)
-    assert (len(events), error) == (6, None)
+    assert len(events) == 6
+    assert error is None

@@ -16,7 +16,7 @@ from support.operator.pods import (
     running,
 )
 
-from finetune_operator.core.actions import ReplaceLost
+from finetune_operator.core.planning.actions import ReplaceLost
 from finetune_operator.kubernetes.cache.cache import (
     JOBS,
     PIPELINES,

@@ -35,7 +35,11 @@ def finished_objects() -> list[tuple[str, Object]]:
     stored = cluster.pipelines[scenario.key]
     spec = json.loads(stored.spec)
     meta = {"name": "demo", "namespace": "team", "uid": UID, "generation": 1}
-    raw = {"metadata": meta, "spec": spec, "status": json.loads(stored.status)}
+    raw = {
+        "metadata": meta,
+        "spec": spec,
+        "status": json.loads(stored.status),
+    }
     pipeline = Pipeline(Key("team", "demo"), UID, 1, PipelineSpec.model_validate(spec))
     jobs = [build_job(pipeline, entry.template) for entry in cluster.jobs.values()]
     ended = [{**job, "status": {"conditions": [ENDED]}} for job in jobs]
@@ -67,9 +71,9 @@ def test_finished_pipeline_takes_few_bytes() -> None:
             for index, (kind, raw) in enumerate(objects):
                 cache.update(kind, received(raw, number, index))
         gc.collect()
-        each = (tracemalloc.get_traced_memory()[0] - before) / COUNT
+        used = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
     assert len(cache.pipelines) == COUNT
     assert len(cache.jobs) == 4 * COUNT
-    assert each < MOST_BYTES
+    assert used / COUNT < MOST_BYTES

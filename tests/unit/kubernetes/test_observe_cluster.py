@@ -68,7 +68,8 @@ def test_cached_job_and_pod_are_observed_without_a_request():
 
 def test_pods_result_is_believed_before_its_job_is_complete():
     job = Observed(jobs=[job_of()], pods=[succeeded()]).jobs()[JOB]
-    assert (job.state, job.message.result.stage) == (JobState.COMPLETE, "train")
+    assert job.state == JobState.COMPLETE
+    assert job.message.result.stage == "train"
 
 
 def test_pod_whose_owner_is_another_job_is_not_believed():
@@ -76,7 +77,8 @@ def test_pod_whose_owner_is_another_job_is_not_believed():
     pod = succeeded()
     pod["metadata"]["ownerReferences"][0]["uid"] = "forged"
     job = Observed(jobs=[job_of()], pods=[pod]).jobs()[JOB]
-    assert (job.state, job.message) == (JobState.WAITING, None)
+    assert job.state == JobState.WAITING
+    assert job.message is None
 
 
 def test_job_that_the_cache_has_missed_is_read():
@@ -96,7 +98,8 @@ def test_end_of_a_missed_pod_is_read():
 
 def test_job_that_was_never_seen_costs_no_request():
     observed = Observed(seen=False)
-    assert (observed.jobs(), observed.api.reads) == ({}, [])
+    assert observed.jobs() == {}
+    assert observed.api.reads == []
 
 
 def test_job_that_is_gone_without_a_trace_is_missing():
@@ -149,4 +152,5 @@ def test_pods_watch_behind_the_jobs_watch_loses_no_result():
     )
     observed.api.put(POD_PATH, succeeded())
     job = observed.jobs()[JOB]
-    assert (job.state, job.message.result.stage) == (JobState.COMPLETE, "train")
+    assert job.state == JobState.COMPLETE
+    assert job.message.result.stage == "train"

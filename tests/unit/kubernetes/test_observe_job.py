@@ -20,7 +20,7 @@ from support.operator.pods import (
 )
 
 from finetune_operator.api.status import Outcome
-from finetune_operator.core.endings import classify_ending
+from finetune_operator.core.attempts.endings import classify_ending
 from finetune_operator.core.observation import JobState
 from finetune_operator.kubernetes.translate.job import observe_job
 from finetune_operator.kubernetes.translate.pod import ObservedPod
@@ -270,7 +270,8 @@ def test_final_progress_wins_over_the_polled_progress():
         progress=polled,
     )
     assert job.progress
-    assert (job.progress.step, job.progress.start_step) == (41, 7)
+    assert job.progress.step == 41
+    assert job.progress.start_step == 7
     without = observed_job(
         JOB,
         a_job(job_condition("Failed")),

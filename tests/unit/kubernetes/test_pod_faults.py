@@ -17,7 +17,7 @@ from support.operator.pods import (
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import Outcome
-from finetune_operator.core.endings import NON_RETRYABLE, classify_ending
+from finetune_operator.core.attempts.endings import NON_RETRYABLE, classify_ending
 from finetune_operator.kubernetes.cache.trim import trim_pod
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
@@ -41,7 +41,10 @@ def ending_of(message, state, *conditions, limits=None):
     status = {"reason": "Evicted", "message": message}
     raw = a_pod(state, *conditions, phase="Failed", status=status)
     raw["metadata"]["labels"]["finetune.dev/stage"] = "train"
-    container = {"name": "stage", "resources": {"limits": limits or {}}}
+    container = {
+        "name": "stage",
+        "resources": {"limits": limits or {}},
+    }
     raw["spec"]["containers"] = [container]
     pod = ObservedPod(trim_pod(raw))
     return classify_ending(ATTEMPT, observed_job(JOB, a_job(FAILED), [pod], NOW))

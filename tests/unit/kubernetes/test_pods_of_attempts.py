@@ -25,7 +25,7 @@ from support.operator.pods import (
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import Outcome
-from finetune_operator.core.endings import classify_ending
+from finetune_operator.core.attempts.endings import classify_ending
 from finetune_operator.core.observation import JobState
 from finetune_operator.kubernetes.translate.pod import ObservedPod
 
@@ -221,7 +221,8 @@ def test_attempt_starts_with_its_last_pod():
         [first, pod(1, waiting("ContainerCreating"), phase="Pending")],
         NOW,
     )
-    assert (waits.state, waits.started_at) == (JobState.WAITING, None)
+    assert waits.state == JobState.WAITING
+    assert waits.started_at is None
     runs = observed_job(JOB, indexed_job(), [first, pod(1, late, phase="Running")], NOW)
     assert (runs.state, runs.started_at) == (
         JobState.RUNNING,
@@ -306,7 +307,8 @@ def test_pods_that_do_not_exist_are_counted():
 def test_lost_node_of_any_pod_is_told():
     lost = pod(1, running(), phase="Running", deletionTimestamp="2030-01-01T00:10:00Z")
     job = blocked(pod(0, SAVED), lost, count=2)
-    assert (job.state, job.blocker.reason) == (JobState.RUNNING, Reason.NODE_LOST)
+    assert job.state == JobState.RUNNING
+    assert job.blocker.reason == Reason.NODE_LOST
     assert job.blocker.message.startswith("pod 1: node spot-1 does not answer")
 
 

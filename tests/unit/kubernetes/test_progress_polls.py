@@ -31,7 +31,10 @@ from finetune_trainer.contract import Progress
 def test_invalid_metrics_port_counts_as_none(text, port):
     pod = a_pod(running())
     pod["spec"]["containers"] = [
-        {"name": "stage", "env": [{"name": "FINETUNE_METRICS_PORT", "value": text}]}
+        {
+            "name": "stage",
+            "env": [{"name": "FINETUNE_METRICS_PORT", "value": text}],
+        }
     ]
     assert metrics_port(ObservedPod(pod)) == port
 
@@ -138,7 +141,8 @@ def test_reading_progress_starts_no_request():
             poller = ProgressPoller(session, list)
             pod = training_pod(1)
             assert poller.latest(pod) is None
-            assert (poller.states, poller.requests.tasks) == ({}, {})
+            assert poller.states == {}
+            assert poller.requests.tasks == {}
 
     asyncio.run(scenario())
 

@@ -16,13 +16,13 @@ from support.operator.pods import running, terminated
 from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.core.actions import CreateJob
 from finetune_operator.core.metadata import (
     headless_service_name,
     job_name,
     service_name,
 )
 from finetune_operator.core.pipeline import Key, Pipeline
+from finetune_operator.core.planning.actions import CreateJob
 from finetune_operator.kubernetes.cache.cache import JOBS, PODS
 from finetune_operator.kubernetes.cluster import KubernetesCluster
 from finetune_operator.kubernetes.pods.probe import NoProbe

@@ -21,7 +21,7 @@ from support.operator.pods import (
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import Outcome
-from finetune_operator.core.endings import classify_ending
+from finetune_operator.core.attempts.endings import classify_ending
 from finetune_operator.core.observation import JobState
 from finetune_operator.kubernetes.cache.pod import urgent_facts
 from finetune_operator.kubernetes.cache.trim import trim_pod
@@ -110,7 +110,8 @@ def test_stopped_sidecar_leaves_the_ending_of_the_process(
     gone = ObservedPod(ended.raw, gone=True)
     job = observed_job(JOB, a_job(FAILED) if has_job else None, [gone], NOW)
     ending = classify_ending(STOPPING, job)
-    assert (ending.outcome, ending.reason) == (outcome, reason)
+    assert ending.outcome == outcome
+    assert ending.reason == reason
 
 
 def test_failure_names_the_sidecar_that_had_failed():
@@ -143,7 +144,8 @@ CRASHED = {"terminated": {"exitCode": 3, "reason": "Error"}}
 )
 def test_native_sidecar_that_fails_again_keeps_it_waiting(init):
     job = observed(pod(waiting("PodInitializing"), "Pending", init=init))
-    assert (job.state, job.blocker.reason) == (JobState.WAITING, Reason.SIDECAR_FAILED)
+    assert job.state == JobState.WAITING
+    assert job.blocker.reason == Reason.SIDECAR_FAILED
     assert job.needs_person, "maxPendingSeconds limits the wait"
     assert "init container proxy failed (exit code 3), so the process cannot start" in (
         job.blocker.message

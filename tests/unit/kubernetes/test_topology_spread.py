@@ -21,7 +21,10 @@ STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
 def pods(**changes):
     """Return the templates of the pods of all stages."""
-    manifest = {"metadata": {"name": "demo"}, "spec": merged(ALL_STAGES, changes)}
+    manifest = {
+        "metadata": {"name": "demo"},
+        "spec": merged(ALL_STAGES, changes),
+    }
     workloads = built_objects(manifest, "team").workloads
     return {stage: workloads[stage]["spec"]["template"] for stage in STAGES}
 

@@ -14,14 +14,22 @@ STAGES = ("prepare", "train", "evaluate", "push", "deploy")
 
 def pods(**changes):
     """Return the specs of the pods of all stages."""
-    manifest = {"metadata": {"name": "demo"}, "spec": merged(ALL_STAGES, changes)}
+    manifest = {
+        "metadata": {"name": "demo"},
+        "spec": merged(ALL_STAGES, changes),
+    }
     workloads = built_objects(manifest, "team").workloads
     return {stage: workloads[stage]["spec"]["template"]["spec"] for stage in STAGES}
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_default_volume_reaches_each_container_of_a_stage(stage):
-    pod = pods(podDefaults={"volumes": [CA], "volumeMounts": [MOUNT]})[stage]
+    pod = pods(
+        podDefaults={
+            "volumes": [CA],
+            "volumeMounts": [MOUNT],
+        }
+    )[stage]
     assert CA in pod["volumes"]
     for container in (*pod.get("initContainers", ()), *pod["containers"]):
         assert {**MOUNT, "readOnly": True} in container["volumeMounts"]
@@ -32,12 +40,21 @@ def test_mount_of_a_stage_replaces_the_default_at_its_path():
     there = {"name": "own", "mountPath": "/etc/company"}
     twice = {"name": "own", "mountPath": "/etc/other", "subPath": "a/b"}
     pod = pods(
-        podDefaults={"volumes": [CA], "volumeMounts": [MOUNT]},
-        train={"pod": {"volumes": [own], "volumeMounts": [there, twice]}},
+        podDefaults={
+            "volumes": [CA],
+            "volumeMounts": [MOUNT],
+        },
+        train={
+            "pod": {
+                "volumes": [own],
+                "volumeMounts": [there, twice],
+            }
+        },
     )["train"]
     [container] = pod["containers"]
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-    assert (mounts["/etc/company"], mounts["/etc/other"]) == ("own", "own")
+    assert mounts["/etc/company"] == "own"
+    assert mounts["/etc/other"] == "own"
     assert own in pod["volumes"]
 
 

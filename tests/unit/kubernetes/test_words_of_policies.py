@@ -19,7 +19,7 @@ from support.operator.pods import (
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.api.status import Outcome
-from finetune_operator.core.endings import classify_ending
+from finetune_operator.core.attempts.endings import classify_ending
 from finetune_operator.kubernetes.cache.trim import trim_job, trim_pod
 from finetune_operator.kubernetes.translate.api_errors import (
     ApiError,
@@ -162,7 +162,8 @@ RECOVERED = {"restartCount": 3, "state": running(), "lastState": terminated(1)}
 def test_sidecar_that_has_recovered_holds_nothing_up():
     native = observed(running(), "Running", init={**RECOVERED, "started": True})
     plain = observed(running(), "Running", plain=RECOVERED)
-    assert (native.blocker, plain.blocker) == (None, None)
+    assert native.blocker is None
+    assert plain.blocker is None
     crashing = RECOVERED | {"state": waiting("CrashLoopBackOff")}
     blocker = observed(running(), "Running", plain=crashing).blocker
     assert blocker.reason is Reason.SIDECAR_FAILED
@@ -190,7 +191,8 @@ def test_deadline_of_the_job_names_who_sets_it():
     ending = classify_ending(
         ATTEMPT, observed_job(JOB, trim_job(job), [ObservedPod(trim_pod(pod))], NOW)
     )
-    assert (ending.outcome, ending.reason) == (Outcome.FAILED, Reason.STAGE_FAILED)
+    assert ending.outcome == Outcome.FAILED
+    assert ending.reason == Reason.STAGE_FAILED
     assert ending.message == (
         f"{words}: an admission policy has set activeDeadlineSeconds of the Job: raise or remove it"
     )
@@ -200,7 +202,8 @@ def test_failed_job_without_its_pod_says_that_no_code_is_known():
     """The operator was away, and the garbage collector has deleted the pod."""
     job = observed_job(JOB, a_job(job_condition("Failed")), [], NOW)
     ending = classify_ending(ATTEMPT, job)
-    assert (ending.outcome, ending.reason) == (Outcome.FAILED, Reason.STAGE_FAILED)
+    assert ending.outcome == Outcome.FAILED
+    assert ending.reason == Reason.STAGE_FAILED
     assert "its pod was gone before the exit code was read" in ending.message
 
 

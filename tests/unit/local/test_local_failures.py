@@ -333,7 +333,10 @@ def test_score_below_gate_exits_3_with_until_evaluate(workspace: CliWorkspace) -
 
 def test_interruptions_that_save_nothing_are_spread(workspace: CliWorkspace) -> None:
     """A process that only exits with 75 was started again at once, as often as maxInterruptions allowed."""
-    spec = {"pod": {"command": ["sh", "-c", "exit 75"]}, "maxInterruptions": 2}
+    spec = {
+        "pod": {"command": ["sh", "-c", "exit 75"]},
+        "maxInterruptions": 2,
+    }
     workspace.manifest["spec"]["prepare"] = spec
     assert workspace.finetune("run").returncode == 1
     attempts = workspace.status["stages"]["prepare"]["attempts"]

@@ -15,7 +15,7 @@ from finetune_trainer.runtime.errors import (
     DataInvalid,
     SourceNotFound,
 )
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 from finetune_trainer.runtime.sources import locate_existing
 from finetune_trainer.template_syntax import (
     TemplateInvalid,

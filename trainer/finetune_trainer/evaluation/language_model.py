@@ -20,10 +20,10 @@ from finetune_trainer.evaluation.prompts import (
 )
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import load_base
-from finetune_trainer.models.merge import load_merged, with_adapter
-from finetune_trainer.runtime.activity import activity
+from finetune_trainer.models.trained.merge import load_merged, with_adapter
 from finetune_trainer.runtime.artifacts import canonical_json, digest_of
 from finetune_trainer.runtime.foreign_warnings import without_messages
+from finetune_trainer.runtime.progress.activity import activity
 
 LOADED_BEFORE = (
     "`pretrained` model kwarg is not of type",

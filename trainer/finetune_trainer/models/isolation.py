@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from finetune_trainer.runtime.errors import ConfigInvalid, short_reason
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 
 PROBE_LENGTH = 8
 """Tokens of each document of a probe."""

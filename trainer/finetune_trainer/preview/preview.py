@@ -24,7 +24,7 @@ from finetune_trainer.data.record_packer import (
 from finetune_trainer.preview.examples import examples_of
 from finetune_trainer.preview.sources import Sources
 from finetune_trainer.runtime.errors import ConfigInvalid, StageError
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 from finetune_trainer.stages.prepare import (
     log_unused,
     warn_about_default,

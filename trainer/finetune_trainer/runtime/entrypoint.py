@@ -32,13 +32,14 @@ from finetune_trainer.runtime.errors import (
     StageError,
 )
 from finetune_trainer.runtime.fence import Attempt
-from finetune_trainer.runtime.progress import (
+from finetune_trainer.runtime.machine.space import FULL, more_space
+from finetune_trainer.runtime.machine.writable import create_folder, describe_error
+from finetune_trainer.runtime.progress.progress import (
     OtherRankProgress,
     ProgressReporter,
     log_line,
 )
 from finetune_trainer.runtime.pruning import prune
-from finetune_trainer.runtime.space import FULL, more_space
 from finetune_trainer.runtime.stage_folder import (
     Context,
     exclusive,
@@ -48,7 +49,6 @@ from finetune_trainer.runtime.stage_folder import (
     write_termination_message,
 )
 from finetune_trainer.runtime.watchdog import watched
-from finetune_trainer.runtime.writable import create_folder, describe_error
 from finetune_trainer.stop_signal import stop
 
 STAGES = ("prepare", "train", "evaluate", "push", "deploy")

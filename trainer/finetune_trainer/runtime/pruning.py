@@ -3,7 +3,7 @@
 from finetune_trainer.contract import AnyConfig, Environment
 from finetune_trainer.result_folders import Unused, names_in, stages_of
 from finetune_trainer.runtime.fence import Fence
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 
 
 def prune(config: AnyConfig, environment: Environment, fence: Fence) -> None:

@@ -28,7 +28,7 @@ from finetune_trainer.runtime.fence import (
     take_token,
 )
 from finetune_trainer.runtime.locks import locked
-from finetune_trainer.runtime.progress import ProgressReporter, log_line
+from finetune_trainer.runtime.progress.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
 
 CONFIG = "config.json"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from finetune_trainer.contract import Environment, Failure, Progress, TerminationMessage
 from finetune_trainer.exit_codes import ExitCode
-from finetune_trainer.runtime.activity import activity
-from finetune_trainer.runtime.progress import ProgressReporter, line, log_line
+from finetune_trainer.runtime.progress.activity import activity
+from finetune_trainer.runtime.progress.progress import ProgressReporter, line, log_line
 from finetune_trainer.runtime.stage_folder import write_termination_message
 from finetune_trainer.stop_signal import StopSignal
 

@@ -17,13 +17,13 @@ from typing import Any
 from finetune_trainer.contract.engines import Engine, LaunchSpec, model_name
 from finetune_trainer.contract.smoke_test import Question
 from finetune_trainer.listening import free_port, loopback, url_host
-from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.child_process import ending_with_this_process
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     Interrupted,
     ServiceUnavailable,
 )
+from finetune_trainer.runtime.progress.activity import activity
 from finetune_trainer.stop_signal import StopSignal
 
 # Loading a large model takes minutes.

@@ -58,8 +58,8 @@ from finetune_trainer.runtime.artifacts import (
     seal,
 )
 from finetune_trainer.runtime.errors import ConfigInvalid, short_reason
-from finetune_trainer.runtime.gpu import check_gpu
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.machine.gpu import check_gpu
+from finetune_trainer.runtime.progress.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context, read_result
 from finetune_trainer.tracking.registry import open_trackers, training_rows
 from finetune_trainer.training.determinism import prepare_device

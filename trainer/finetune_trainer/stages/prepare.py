@@ -51,7 +51,7 @@ from finetune_trainer.runtime.artifacts import (
     seal,
 )
 from finetune_trainer.runtime.errors import DataInvalid
-from finetune_trainer.runtime.progress import ProgressReporter, log_line
+from finetune_trainer.runtime.progress.progress import ProgressReporter, log_line
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.training.requirements import (
     Embeddings,

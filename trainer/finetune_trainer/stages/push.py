@@ -29,8 +29,8 @@ from finetune_trainer.data.chat_templates import (
 from finetune_trainer.data.records.chat_template import end_tokens, template_of
 from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import DTYPES, open_trained_adapter
-from finetune_trainer.models.merge import is_adapter, merged_size, save_merged
-from finetune_trainer.models.published_check import check_published
+from finetune_trainer.models.trained.merge import is_adapter, merged_size, save_merged
+from finetune_trainer.models.trained.published_check import check_published
 from finetune_trainer.publishing.base_files import (
     copy_base_files,
     name_tokenizer_class,
@@ -49,8 +49,8 @@ from finetune_trainer.runtime.errors import (
     MachineUnable,
     SourceNotFound,
 )
+from finetune_trainer.runtime.machine.space import more_space
 from finetune_trainer.runtime.sources import locate
-from finetune_trainer.runtime.space import more_space
 from finetune_trainer.runtime.stage_folder import Context, read_result
 from finetune_trainer.sizes import format_size
 from finetune_trainer.stop_signal import StopSignal

@@ -22,15 +22,15 @@ from finetune_trainer.models.base_model import BaseModel, open_base_model
 from finetune_trainer.models.loading import check_context_length
 from finetune_trainer.models.start_adapter import StartAdapter, open_start_adapter
 from finetune_trainer.runtime import artifacts
-from finetune_trainer.runtime.allocator import keep_freed_memory
 from finetune_trainer.runtime.artifacts import CorruptArtifact
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
     DataInvalid,
     ServiceUnavailable,
 )
-from finetune_trainer.runtime.gpu import check_gpu
-from finetune_trainer.runtime.notices import watch_notices
+from finetune_trainer.runtime.machine.allocator import keep_freed_memory
+from finetune_trainer.runtime.machine.gpu import check_gpu
+from finetune_trainer.runtime.machine.notices import watch_notices
 from finetune_trainer.runtime.stage_folder import Context, read_result
 from finetune_trainer.tracking.loss_curve import LossCurveBuilder
 from finetune_trainer.tracking.registry import open_trackers

@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from finetune_trainer.files import sync_folder
-from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.artifacts import (
     MANIFEST,
     canonical_json,
@@ -28,7 +27,8 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
 )
 from finetune_trainer.runtime.locks import locked
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.activity import activity
+from finetune_trainer.runtime.progress.progress import log_line
 from finetune_trainer.sizes import format_size
 from finetune_trainer.stores.concurrent import for_each, in_thread
 from finetune_trainer.stores.port import Listing, RemoteFile, StoreSource

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.runtime.caches import CACHES
 from finetune_trainer.runtime.errors import SourceNotFound
+from finetune_trainer.runtime.machine.caches import CACHES
 from finetune_trainer.runtime.sources import locate_existing
 from finetune_trainer.stores.download import ALL_FILES, fetch
 from finetune_trainer.stores.schemes import open_source

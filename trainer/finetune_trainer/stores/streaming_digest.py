@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from finetune_trainer.runtime.activity import activity
+from finetune_trainer.runtime.progress.activity import activity
 
 READ_BYTES = 1 << 20
 # Flushed piece by piece, so that the disk writes while the network reads. One flush at the end would wait for all.

@@ -9,7 +9,7 @@ from typing import IO
 from finetune_trainer.files import remove_temporary_files, write_durably
 from finetune_trainer.runtime.errors import Replaced
 from finetune_trainer.runtime.fence import UNFENCED, Fence
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 
 
 class AppendedFile:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from finetune_trainer.contract.sample_rows import LOG_PREFIX, SampleRow, read_samples
 from finetune_trainer.runtime.fence import UNFENCED, Fence
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 from finetune_trainer.tracking.appended_file import AppendedFile
 
 

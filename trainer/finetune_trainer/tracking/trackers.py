@@ -8,7 +8,7 @@ from typing import Self
 
 from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.runtime.errors import Interrupted
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 from finetune_trainer.tracking.port import ReportEnd, Tracker
 
 # An evicted pod has 30 s by default for everything, also for its last checkpoint.

@@ -10,7 +10,7 @@ import peft
 import torch
 import transformers
 
-from finetune_trainer.runtime.processors import usable_processors
+from finetune_trainer.runtime.machine.processors import usable_processors
 
 Tensors = dict[str, torch.Tensor]
 """Tensors by name."""

@@ -8,7 +8,7 @@ import torch
 
 from finetune_trainer.contract import TrainConfig
 from finetune_trainer.runtime.errors import Interrupted, short_reason
-from finetune_trainer.runtime.progress import ProgressReporter, log_line
+from finetune_trainer.runtime.progress.progress import ProgressReporter, log_line
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.tracking.training_metrics import TrainingMetrics
 from finetune_trainer.training.batches import StepSampler

@@ -17,9 +17,9 @@ from transformers import AttentionInterface
 from finetune_trainer.contract import ModelSource, TrainRecipe
 from finetune_trainer.contract.memory import MemoryEstimate
 from finetune_trainer.models.base_model import BaseModel
-from finetune_trainer.models.full_weights import trained_names
 from finetune_trainer.models.loading import DTYPES
 from finetune_trainer.models.structure import load_structure
+from finetune_trainer.models.trained.full_weights import trained_names
 from finetune_trainer.runtime.errors import ConfigInvalid, short_reason
 from finetune_trainer.training.batches import Batch, Documents
 from finetune_trainer.training.methods.lora import trainable_adapter

@@ -10,7 +10,6 @@ from finetune_trainer.contract import HELD_OUT, Lora, PrepareConfig, TrainRecipe
 from finetune_trainer.data.packing.writer import PackedWriter
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.finite import check_casts
-from finetune_trainer.models.full_weights import trained_names
 from finetune_trainer.models.isolation import check_packing
 from finetune_trainer.models.loading import check_context_length, load_config
 from finetune_trainer.models.positions import embeddings_of
@@ -28,8 +27,9 @@ from finetune_trainer.models.tokenizer import (
     tokens_beyond,
     too_few_embeddings,
 )
+from finetune_trainer.models.trained.full_weights import trained_names
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 
 
 def check_model_for(base: BaseModel, config: PrepareConfig) -> None:

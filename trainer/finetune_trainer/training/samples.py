@@ -19,7 +19,7 @@ from finetune_trainer.contract.sample_rows import SampleRow
 from finetune_trainer.data.chat_templates import use_chat_templates
 from finetune_trainer.data.records.chat_template import dated_template_of, end_tokens
 from finetune_trainer.publishing.generation_config import all_end_tokens
-from finetune_trainer.runtime.activity import activity
+from finetune_trainer.runtime.progress.activity import activity
 from finetune_trainer.training.model.document_attention import attention_with_mask
 from finetune_trainer.training.model.model import TrainedModel
 

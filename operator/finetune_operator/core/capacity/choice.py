@@ -15,6 +15,7 @@ from finetune_operator.api.status import (
     StageStatus,
     truncate_message,
 )
+from finetune_operator.core.attempts.costs import seconds_until
 from finetune_operator.core.capacity.decision import (
     Cause,
     Decision,
@@ -40,7 +41,6 @@ from finetune_operator.core.capacity.policy import (
     pending_limit,
     return_time,
 )
-from finetune_operator.core.costs import seconds_until
 from finetune_operator.core.observation import ObservedJob
 
 

@@ -10,6 +10,11 @@ from finetune_operator.api.placement import AUTO, SPOT, PlacementDefaults
 from finetune_operator.api.spec import STAGES, PipelineSpec
 from finetune_operator.api.stages.base import StageSpec
 from finetune_operator.api.status import AttemptStatus, Outcome, StageStatus
+from finetune_operator.core.attempts.costs import running_seconds, seconds_until
+from finetune_operator.core.attempts.history import (
+    interrupted_in_a_row,
+    made_durable_step,
+)
 from finetune_operator.core.capacity.decision import (
     Cause,
     Experience,
@@ -17,8 +22,6 @@ from finetune_operator.core.capacity.decision import (
     NodeGroup,
 )
 from finetune_operator.core.capacity.policy import HOUR, reason_to_give_up
-from finetune_operator.core.costs import running_seconds, seconds_until
-from finetune_operator.core.history import interrupted_in_a_row, made_durable_step
 
 STEPS_TO_MEASURE = 10
 """Steps after which the speed of an attempt counts as measured."""

@@ -3,6 +3,7 @@
 from datetime import date, timedelta
 
 from finetune_operator.api.placement import ON_DEMAND, SPOT, PlacementDefaults
+from finetune_operator.core.attempts.costs import amount_text, price_text
 from finetune_operator.core.capacity.decision import (
     Cause,
     Decision,
@@ -11,7 +12,6 @@ from finetune_operator.core.capacity.decision import (
     Limits,
 )
 from finetune_operator.core.capacity.policy import IN_ROW, PENDING
-from finetune_operator.core.costs import amount_text, price_text
 from finetune_operator.core.durations import format_duration
 
 
@@ -119,9 +119,10 @@ def _comparison(decision: Decision, experience: Experience, currency: str) -> st
         other = spot
         other_name = SPOT
     # An interruption comes in the middle between two checkpoints, on average.
-    each = format_duration((experience.loss / 2 + experience.restart).total_seconds())
+    lost = experience.loss / 2 + experience.restart
+    cost = format_duration(lost.total_seconds())
     prices = f"{price_text(chosen.price)} against {price_text(other.price)} {currency} an hour"
-    interruptions = f"{spot.rate:.2g} interruptions of Spot an hour cost {each} each"
+    interruptions = f"{spot.rate:.2g} interruptions of Spot an hour cost {cost} each"
     costs = f"expected {_cost(chosen, currency)} against {_cost(other, currency)}"
     if experience.remaining is None:
         costs = f"{costs} for an hour of work"

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from finetune_operator.core.attempts.suspect_nodes import AvoidedNodes
 from finetune_operator.core.job_template import REQUIRED_AFFINITY
-from finetune_operator.core.suspect_nodes import AvoidedNodes
 from finetune_operator.kubernetes.translate.object import Object
 
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from functools import cached_property
 
-from finetune_operator.core.endings import SIGNAL_EXIT_CODES
+from finetune_operator.core.attempts.endings import SIGNAL_EXIT_CODES
 from finetune_operator.core.observation import PodFault
 from finetune_operator.kubernetes.translate.faults import fault_of
 from finetune_operator.kubernetes.translate.object import Object

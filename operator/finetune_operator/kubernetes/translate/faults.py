@@ -3,7 +3,7 @@
 import re
 
 from finetune_operator.api.conditions import Reason
-from finetune_operator.core.endings import doubled
+from finetune_operator.core.attempts.endings import doubled
 from finetune_operator.core.metadata import STAGE_CONTAINER
 from finetune_operator.core.observation import PodFault
 from finetune_operator.kubernetes.translate.object import Object, condition_of

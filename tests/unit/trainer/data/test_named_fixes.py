@@ -65,5 +65,9 @@ def test_template_that_rejects_a_record_has_a_fix() -> None:
 
 
 def test_list_of_labels_is_no_mask() -> None:
-    record = {"messages": MESSAGES, "labels": ["math", "sums"], "mask": 1}
+    record = {
+        "messages": MESSAGES,
+        "labels": ["math", "sums"],
+        "mask": 1,
+    }
     assert FieldColumns().select(record) == {"messages": MESSAGES}

@@ -180,11 +180,17 @@ def test_value_that_decides_nothing_is_accepted(
 ):
     write_jsonl(manifest_dir / "data.jsonl", [record])
     result = prepare(prepare_config(model), environment)
-    assert (result.records, result.invalid) == (1, 0)
+    assert result.records == 1
+    assert result.invalid == 0
 
 
 def test_tools_beside_texts_of_a_pair_are_refused(refused):
-    record = {"prompt": "a", "chosen": "b", "rejected": "c", "tools": [{"name": "add"}]}
+    record = {
+        "prompt": "a",
+        "chosen": "b",
+        "rejected": "c",
+        "tools": [{"name": "add"}],
+    }
     assert "nothing renders them" in refused(record, objective="DPO")
 
 
@@ -195,7 +201,9 @@ def test_ignored_columns_are_left_out(
     write_jsonl(manifest_dir / "data.jsonl", [record])
     columns = {"ignored": ["title"]}
     result = prepare(prepare_config(model, columns=columns), environment)
-    assert (result.records, result.invalid, result.unrendered) == (1, 0, 0)
+    assert result.records == 1
+    assert result.invalid == 0
+    assert result.unrendered == 0
     assert len(packed_documents(environment)) == 1
 
 
@@ -206,7 +214,8 @@ def test_question_and_answer_may_have_a_system_message(
     write_jsonl(manifest_dir / "data.jsonl", [record])
     columns = {"system": "system_prompt", "instruction": "question", "output": "response"}  # fmt: skip
     result = prepare(prepare_config(model, columns=columns), environment)
-    assert (result.records, result.invalid) == (1, 0)
+    assert result.records == 1
+    assert result.invalid == 0
 
 
 @pytest.mark.parametrize(
@@ -331,7 +340,11 @@ def test_text_in_a_tool_that_the_template_drops_is_named():
     template = "{% if tools %}[{{ tools[0].function.name }}]{% endif %}" + PLAIN
     tool = {"type": "function", "function": {"name": "add", "description": "Add two numbers."}}  # fmt: skip
     rendering = rendering_of(
-        template, {"messages": [QUESTION, ANSWER], "tools": [tool]}
+        template,
+        {
+            "messages": [QUESTION, ANSWER],
+            "tools": [tool],
+        },
     )
     [sentence] = rendering.unrendered
     assert sentence.startswith("tools[0].function.description: the chat template")

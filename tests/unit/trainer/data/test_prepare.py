@@ -54,11 +54,14 @@ def test_rows_contain_all_records_and_result_counts_them(
     assert result.train_rows == len(PackedRows(output, "train"))
     assert result.validation_rows == len(PackedRows(output, "validation"))
     assert result.train_tokens == sum(len(tokens) for tokens, _ in train)
-    assert (result.invalid, result.truncated, result.dropped) == (0, 0, 0)
+    assert result.invalid == 0
+    assert result.truncated == 0
+    assert result.dropped == 0
     assert result.data_digest == "sha256:" + artifacts.digest_file(data)
     assert result.digest == artifacts.digest_of(output)
     progress = read_progress(environment)
-    assert (progress["step"], progress["total"]) == (500, 500)
+    assert progress["step"] == 500
+    assert progress["total"] == 500
 
 
 def test_rows_are_determined_by_config_and_seed(
@@ -143,7 +146,8 @@ def test_long_record_is_truncated_to_context_length(
     write_jsonl(data, [{"text": "the file " * 100}, {"text": "short"}])
     result = prepare(prepare_config(model, too_long="Truncate"), environment)
 
-    assert (result.truncated, result.dropped) == (1, 0)
+    assert result.truncated == 1
+    assert result.dropped == 0
     assert max(len(tokens) for tokens, _ in packed_documents(environment)) == 64
 
 
@@ -153,7 +157,8 @@ def test_long_record_is_dropped_with_too_long_drop(
     write_jsonl(data, [{"text": "the file " * 100}, {"text": "short"}])
     result = prepare(prepare_config(model, too_long="Drop"), environment)
 
-    assert (result.truncated, result.dropped) == (0, 1)
+    assert result.truncated == 0
+    assert result.dropped == 1
     assert len(packed_documents(environment)) == 1
 
 
@@ -166,7 +171,8 @@ def test_record_is_dropped_if_truncation_removes_its_completion(
     )
     result = prepare(prepare_config(model), environment)
 
-    assert (result.truncated, result.dropped) == (0, 1)
+    assert result.truncated == 0
+    assert result.dropped == 1
 
 
 def test_small_data_set_may_have_no_validation_rows(

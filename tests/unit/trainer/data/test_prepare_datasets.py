@@ -283,7 +283,8 @@ def test_data_sets_of_different_shapes_train_together(
 
     assert uses(environment) == together
     assert result.conversations
-    assert (result.records, result.invalid) == (20, 0)
+    assert result.records == 20
+    assert result.invalid == 0
 
 
 def test_shape_may_change_between_data_sets_only(

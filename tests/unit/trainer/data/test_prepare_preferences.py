@@ -264,7 +264,9 @@ def test_invalid_pairs_within_the_fraction_are_left_out(
     result = prepare(
         prepare_config(model, objective="DPO", max_invalid_fraction=0.5), environment
     )
-    assert (result.records, result.invalid, result.train_rows) == (3, 1, 4)
+    assert result.records == 3
+    assert result.invalid == 1
+    assert result.train_rows == 4
 
 
 def test_pair_without_the_objective_names_it(

@@ -76,7 +76,8 @@ def test_bom_blank_lines_and_carriage_returns_are_ignored(
     )
 
     result = prepare(prepare_config(model), environment)
-    assert (result.records, result.invalid) == (2, 0)
+    assert result.records == 2
+    assert result.invalid == 0
 
 
 GOOD = '{"text": "the file"}\n'

@@ -70,7 +70,10 @@ def test_example_of_a_turn_ends_with_it() -> None:
 def test_turns_with_the_same_text_share_an_example() -> None:
     """Qwen3 shows the reasoning of all turns behind the last question, and of no turn before it."""
     template = (TEMPLATES / "qwen3.jinja").read_text()
-    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    call = {
+        "type": "function",
+        "function": {"name": "add", "arguments": {"a": 2}},
+    }
     messages = [
         *TURNS[:2],
         {"role": "user", "content": "2?"},
@@ -116,7 +119,9 @@ def test_record_with_several_examples_counts_once(
     config = prepare_config(tmp_path / "model", datasets=datasets, context_length=128)
     result = prepare(config, environment)
 
-    assert (result.records, result.invalid, result.truncated) == (2, 0, 0)
+    assert result.records == 2
+    assert result.invalid == 0
+    assert result.truncated == 0
     assert len(packed_documents(environment)) == 6
     once = ["<t></t>one<|end|>", "<t></t>one<|end|>", "<t></t>two<|end|>"]
     assert trained_texts(environment, tokenizer) == sorted(once * 2)
@@ -149,7 +154,9 @@ def test_long_example_of_a_turn_is_truncated_alone(
     write(environment, {"messages": long})
     result = prepare(prepare_config(tmp_path / "model"), environment)
 
-    assert (result.records, result.truncated, result.dropped) == (1, 1, 0)
+    assert result.records == 1
+    assert result.truncated == 1
+    assert result.dropped == 0
     assert trained_texts(environment, tokenizer) == ["<t></t>one<|end|>"]
 
 
@@ -185,7 +192,9 @@ def test_long_text_is_split_into_pieces(
     config = prepare_config(tmp_path / "model", packing=False)
     result = prepare(config, environment)
 
-    assert (result.records, result.split, result.truncated) == (2, 1, 0)
+    assert result.records == 2
+    assert result.split == 1
+    assert result.truncated == 0
     *pieces, short = packed_documents(environment)
     tokens = pieces[0][0]
     targets = pieces[0][1]

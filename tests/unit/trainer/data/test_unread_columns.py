@@ -57,7 +57,9 @@ def test_allowed_column_with_text_is_counted_and_named(
         tokenizer_folder, f"data.{extension}", columns=COLUMNS, unrendered="Warn"
     )
     result = prepare(config, environment)
-    assert (result.unrendered, result.invalid, result.records) == (3, 0, 4)
+    assert result.unrendered == 3
+    assert result.invalid == 0
+    assert result.records == 4
     assert len(packed_documents(environment)) == 4
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "columns" in line] == [

@@ -300,7 +300,9 @@ def test_dropped_texts_are_counted_and_named_once_with_warn(
     config = prepare_config(tmp_path / "model", unrendered="Warn", context_length=128)
     result = prepare(config, environment)
 
-    assert (result.records, result.invalid, result.unrendered) == (3, 0, 2)
+    assert result.records == 3
+    assert result.invalid == 0
+    assert result.unrendered == 2
     log = capsys.readouterr().out
     assert log.count("messages[0].content: the chat template does not render it") == 1
     assert log.count("messages[2].thinking: the chat template does not render it") == 1

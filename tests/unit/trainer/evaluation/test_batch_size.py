@@ -124,7 +124,7 @@ class FakeLM:
 def test_gpu_tries_the_longest_request_of_a_kind(
     kind: str, arguments: list[Any], expected: int
 ) -> None:
-    requests = [SimpleNamespace(args=each) for each in arguments]
+    requests = [SimpleNamespace(args=args) for args in arguments]
     assert largest_batch_size(FakeLM(), kind, requests) == expected
 
 

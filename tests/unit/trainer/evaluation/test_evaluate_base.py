@@ -132,7 +132,9 @@ def test_requests_to_both_models_count_as_one_total(
 ) -> None:
     run_evaluate(config, environment)
     progress = read_progress(environment)
-    assert (progress["step"], progress["total"], progress["startStep"]) == (320, 320, 0)
+    assert progress["step"] == 320
+    assert progress["total"] == 320
+    assert progress["startStep"] == 0
     (environment.stage_dir("evaluate", "e1") / "result.json").unlink()
     run_evaluate(config, environment)
     progress = read_progress(environment)
@@ -225,7 +227,10 @@ def add_group(
         )
         for name in members:
             group.add(result.tasks["tasks"][name])
-        groups = {"groups": {"both": group}, "group_map": {"both": list(members)}}
+        groups = {
+            "groups": {"both": group},
+            "group_map": {"both": list(members)},
+        }
         return result._replace(tasks=result.tasks | groups)
 
     monkeypatch.setattr("finetune_trainer.stages.evaluate.load_tasks", load_with_group)
@@ -253,15 +258,14 @@ def test_group_has_the_error_of_its_own_weights(
         - values(grouped, environment, "acc", task=task.name, prefix="base-")
         for task in tasks
     ]
-    sizes = np.array([len(each) for each in differences])
+    sizes = np.array([len(of_task) for of_task in differences])
     assert list(sizes) == [40, 12]
     weights = sizes / sizes.sum() if weight_by_size else np.array([0.5, 0.5])
     assert score.base is not None
-    mean = sum(
-        weight * each.mean() for weight, each in zip(weights, differences, strict=True)
-    )
+    means = np.array([of_task.mean() for of_task in differences])
+    mean = (weights * means).sum()
     assert score.value - score.base == pytest.approx(mean, abs=1e-5)
-    variances = np.array([each.var(ddof=1) for each in differences])
+    variances = np.array([of_task.var(ddof=1) for of_task in differences])
     # If all questions weigh the same, lm-eval pools the variances of the tasks by their n - 1.
     pooled = (variances * (sizes - 1)).sum() / (sizes - 1).sum() / sizes.sum()
     expected = pooled if weight_by_size else (variances / sizes).sum() / 4

@@ -36,7 +36,11 @@ def member(name: str, prefix: str = "", **changes: Any) -> dict[str, Any]:
 
 
 def group(*members: Any, name: str = "both") -> dict[str, Any]:
-    return {"group": name, "task": list(members), "aggregate_metric_list": MEAN}
+    return {
+        "group": name,
+        "task": list(members),
+        "aggregate_metric_list": MEAN,
+    }
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def write_merged(folder: Path, base: Path, environment: Environment) -> Path:
     from transformers import AutoTokenizer  # noqa: PLC0415
 
     from finetune_trainer.data.records.chat_template import end_tokens  # noqa: PLC0415
-    from finetune_trainer.models.merge import save_merged  # noqa: PLC0415
+    from finetune_trainer.models.trained.merge import save_merged  # noqa: PLC0415
     from finetune_trainer.publishing.generation_config import generation_config  # noqa: PLC0415
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -196,16 +196,16 @@ def answers_of(samples: list[dict[str, Any]]) -> dict[int, Any]:
 
 def _as_texts(value: Any) -> Any:
     """Return nested lists with every number as text, with all its digits, as the command line writes them."""
-    return (
-        [_as_texts(each) for each in value] if isinstance(value, list) else str(value)
-    )
+    if isinstance(value, list):
+        return [_as_texts(item) for item in value]
+    return str(value)
 
 
 def _arguments(sample: dict[str, Any]) -> list[Any]:
     # The command line writes {"gen_args_0": {"arg_0": …}}, lm_eval.evaluate returns [[…]].
     arguments = sample["arguments"]
     if isinstance(arguments, dict):
-        return [list(each.values()) for each in arguments.values()]
+        return [list(request.values()) for request in arguments.values()]
     return list(arguments)
 
 

@@ -40,7 +40,14 @@ def metrics(*names: str, **fields: Any) -> dict[str, Any]:
 
 
 def filters(*steps: Any, name: str = "strict") -> dict[str, Any]:
-    return {"filter_list": [{"name": name, "filter": [*steps]}]}
+    return {
+        "filter_list": [
+            {
+                "name": name,
+                "filter": [*steps],
+            }
+        ]
+    }
 
 
 def generation(**arguments: Any) -> dict[str, Any]:
@@ -57,7 +64,11 @@ def environment(tmp_path: Path) -> Environment:
 def write_data(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     records: list[dict[str, object]] = [
-        {"q": f"Is it {n}", "label": n % 3, "choices": ["yes", "no", "maybe"]}
+        {
+            "q": f"Is it {n}",
+            "label": n % 3,
+            "choices": ["yes", "no", "maybe"],
+        }
         for n in range(6)
     ]
     write_jsonl(folder / "quiz.jsonl", records)

@@ -27,8 +27,8 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.data.records.chat_template import end_tokens
 from finetune_trainer.models.loading import load_base
-from finetune_trainer.models.merge import load_merged, save_merged, with_adapter
 from finetune_trainer.models.stored_weights import StoredWeights
+from finetune_trainer.models.trained.merge import load_merged, save_merged, with_adapter
 from finetune_trainer.publishing.generation_config import generation_config
 from finetune_trainer.training.methods.lora import adapter_config, attach_adapter
 
@@ -106,7 +106,10 @@ def push(environment: Environment, trained: str) -> Path:
             "train": trained,
             "model": MODEL,
             "datasets": [{"uri": "data.jsonl"}],
-            "recipe": {"targets": [{"uri": f"published/{trained}"}], "dtype": "FP32"},
+            "recipe": {
+                "targets": [{"uri": f"published/{trained}"}],
+                "dtype": "FP32",
+            },
             "lineage": {"pipeline": "default/families"},
         }
     )
@@ -225,7 +228,7 @@ def test_merged_model_in_memory_has_the_published_bytes(prepared, trained, tmp_p
 def test_merge_writes_files_that_hold_every_tensor_once(tmp_path, monkeypatch):
     folder = make_family_model(FAMILIES["llama-untied"], tmp_path / "model")
     adapter = make_adapter(tmp_path / "adapter", folder)
-    monkeypatch.setattr("finetune_trainer.models.merge.SHARD", "20KB")
+    monkeypatch.setattr("finetune_trainer.models.trained.merge.SHARD", "20KB")
     (tmp_path / "published").mkdir()
     save_merged(folder, adapter, torch.float32, tmp_path / "published")
     stored = StoredWeights(tmp_path / "published")

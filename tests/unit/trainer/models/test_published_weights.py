@@ -14,9 +14,9 @@ from finetune_trainer.contract import Lora, ModelSource, TrainConfig
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.language_model import language_names
 from finetune_trainer.models.loading import load_base
-from finetune_trainer.models.merge import load_merged, save_merged
-from finetune_trainer.models.published_check import check_published
 from finetune_trainer.models.stored_weights import StoredWeights
+from finetune_trainer.models.trained.merge import load_merged, save_merged
+from finetune_trainer.models.trained.published_check import check_published
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.methods.lora import attach_adapter, trainable_adapter
 from finetune_trainer.training.methods.registry import load_trainable
@@ -123,7 +123,7 @@ def test_names_without_the_prefix_of_the_model_are_kept(tmp_path, method):
     base = make_base("gpt2", tmp_path / "base")
     weights = load_file(base / "model.safetensors")
     weights = {
-        name.removeprefix("transformer."): each for name, each in weights.items()
+        name.removeprefix("transformer."): tensor for name, tensor in weights.items()
     }
     weights["h.0.attn.bias"] = torch.ones(1, 1, 4, 4)
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})

@@ -22,8 +22,8 @@ from support.trainer.training import (
 
 from finetune_trainer.contract import AdapterSource, ExitCode
 from finetune_trainer.models.base_model import BaseModel
-from finetune_trainer.models.merge import load_merged, with_adapter
 from finetune_trainer.models.start_adapter import open_start_adapter
+from finetune_trainer.models.trained.merge import load_merged, with_adapter
 from finetune_trainer.runtime.errors import ConfigInvalid, SourceNotFound
 from finetune_trainer.training.distributed.sharding import copy_to_cpu
 from finetune_trainer.training.methods.registry import load_trainable

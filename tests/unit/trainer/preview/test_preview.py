@@ -47,9 +47,12 @@ def look(tiny_model: Path, tmp_path: Path):
 def test_completion_alone_is_shown_as_learned(look):
     report = look(PAIRS)
     first, second = report.examples
-    assert (first.file, first.line, second.line) == ("data.jsonl", 1, 2)
+    assert first.file == "data.jsonl"
+    assert first.line == 1
+    assert second.line == 2
     prompt, completion = first.segments
-    assert (prompt.text.endswith("0 plus 2?"), prompt.learned) == (True, False)
+    assert prompt.text.endswith("0 plus 2?")
+    assert prompt.learned is False
     # The end of the text is learned, too.
     assert completion.text.startswith(" 2")
     assert len(completion.text) > len(" 2")
@@ -60,7 +63,9 @@ def test_completion_alone_is_shown_as_learned(look):
 def test_counts_are_those_of_all_records(look):
     report = look([*PAIRS, {"prompt": "?", "completion": " word" * 200}])
     counts = report.counts
-    assert (counts.records, counts.invalid, counts.truncated) == (41, 0, 1)
+    assert counts.records == 41
+    assert counts.invalid == 0
+    assert counts.truncated == 1
     assert counts.train_rows > 0
     assert 0 < counts.train_targets < counts.train_tokens
     assert report.problems == ()
@@ -124,7 +129,8 @@ def test_truncated_example_says_so(look):
     recipe = {"contextLength": 32, "tooLong": "Truncate"}
     report = look([{"text": "word " * 300}], recipe=recipe)
     [example] = report.examples
-    assert (example.tokens, example.truncated) == (32, True)
+    assert example.tokens == 32
+    assert example.truncated is True
 
 
 def test_process_answers_on_stdout_and_writes_nothing(tiny_model, tmp_path):

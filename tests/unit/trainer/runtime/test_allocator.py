@@ -7,21 +7,21 @@ import sys
 import pytest
 from support.trainer.training import documents, train_config, write_rows
 
-from finetune_trainer.runtime.allocator import CHOSEN_BY_USER
+from finetune_trainer.runtime.machine.allocator import CHOSEN_BY_USER
 
 SIZE = 256 << 20
 """Bytes of a tensor. glibc maps each block of more than 32 MiB, and unmaps it when it is freed."""
 MEMORY_KEPT = f"""
 import torch
 
-from finetune_trainer.runtime.processors import own_memory
+from finetune_trainer.runtime.machine.processors import own_memory
 
 before = own_memory()
 torch.ones({SIZE}, dtype=torch.uint8)
 print(own_memory() - before)
 """
 """A program that prints the bytes that it still holds of a freed tensor."""
-KEEP = "from finetune_trainer.runtime.allocator import keep_freed_memory; keep_freed_memory()\n"
+KEEP = "from finetune_trainer.runtime.machine.allocator import keep_freed_memory; keep_freed_memory()\n"
 
 
 def keeps_memory(program, **environment):
@@ -31,7 +31,10 @@ def keeps_memory(program, **environment):
         name: value for name, value in os.environ.items() if name not in others
     }
     # One thread: the kernel may give each thread's stack a huge page.
-    fixed = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    fixed = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     done = subprocess.run(
         [sys.executable, "-c", program + MEMORY_KEPT],
         env=inherited | fixed | environment,

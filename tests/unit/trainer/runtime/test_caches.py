@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_trainer.runtime import caches
+from finetune_trainer.runtime.machine import caches
 
 
 @pytest.fixture

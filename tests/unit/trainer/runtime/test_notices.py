@@ -12,8 +12,8 @@ import pytest
 from support.trainer.metadata_servers import MetadataServer, metadata_server
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.runtime import notices
-from finetune_trainer.runtime.notices import Azure, Ec2, Gce, watch_notices
+from finetune_trainer.runtime.machine import notices
+from finetune_trainer.runtime.machine.notices import Azure, Ec2, Gce, watch_notices
 
 Served = tuple[MetadataServer, str]
 TERMINATE = {"action": "terminate", "time": "2030-01-01T08:22:00Z"}
@@ -243,7 +243,13 @@ def test_no_proxy_is_used(ec2: Served, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hostile_text_becomes_one_short_line(ec2: Served) -> None:
-    ec2[0].set(Ec2.ACTION, {"action": "stop\n\x1b[2J" + "x" * 500, "time": ["a"]})
+    ec2[0].set(
+        Ec2.ACTION,
+        {
+            "action": "stop\n\x1b[2J" + "x" * 500,
+            "time": ["a"],
+        },
+    )
     (text,) = texts(Ec2(ec2[1]))
     assert text.startswith("EC2 announces stop[2Jxxx")
     assert text.endswith(" at ['a']")
@@ -253,7 +259,8 @@ def test_hostile_text_becomes_one_short_line(ec2: Served) -> None:
 def test_no_cloud_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     before = threading.active_count()
     with watched("", "http://127.0.0.1:1", monkeypatch) as passed_on:
-        assert (passed_on, threading.active_count()) == ([], before)
+        assert passed_on == []
+        assert threading.active_count() == before
 
 
 def test_unknown_cloud_is_refused() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from finetune_trainer.data.tokenizing import batch_tokenizer
-from finetune_trainer.runtime import processors
-from finetune_trainer.runtime.processors import (
+from finetune_trainer.runtime.machine import processors
+from finetune_trainer.runtime.machine.processors import (
     memory_limit,
     own_memory,
     usable_processors,
@@ -67,7 +67,8 @@ def test_limits_are_read_from_control_groups(
     write(tmp_path, files)
     monkeypatch.setattr(processors, "CGROUPS", tmp_path)
     monkeypatch.setattr(processors, "OWN_CGROUPS", tmp_path / "own")
-    assert (usable_processors(), memory_limit()) == (processor_count, memory)
+    assert usable_processors() == processor_count
+    assert memory_limit() == memory
 
 
 def test_quota_above_one_processor_is_rounded_up(

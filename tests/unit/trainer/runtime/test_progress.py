@@ -9,7 +9,7 @@ import pytest
 
 from finetune_trainer.contract import Environment
 from finetune_trainer.runtime.errors import ServiceUnavailable
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.progress.progress import ProgressReporter
 
 
 class FullDiskStream:

@@ -10,8 +10,8 @@ import pytest
 from support.stores.servers import free_port
 
 from finetune_trainer.contract import Environment
-from finetune_trainer.runtime import progress_server
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.progress import server as progress_server
+from finetune_trainer.runtime.progress.progress import ProgressReporter
 
 ADDRESSES = ["127.0.0.1"]
 if socket.has_dualstack_ipv6():

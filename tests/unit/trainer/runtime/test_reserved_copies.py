@@ -18,7 +18,7 @@ def training(monkeypatch):
     alive: list[weakref.ref[torch.Tensor]] = []
 
     def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
-        assert all(each() is not None for each in alive), (
+        assert all(reference() is not None for reference in alive), (
             "PyTorch hands out the same memory again"
         )
         memory = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -70,7 +70,10 @@ def test_reserved_memory_is_that_of_a_snapshot(
 
 def test_copy_that_is_too_large_for_pinned_memory_reserves_none(monkeypatch, training):
     small = {"a": torch.zeros(3)}
-    large = {"b": torch.zeros(9), "c": torch.zeros(1)}
+    large = {
+        "b": torch.zeros(9),
+        "c": torch.zeros(1),
+    }
     monkeypatch.setattr(sharding, "PINNED_BYTES", 36)
     sharding.reserve_copies(small, large)
     assert training.pinned == kinds(small)

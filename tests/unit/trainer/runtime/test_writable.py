@@ -13,7 +13,7 @@ from support.trainer.prepared import prepare_config
 
 from finetune_trainer.contract import ExitCode
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.runtime.writable import (
+from finetune_trainer.runtime.machine.writable import (
     create_folder,
     describe_error,
     describe_refusal,

@@ -11,7 +11,7 @@ import pytest
 from support.trainer.evaluation import make_chat_model
 
 from finetune_cli.conversation import ModelConversation
-from finetune_cli.local.model_server import LocalEndpoint
+from finetune_cli.local.serving.model_server import LocalEndpoint
 from finetune_trainer.contract.engines import ALL_ADDRESSES, ENGINES
 from finetune_trainer.serving.server import Server, serving
 from finetune_trainer.stop_signal import stop

@@ -58,7 +58,11 @@ def test_compiler_has_a_cache_as_any_user(tmp_path: Path) -> None:
     """PyTorch names the folder of the cache after the user, who has no name."""
     result = subprocess.run(
         [*AS_USER, sys.executable, "-c", CACHES],
-        env={"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        env={
+            "HOME": str(tmp_path),
+            "TMPDIR": str(tmp_path),
+            "PATH": "/usr/bin:/bin",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -78,7 +82,10 @@ def test_user_without_a_home_has_no_credentials_there() -> None:
     """A container without HOME starts as a user whom nothing gives a home."""
     result = subprocess.run(
         [*AS_USER, sys.executable, "-c", REGISTRY],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
         capture_output=True,
         text=True,
         check=False,

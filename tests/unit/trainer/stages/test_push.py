@@ -86,7 +86,7 @@ def test_pushed_model_computes_like_base_model_with_adapter(
 ) -> None:
     import torch  # noqa: PLC0415
 
-    from finetune_trainer.models.merge import with_adapter  # noqa: PLC0415
+    from finetune_trainer.models.trained.merge import with_adapter  # noqa: PLC0415
 
     result = push(with_targets(config, "pvc://models/names", dtype="FP32"), environment)
     assert result.published[0].size == sum(
@@ -108,7 +108,7 @@ def test_every_lora_variant_is_merged_correctly(
 ) -> None:
     import torch  # noqa: PLC0415
 
-    from finetune_trainer.models.merge import load_merged, with_adapter  # noqa: PLC0415
+    from finetune_trainer.models.trained.merge import load_merged, with_adapter  # noqa: PLC0415
 
     adapter = make_adapter(tmp_path / "adapter", tiny_model, **variant)
     expected = logits(with_adapter(tiny_model, adapter, torch.float32), tiny_model)
@@ -122,7 +122,7 @@ def test_merged_model_in_memory_equals_the_pushed_model(
 ) -> None:
     import torch  # noqa: PLC0415
 
-    from finetune_trainer.models.merge import load_merged  # noqa: PLC0415
+    from finetune_trainer.models.trained.merge import load_merged  # noqa: PLC0415
 
     push(config, environment)
     in_memory = load_merged(
@@ -138,14 +138,15 @@ def test_adapter_target_computes_like_the_trained_adapter(
     from huggingface_hub import ModelCard  # noqa: PLC0415
     from peft import PeftModel  # noqa: PLC0415
 
-    from finetune_trainer.models.merge import with_adapter  # noqa: PLC0415
+    from finetune_trainer.models.trained.merge import with_adapter  # noqa: PLC0415
 
     as_adapter = PushTarget(uri="pvc://models/adapter", format="Adapter")
     merged, adapter = push(
         with_targets(config, TARGET, as_adapter), environment
     ).published
     folder = latest.parents[1] / "adapter" / "latest"
-    assert (merged.format, adapter.format) == ("Merged", "Adapter")
+    assert merged.format == "Merged"
+    assert adapter.format == "Adapter"
     assert merged.uri == f"pvc://models/names/{latest.resolve().name}"
     assert adapter.uri == f"pvc://models/adapter/{folder.resolve().name}"
     verify(latest.resolve())
@@ -161,7 +162,8 @@ def test_adapter_target_computes_like_the_trained_adapter(
     loaded = PeftModel.from_pretrained(load_model(tiny_model), str(folder))
     assert torch.equal(logits(loaded, folder), expected)
     card = ModelCard.load(folder / "README.md")
-    assert (card.data.library_name, card.data.base_model) == ("peft", None)
+    assert card.data.library_name == "peft"
+    assert card.data.base_model is None
     assert "A LoRA adapter for its base model." in card.text
 
 
@@ -182,7 +184,7 @@ def test_large_model_is_written_in_shards(
 ) -> None:
     whole = push(config, environment)
     expected = logits(load_model(latest), latest)
-    monkeypatch.setattr("finetune_trainer.models.merge.SHARD", "50KB")
+    monkeypatch.setattr("finetune_trainer.models.trained.merge.SHARD", "50KB")
     assert (
         push(with_targets(config, "pvc://models/shards"), environment).digest
         != whole.digest

@@ -285,7 +285,7 @@ def test_adapter_config_names_a_base_that_peft_finds(
 def test_folder_that_differs_from_the_base_is_not_published(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from finetune_trainer.models.published_weights import PublishedWeights  # noqa: PLC0415
+    from finetune_trainer.models.trained.published_weights import PublishedWeights  # noqa: PLC0415
 
     def wrong(self: PublishedWeights) -> dict[str, Any]:
         config = json.loads((tiny_model / "config.json").read_text())

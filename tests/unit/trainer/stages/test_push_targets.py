@@ -309,7 +309,8 @@ def test_full_workspace_is_reported_and_no_target_changes(  # noqa: PLR0917  fix
     assert expected in message
     assert "free some space" in message
     assert code == ExitCode.UNAVAILABLE
-    assert (state_of(target), names_in(target)) == (before, names)
+    assert state_of(target) == before
+    assert names_in(target) == names
     assert names_in(target.parent) == ["names"]
     assert names_in(environment.stage_dir("push", both.identity) / "models") == [
         "adapter"
@@ -383,7 +384,8 @@ def test_built_model_that_is_spoilt_is_built_again(
     # Another file with the same content. Its inode alone may be the deleted file's.
     *file, weights = state_of(target / "latest")["model.safetensors"]
     *spoilt_file, built_weights = killed["model.safetensors"]
-    assert (file != spoilt_file, weights) == (True, built_weights)
+    assert file != spoilt_file
+    assert weights == built_weights
 
 
 @pytest.mark.usefixtures("killed")

@@ -43,7 +43,8 @@ def test_complete_copy_needs_no_request(tmp_path):
     source.listings = 0
     source.sent = 0
     assert fetch(source, listing.pin, tmp_path) == (folder, listing)
-    assert (source.listings, source.sent) == (0, 0)
+    assert source.listings == 0
+    assert source.sent == 0
 
 
 @pytest.mark.parametrize(

@@ -251,9 +251,9 @@ def test_two_pushes_of_two_models_at_once_are_both_whole(
 
     published = publish_together(*models)
 
-    commits = [each.uri.rpartition("@")[2] for each in published]
+    commits = [publication.uri.rpartition("@")[2] for publication in published]
     assert [repository(hub).files(commit) for commit in commits] == [
-        each.contents() for each in models
+        pushed.contents() for pushed in models
     ]
     assert repository(hub).history()[2:] == repository(hub).history()[-1:]
     assert repository(hub).head in commits

@@ -51,7 +51,14 @@ def test_missing_file_has_no_credentials(config: Path):
 )
 def test_entry_of_a_host_or_path_is_found(config: Path, name: str):
     config.write_text(
-        json.dumps({"auths": {"host": {"auth": NO}, name: {"auth": YES}}})
+        json.dumps(
+            {
+                "auths": {
+                    "host": {"auth": NO},
+                    name: {"auth": YES},
+                }
+            }
+        )
     )
     assert read_credentials("host:5000/team/model") == YES
 
@@ -67,7 +74,12 @@ def test_entry_of_another_place_is_not_used(config: Path, name: str):
 def test_longest_entry_wins(config: Path):
     config.write_text(
         json.dumps(
-            {"auths": {"host/team": {"auth": YES}, "https://host/v1/": {"auth": NO}}}
+            {
+                "auths": {
+                    "host/team": {"auth": YES},
+                    "https://host/v1/": {"auth": NO},
+                }
+            }
         )
     )
     assert read_credentials("host/team/model") == YES
@@ -258,7 +270,10 @@ def test_server_with_an_ambiguous_host_is_refused(config: Path, between: str):
 
 
 def test_server_of_another_domain_gets_its_own_credentials(config: Path):
-    own = {"registry.example.com": {"auth": NO}, "evil.example": {"auth": YES}}
+    own = {
+        "registry.example.com": {"auth": NO},
+        "evil.example": {"auth": YES},
+    }
     config.write_text(json.dumps({"auths": own}))
     assert asked_with("registry.example.com", "https://evil.example/token") == [
         f"Basic {YES}"

@@ -36,7 +36,9 @@ def curve_of(steps, last, every_validation=None, loss=lambda step: 10 / step):
 
 def test_short_training_has_a_point_for_each_step():
     curve = curve_of(24, 3)
-    assert (curve.every_steps, curve.step, curve.losses) == (1, 3, (10.0, 5.0, 3.3333))
+    assert curve.every_steps == 1
+    assert curve.step == 3
+    assert curve.losses == (10.0, 5.0, 3.3333)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,9 @@ def test_short_training_has_a_point_for_each_step():
 )
 def test_long_training_has_points_of_equal_length(last, points):
     curve = curve_of(342, last)
-    assert (curve.every_steps, len(curve.losses), curve.step) == (6, points, last)
+    assert curve.every_steps == 6
+    assert len(curve.losses) == points
+    assert curve.step == last
 
 
 def test_point_is_the_mean_of_its_steps():
@@ -72,7 +76,8 @@ def test_newest_and_best_validation_are_in_the_curve():
     assert curve
     assert curve.best
     assert [point.step for point in curve.validations] == [10, 13, 20, 30]
-    assert (curve.best.step, curve.best.loss) == (13, 1.0)
+    assert curve.best.step == 13
+    assert curve.best.loss == 1.0
 
 
 def test_resumed_curve_is_that_of_an_undisturbed_training():
@@ -146,7 +151,8 @@ def test_invalid_curve_is_left_out_of_the_progress(curve):
         }
     )
     progress = Progress.model_validate_json(text)
-    assert (progress.step, progress.loss_curve) == (3, None)
+    assert progress.step == 3
+    assert progress.loss_curve is None
 
 
 def test_last_step_of_a_point_is_not_after_the_curve():

@@ -46,7 +46,8 @@ def test_row_repeated_with_another_time_is_sent_once(mlflow, tracker, rows):
 def test_run_has_its_name_identity_and_parameters(mlflow, tracker, rows):
     tracker().log_rows(rows)
     run = only_run(mlflow)
-    assert (run["name"], run["tags"]["finetune.identity"]) == ("team/support", "a" * 16)
+    assert run["name"] == "team/support"
+    assert run["tags"]["finetune.identity"] == "a" * 16
     assert run["params"] == {"optimizer.learningRate": "0.0002", "lora.rank": "16"}
     assert mlflow.experiments == {"support": "1"}
 
@@ -83,7 +84,8 @@ def test_same_digest_registered_twice_is_one_version(mlflow, tracker):
     tracker("push", registered_model="bot").register_model(
         "pvc://models/bot", "sha256:2"
     )
-    assert [(each["source"], each["run_id"]) for each in mlflow.versions["bot"]] == [
+    versions = mlflow.versions["bot"]
+    assert [(version["source"], version["run_id"]) for version in versions] == [
         ("pvc://models/bot", only_run(mlflow)["id"])
     ] * 2
     assert mlflow.aliases == {("bot", "champion"): "1"}

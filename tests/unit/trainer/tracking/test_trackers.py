@@ -64,7 +64,8 @@ def test_every_row_arrives_before_the_block_ends():
     with Trackers("train", [tracker]) as trackers:
         trackers.log_rows(rows(3))
         trackers.log_all_rows(rows(5))
-    assert (tracker.steps, tracker.outcome) == ([1, 2, 3, 4, 5], ReportEnd.FINISHED)
+    assert tracker.steps == [1, 2, 3, 4, 5]
+    assert tracker.outcome == ReportEnd.FINISHED
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,11 @@ def test_missing_package_is_an_invalid_config_with_the_fix(
     kind, new_run, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, kind.package, None)
-    uri = {"mlflow": {"uri": "http://x"}, "wandb": {"project": "x"}, "tensorboard": {}}
+    uri = {
+        "mlflow": {"uri": "http://x"},
+        "wandb": {"project": "x"},
+        "tensorboard": {},
+    }
     settings = Tracking.model_validate({kind.name: uri[kind.name]})
     with pytest.raises(
         ConfigInvalid, match=rf"install finetune-operator\[{kind.name}\]"

@@ -33,7 +33,7 @@ def traced(monkeypatch):
     monkeypatch.setattr(
         torch.nn.Module,
         "compile",
-        lambda each, **how: compile_module(each, backend="eager", **how),
+        lambda module, **how: compile_module(module, backend="eager", **how),
     )
     torch.compiler.reset()
     counters.clear()
@@ -115,7 +115,11 @@ def test_compiled_kernels_change_no_loss(tmp_path, monkeypatch):
     monkeypatch.undo()  # the default backend, as users have it
     model = make_tiny_model(tmp_path / "model", layers=4)
     write_rows(tmp_path, documents(60, longest=28), documents(8, seed=5, longest=28))
-    recipe = {"max_steps": 12, "eval_steps": 6, "lora": {"rank": 4, "dropout": 0.0}}
+    recipe = {
+        "max_steps": 12,
+        "eval_steps": 6,
+        "lora": {"rank": 4, "dropout": 0.0},
+    }
     assert_compiling_changes_no_loss(model, tmp_path, recipe)
 
 

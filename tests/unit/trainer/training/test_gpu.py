@@ -9,8 +9,8 @@ from support.trainer.stages import run_to_failure
 from support.trainer.training import environment, train_config
 
 from finetune_trainer.contract import EvaluateConfig, EvaluateRecipe, ExitCode, Task
-from finetune_trainer.runtime import gpu
 from finetune_trainer.runtime.errors import ConfigInvalid, ServiceUnavailable
+from finetune_trainer.runtime.machine import gpu
 
 PROPRIETARY = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC 12.2.0\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (builder@host)\n"

@@ -75,7 +75,8 @@ def test_run_stopped_at_any_step_resumes_exactly(
 ):
     with pytest.raises(Interrupted) as interrupted:
         run_train(config_for(tiny_model), workspace, stop_at=step)
-    assert (interrupted.value.step, interrupted.value.saved_step) == (step, step)
+    assert interrupted.value.step == step
+    assert interrupted.value.saved_step == step
     result = run_train(config_for(tiny_model), workspace)
     assert result.model_copy(update={"identity": "w" * 16}) == uninterrupted[0]
     assert adapter_digest(workspace) == uninterrupted[1]
@@ -103,7 +104,8 @@ def test_stop_before_the_first_step_saves_no_checkpoint(
     progress = StoppingProgress(variables, stop, None, validating=False)
     with pytest.raises(Interrupted) as interrupted:
         train.run(config_for(tiny_model), Context(variables, folder, progress, stop))
-    assert (interrupted.value.step, interrupted.value.saved_step) == (0, None)
+    assert interrupted.value.step == 0
+    assert interrupted.value.saved_step is None
     assert checkpoint_names(workspace) == []
     run_train(config_for(tiny_model), workspace)
     assert adapter_digest(workspace) == uninterrupted[1]
@@ -150,7 +152,11 @@ def test_gradient_accumulation_does_not_change_the_loss(tiny_model, tmp_path):
     """The rows differ widely in their number of targets: a mean of means would weight them wrongly."""
     uneven = [document(9 * i, 32, prompt=2 if i % 2 else 29) for i in range(16)]
     write_rows(tmp_path, uneven, [document(4, 32)])
-    recipe = {"max_steps": 4, "eval_steps": None, "lora": {"rank": 4, "dropout": 0.0}}
+    recipe = {
+        "max_steps": 4,
+        "eval_steps": None,
+        "lora": {"rank": 4, "dropout": 0.0},
+    }
     without = run_train(
         config_for(
             tiny_model, **recipe, micro_batch_size=4, gradient_accumulation_steps=1
@@ -184,7 +190,9 @@ def test_progress_reports_start_saved_step_and_throughput(tiny_model, workspace)
         Context(variables, stage_folder(workspace), progress, stop),
     )
     now = progress.now
-    assert (now.step, now.total, now.start_step) == (10, 10, 5)
+    assert now.step == 10
+    assert now.total == 10
+    assert now.start_step == 5
     assert now.saved_step in {5, 6, 9}
     assert now.eta_seconds == 0
     for number in (
@@ -374,4 +382,5 @@ def test_early_stopping_state_survives_serialization():
         state.record_step(1.0, 1, 1)
         state.record_validation(loss, rule)
         assert state.stopped_early == stops
-    assert (state.best_loss, state.best_step) == (4.74, 5)
+    assert state.best_loss == 4.74
+    assert state.best_step == 5

@@ -90,9 +90,9 @@ def pair(layer, **changes) -> tuple[torch.nn.Module, torch.nn.Module]:
     ours = copy.deepcopy(of_peft)
     speed_up_lora(ours)
     assert [
-        isinstance(each, AddsInPlace)
-        for each in ours.modules()
-        if isinstance(each, LoraLayer)
+        isinstance(module, AddsInPlace)
+        for module in ours.modules()
+        if isinstance(module, LoraLayer)
     ] == [True, True]
     return of_peft, ours
 
@@ -111,7 +111,11 @@ def gradients(
         if parameter.requires_grad
     }
     assert len(trained) == 4
-    return {"output": output.detach(), "x": x.grad, **trained}
+    return {
+        "output": output.detach(),
+        "x": x.grad,
+        **trained,
+    }
 
 
 def assert_close(

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.models.base_model import BaseModel
 from finetune_trainer.models.loading import load_base
-from finetune_trainer.models.merge import load_merged, save_merged, with_adapter
+from finetune_trainer.models.trained.merge import load_merged, save_merged, with_adapter
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.training.batches import load_batch
 from finetune_trainer.training.methods.registry import load_trainable

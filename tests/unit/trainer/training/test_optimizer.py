@@ -43,8 +43,8 @@ def test_restored_optimizer_takes_the_same_steps(name):
     for key, parameter in copied.items():
         parameter.data.copy_(whole[key])
     restored.restore(saved)
-    for each, its_parameters in ((optimizer, whole), (restored, copied)):
-        take_steps(each, its_parameters, range(3, 6))
+    take_steps(optimizer, whole, range(3, 6))
+    take_steps(restored, copied, range(3, 6))
     assert all(torch.equal(whole[key], copied[key]) for key in whole)
     assert all(
         torch.equal(tensor, restored.tensors()[key])
@@ -61,7 +61,8 @@ def test_layout_is_that_of_the_state_after_a_step(name):
     state = optimizer.tensors()
     assert state.keys() == {key for key in layout if not key.startswith("unused")}
     for key, tensor in state.items():
-        assert (tensor.shape, tensor.dtype) == (layout[key].shape, layout[key].dtype)
+        assert tensor.shape == layout[key].shape
+        assert tensor.dtype == layout[key].dtype
 
 
 def test_moments_of_large_parameters_take_8_bits():

@@ -53,7 +53,10 @@ def recipe() -> dict[str, Any]:
 
 def test_example_learns_the_preference(prepared, tiny_model, environment):
     config = train_config(tiny_model).model_copy(
-        update={"prepare": prepared, "recipe": TrainRecipe.model_validate(recipe())}
+        update={
+            "prepare": prepared,
+            "recipe": TrainRecipe.model_validate(recipe()),
+        }
     )
     result = run_train(config, environment.workspace)
     assert result.validation_loss is not None

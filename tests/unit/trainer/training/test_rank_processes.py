@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 from finetune_trainer.contract import ExitCode, TerminationMessage
 from finetune_trainer.listening import listen_on_all_addresses
 from finetune_trainer.runtime.errors import ServiceUnavailable
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.progress.progress import ProgressReporter
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.stop_signal import StopSignal
 from finetune_trainer.training.distributed import processes as rank_processes
@@ -92,7 +92,8 @@ def test_process_that_hears_nothing_ends_with_the_lost_one(
         assert message.failure.message == "process 1 of 2 was killed"
     else:
         assert message.interruption
-        assert (message.interruption.step, message.interruption.saved_step) == (7, 5)
+        assert message.interruption.step == 7
+        assert message.interruption.saved_step == 5
 
 
 def test_process_that_notices_the_lost_one_is_left_alone(tmp_path, monkeypatch):

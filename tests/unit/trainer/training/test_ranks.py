@@ -128,8 +128,8 @@ def test_sharded_model_is_trained_as_whole_ones_are(new_training, recipe):
         whole.losses, abs=1e-3 if recipe.get("dtype") else 1e-6
     )
     files = [
-        next((stage_folder(each.workspace) / "output").glob("*.safetensors"))
-        for each in (whole, sharded)
+        next((stage_folder(training.workspace) / "output").glob("*.safetensors"))
+        for training in (whole, sharded)
     ]
     expected, trained = map(load_file, files)
     assert trained.keys() == expected.keys()

@@ -17,7 +17,7 @@ from support.trainer.training import (
 )
 
 from finetune_trainer.contract import ExitCode
-from finetune_trainer.runtime.notices import Ec2
+from finetune_trainer.runtime.machine.notices import Ec2
 from finetune_trainer.stages.train import UNLIKE
 from finetune_trainer.training.loop import NOTICE_OF_ANOTHER
 

@@ -143,7 +143,8 @@ def test_every_recipe_option_resumes_exactly(tiny_model, workspace, recipe):
         run_train(stopped, workspace, stop_at=3)
     resumed = run_train(stopped, workspace)
     assert adapter_digest(workspace, "b" * 16) == digest
-    assert (resumed.loss, resumed.tokens) == (uninterrupted.loss, uninterrupted.tokens)
+    assert resumed.loss == uninterrupted.loss
+    assert resumed.tokens == uninterrupted.tokens
 
 
 def test_activation_checkpointing_does_not_change_the_adapter(tiny_model, workspace):
@@ -191,7 +192,8 @@ def test_fractional_epoch_sees_that_fraction_of_the_rows(tiny_model, tmp_path):
         gradient_accumulation_steps=1,
     )
     result = run_train(config, tmp_path)
-    assert (result.steps, result.tokens) == (3, 5 * 30)
+    assert result.steps == 3
+    assert result.tokens == 5 * 30
 
 
 def overfitting_recipe(tmp_path):

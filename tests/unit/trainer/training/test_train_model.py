@@ -96,15 +96,15 @@ def test_packed_loss_and_gradients_equal_those_unpacked(tiny_model, packed, pair
     gradients = {name: p.grad.clone() for name, p in model.trainable.items()}
     model.model.zero_grad()
     theirs = torch.zeros(())
-    for each in pair:
+    for sequence in pair:
         labels = torch.from_numpy(
-            np.where(each.loss_mask, each.tokens, -100).astype(np.int64)
+            np.where(sequence.loss_mask, sequence.tokens, -100).astype(np.int64)
         )[None]
         output = model.model(
-            input_ids=torch.from_numpy(each.tokens.astype(np.int64))[None],
+            input_ids=torch.from_numpy(sequence.tokens.astype(np.int64))[None],
             labels=labels,
         )
-        theirs = theirs + output.loss * int(each.loss_mask[1:].sum())
+        theirs = theirs + output.loss * int(sequence.loss_mask[1:].sum())
     theirs.backward()
     torch.testing.assert_close(ours, theirs)
     for name, parameter in model.trainable.items():
@@ -122,7 +122,11 @@ class InOrder(Trainer):
 
 def test_five_steps_give_the_weights_of_hf_trainer(tiny_model, tmp_path):
     rows_folder = write_rows(tmp_path, [document(17 * i, 14) for i in range(40)])
-    plain = {"lora": {"rank": 4, "dropout": 0.0}, "max_steps": 5, "eval_steps": None}
+    plain = {
+        "lora": {"rank": 4, "dropout": 0.0},
+        "max_steps": 5,
+        "eval_steps": None,
+    }
     optimizer = {
         "learning_rate": 1e-2,
         "scheduler": "Constant",

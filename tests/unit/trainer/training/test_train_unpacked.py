@@ -74,7 +74,8 @@ def test_unpacked_loss_and_gradients_equal_the_packed_ones(
     unpacked_loss, unpacked_gradients, unpacked_tokens = loss_and_gradients(
         model, unpacked, batch_size
     )
-    assert tokens == unpacked_tokens == sum(len(each.tokens) for each in documents(12))
+    lengths = [len(document.tokens) for document in documents(12)]
+    assert tokens == unpacked_tokens == sum(lengths)
     torch.testing.assert_close(unpacked_loss, loss)
     for name, gradient in gradients.items():
         torch.testing.assert_close(
@@ -97,7 +98,7 @@ def test_batch_is_cut_to_its_longest_document(tmp_path, lengths, expected):
     assert batch.positions.tolist() == [list(range(expected))] * 2
     assert batch.size == sum(lengths)
     expected_targets = np.concatenate(
-        [each.tokens[each.loss_mask == 1] for each in pair]
+        [document.tokens[document.loss_mask == 1] for document in pair]
     )
     assert batch.targets.tolist() == expected_targets.tolist()
     following = batch.tokens.flatten()[batch.target_positions + 1]

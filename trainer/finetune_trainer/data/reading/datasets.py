@@ -18,8 +18,8 @@ from finetune_trainer.data.reading.columns import FieldColumns
 from finetune_trainer.data.reading.formats import format_of, known_count, read_records
 from finetune_trainer.data.reading.source_file import BUFFER_BYTES, SourceFile
 from finetune_trainer.data.records.records import Fields, InvalidRecord
-from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.errors import ConfigInvalid, DataInvalid
+from finetune_trainer.runtime.progress.activity import activity
 from finetune_trainer.stores.data_files import DataFile, fetch_dataset
 
 

@@ -17,7 +17,7 @@ from finetune_trainer.data.tokenizing.record_tokenizer import (
     TokenizerSettings,
 )
 from finetune_trainer.data.tokenizing.worker_pool import WorkerPool
-from finetune_trainer.runtime.processors import (
+from finetune_trainer.runtime.machine.processors import (
     memory_limit,
     own_memory,
     usable_processors,

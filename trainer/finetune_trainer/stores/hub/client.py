@@ -49,7 +49,7 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
     StageError,
 )
-from finetune_trainer.runtime.space import FULL
+from finetune_trainer.runtime.machine.space import FULL
 from finetune_trainer.stores.hub.cached import CachedRepository, is_offline
 
 RepositoryType = Literal["model", "dataset"]

@@ -10,12 +10,13 @@ from typing import Self
 
 from finetune_trainer.contract import Checkpoint
 from finetune_trainer.models.base_model import BaseModel
-from finetune_trainer.runtime import artifacts, progress
+from finetune_trainer.runtime import artifacts
 from finetune_trainer.runtime.artifacts import CorruptArtifact
-from finetune_trainer.runtime.early_save import EarlySave
 from finetune_trainer.runtime.errors import MachineUnable
 from finetune_trainer.runtime.fence import UNFENCED, Fence
-from finetune_trainer.runtime.space import more_space
+from finetune_trainer.runtime.machine.space import more_space
+from finetune_trainer.runtime.progress import progress
+from finetune_trainer.runtime.progress.early_save import EarlySave
 from finetune_trainer.training.checkpoints.format import (
     Layout,
     Snapshot,

@@ -37,7 +37,6 @@ from finetune_trainer.listening import (
     listen_on_loopback,
     loopback,
 )
-from finetune_trainer.runtime.activity import activity
 from finetune_trainer.runtime.child_process import start_module
 from finetune_trainer.runtime.errors import (
     ConfigInvalid,
@@ -49,7 +48,8 @@ from finetune_trainer.runtime.errors import (
     SourceNotFound,
     StageError,
 )
-from finetune_trainer.runtime.progress import ProgressReporter, log_line
+from finetune_trainer.runtime.progress.activity import activity
+from finetune_trainer.runtime.progress.progress import ProgressReporter, log_line
 from finetune_trainer.runtime.stage_folder import Context
 from finetune_trainer.runtime.watchdog import end_process
 from finetune_trainer.training.distributed.ranks import (

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from finetune_trainer.data.sampling import Indices
 from finetune_trainer.runtime.errors import Interrupted
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 from finetune_trainer.stop_signal import StopSignal
 
 BUCKET_BYTES = 256 << 20

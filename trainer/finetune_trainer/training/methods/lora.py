@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from finetune_trainer.contract import Lora, ModelSource
 from finetune_trainer.contract.uris import hub_id, hub_revision
 from finetune_trainer.models.language_model import is_multimodal, language_names
-from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
+from finetune_trainer.models.trained.merged_weights import ADAPTER_WEIGHTS
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.foreign_warnings import without_deprecations
 from finetune_trainer.training.methods.trainable import Trainable, WeightsFormat

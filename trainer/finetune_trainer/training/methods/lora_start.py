@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 
 from finetune_trainer.contract import Lora, TrainConfig
 from finetune_trainer.contract.uris import hub_id
-from finetune_trainer.models.merged_weights import ADAPTER_WEIGHTS
 from finetune_trainer.models.start_adapter import StartAdapter
+from finetune_trainer.models.trained.merged_weights import ADAPTER_WEIGHTS
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 from finetune_trainer.training.determinism import Tensors
 from finetune_trainer.training.methods.lora import trainable_adapter
 from finetune_trainer.training.methods.trainable import Trainable

@@ -12,11 +12,11 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from finetune_trainer.contract import TrainConfig
 from finetune_trainer.models.base_model import BaseModel
-from finetune_trainer.models.full_weights import config_of, trained_names
 from finetune_trainer.models.loading import dtype_of, load_base
 from finetune_trainer.models.start_adapter import StartAdapter
+from finetune_trainer.models.trained.full_weights import config_of, trained_names
 from finetune_trainer.runtime.errors import ConfigInvalid
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 from finetune_trainer.training.methods.lora import expert_bytes
 from finetune_trainer.training.methods.lora_start import started_adapter
 from finetune_trainer.training.methods.trainable import Trainable, WeightsFormat

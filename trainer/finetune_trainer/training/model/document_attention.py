@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.progress import log_line
 from finetune_trainer.training.model.model import TrainedModel, probe
 
 NAME = "documents"

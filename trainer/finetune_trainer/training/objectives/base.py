@@ -12,7 +12,7 @@ from finetune_trainer.contract import TrainRecipe
 from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.data.sampling import Indices
 from finetune_trainer.runtime.fence import UNFENCED, Fence
-from finetune_trainer.runtime.progress import ProgressReporter
+from finetune_trainer.runtime.progress.progress import ProgressReporter
 from finetune_trainer.training.distributed.ranks import ALONE, Ranks
 from finetune_trainer.training.model.model import TrainedModel
 

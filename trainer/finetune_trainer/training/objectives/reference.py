@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from finetune_trainer.data.packing.rows import PackedRows
 from finetune_trainer.data.sampling import Indices
 from finetune_trainer.files import write_durably
-from finetune_trainer.runtime.activity import activity
-from finetune_trainer.runtime.progress import log_line
+from finetune_trainer.runtime.progress.activity import activity
+from finetune_trainer.runtime.progress.progress import log_line
 from finetune_trainer.training.batches import Batch, load_batch
 from finetune_trainer.training.determinism import restore_thread_count
 from finetune_trainer.training.distributed.ranks import Ranks

@@ -1,0 +1,1 @@
+"""The status of a pipeline: as a line, as a tree, and live with its failures."""

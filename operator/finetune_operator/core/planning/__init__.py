@@ -1,0 +1,1 @@
+"""The plan of a pipeline: its actions, when it is reconciled again, and what is removed."""

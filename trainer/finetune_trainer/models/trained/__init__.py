@@ -1,0 +1,1 @@
+"""The weights of a trained model: merged or replaced, written, and checked before they are published."""
