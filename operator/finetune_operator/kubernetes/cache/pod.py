@@ -7,7 +7,11 @@ from finetune_operator.kubernetes.cache.store import NamespacedName
 from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.translate.diagnose import STARTING
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_operator.kubernetes.translate.pod import DELETION_SEEN_AT, ObservedPod
+from finetune_operator.kubernetes.translate.pod import (
+    DELETION_SEEN_AT,
+    END_SEEN_AT,
+    ObservedPod,
+)
 from finetune_operator.kubernetes.translate.sidecars import sidecar_blocker
 
 
@@ -76,8 +80,9 @@ def utc_now() -> datetime:
 
 
 def merge_pod(known: Object | None, received: Object, now: datetime) -> Object:
-    """Return the received pod with what only the known pod has: its end, and since when it is being deleted."""
-    return _with_deletion_time(known, _with_known_end(known, received), now)
+    """Return the received pod with what only the known pod has: its end, and the operator's times of what it saw."""
+    pod = _with_deletion_time(known, _with_known_end(known, received), now)
+    return _with_end_time(known, pod, now)
 
 
 def _with_known_end(known: Object | None, received: Object) -> Object:
@@ -107,6 +112,17 @@ def _with_deletion_time(known: Object | None, pod: Object, now: datetime) -> Obj
     if known and _deletion_of(known) == _deletion_of(pod):
         seen = known[DELETION_SEEN_AT]
     return {**pod, DELETION_SEEN_AT: seen}
+
+
+def _with_end_time(known: Object | None, pod: Object, now: datetime) -> Object:
+    """Return the pod with the operator's time at which it first saw that the process had ended, but not the pod."""
+    observed = pod_of(pod)
+    if observed.exit_code is None or observed.finished:
+        return pod
+    seen = now
+    if known and known["metadata"]["uid"] == observed.uid:
+        seen = known.get(END_SEEN_AT, now)
+    return {**pod, END_SEEN_AT: seen}
 
 
 def _deletion_of(raw: Object) -> tuple[str, str | None]:

@@ -15,6 +15,8 @@ CLOCK_DIFFERENCE = timedelta(seconds=10)
 """Largest difference between two clocks of the cluster."""
 DELETION_SEEN_AT = "deletionSeenAt"
 """Field that the cache adds to a pod: the operator's time at which it first saw this deletion of the pod."""
+END_SEEN_AT = "endSeenAt"
+"""Field that the cache adds to a pod: the operator's time at which it first saw that the process had ended."""
 FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 
 
@@ -195,10 +197,14 @@ class ObservedPod:
 
     @property
     def outlived_since(self) -> datetime | None:
-        """The time since which the process has ended, but not the pod; None if it has not, or the pod has, too."""
+        """The time since which the process has ended, but not the pod; None if it has not, or the pod has, too.
+
+        By the operator's clock, if the cache has the pod: the clock of the node may be hours before or behind it.
+        """
         if self.finished or self.exit_code is None:
             return None
-        return self.finished_at
+        seen: datetime | None = self.raw.get(END_SEEN_AT)
+        return seen or self.finished_at
 
     @property
     def has_result(self) -> bool:
