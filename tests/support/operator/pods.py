@@ -79,7 +79,7 @@ def a_pod(
     status = {"phase": phase, "conditions": list(conditions), **more.pop("status", {})}
     if state is not None:
         status["containerStatuses"] = [{"name": "stage", "state": state}]
-    pod = {
+    pod: Object = {
         "metadata": {**meta, **more},
         "spec": {"nodeName": "spot-1", "containers": []},
         "status": status,
