@@ -1,6 +1,6 @@
 """The pods that the cache keeps, and what a list removes."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from support.operator.cached_training import (
@@ -30,7 +30,6 @@ from finetune_operator.kubernetes.cache.cache import (
     PODS,
 )
 from finetune_operator.kubernetes.cache.change import NO_CHANGE, Change, Urgency
-from finetune_operator.kubernetes.translate.pod import time_of
 
 
 def test_end_of_a_deleted_pod_is_kept_while_its_attempt_runs():
@@ -57,7 +56,7 @@ def test_end_of_a_deleted_pod_is_kept_while_its_attempt_runs():
 def test_end_beside_a_sidecar_is_timed_by_the_operators_clock(hours):
     """A node's clock that is ahead would let the sidecar hold the stage, and its nodes, for hours."""
     cache = training()
-    seen = time_of(ENDED) - timedelta(hours=hours)
+    seen = datetime.fromisoformat(ENDED) - timedelta(hours=hours)
     cache.clock = lambda: seen
     ended = pod_of(state=terminated(0), version=10)
     cache.update(PODS, pod_status(ended, "Running"))
