@@ -59,8 +59,10 @@ def test_scale_adds_no_server_that_a_rule_refuses(namespace: KubeNamespace, lack
     name = f"without-{lack.split()[1 if ' ' in lack else 0]}"
     namespace.create(without_deploy(name, fields))
     before = namespace.get("ft", name)["spec"]
-    with pytest.raises(TimedOut, match=error):
+    with pytest.raises(TimedOut, match=error) as refusal:
         namespace.run("scale", "ft", name, "--replicas=2")
+    # No rule may name a field of deploy that only a default would add.
+    assert "evaluating rule" not in str(refusal.value)
     assert namespace.get("ft", name)["spec"] == before
 
 

@@ -104,10 +104,13 @@ NEEDS_PERSON = frozenset(
     {
         Reason.CONFIG_MAP_NOT_FOUND,
         Reason.CONTAINER_NOT_STARTED,
+        Reason.DEPENDENCY_NOT_READY,
         Reason.IMAGE_PULL_FAILED,
+        Reason.POD_REFUSED,
         Reason.SECRET_NOT_FOUND,
         Reason.SERVER_NOT_READY,
         Reason.SIDECAR_FAILED,
+        Reason.SPEC_INVALID,
         Reason.VOLUME_NOT_READY,
     }
 )

@@ -49,8 +49,10 @@ class Rule:
             "message": f"{self.field}: {self.message}",
             # `crd/structural.py` keeps the part of it that names a field of the schema.
             "fieldPath": self.field,
-            "reason": self.reason,
         }
+        # The API server's default, in each of hundreds of rules: the size of the CustomResourceDefinition is limited.
+        if self.reason != "FieldValueInvalid":
+            content["reason"] = self.reason
         if not self.is_harmless:
             return content
         # An object that has broken the rule since before it was one can be edited elsewhere.

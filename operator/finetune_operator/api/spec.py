@@ -108,7 +108,8 @@ def _needs_gate(stage: str) -> Rule:
     return Rule(
         field=f"{stage}.when",
         message=f"GatesPassed needs a gate: add evaluate.gates, or set {stage}.when to Always",
-        cel=f"!has(self.{stage}) || self.{stage}.when != 'GatesPassed'"
+        # The subresource scale adds a deploy to which the API server adds no default.
+        cel=f"!has(self.{stage}) || (has(self.{stage}.when) && self.{stage}.when != 'GatesPassed')"
         " || (has(self.evaluate) && has(self.evaluate.gates) && size(self.evaluate.gates) > 0)",
         is_valid=lambda data: (
             data.get(stage, {}).get("when") != "GatesPassed"

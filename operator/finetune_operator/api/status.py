@@ -111,8 +111,8 @@ class AttemptStatus(ExtensibleModel):
     started_at: datetime | None = None
     """Time at which the process started. With several pods, the time at which the last process started."""
     blocked_at: datetime | None = None
-    """Time since which the attempt has waited for a person, for example for its image, a Secret or a volume. Absent
-    if it does not."""
+    """Time since which the attempt has waited for a person, for example for its image, a Secret or a volume, or since
+    which its server has not been ready. Absent if it does not."""
     suspended_at: datetime | None = None
     """Time at which a suspension of the Job, for example by a queue, ended the process. Absent while a process runs."""
     resumed_at: datetime | None = None

@@ -33,6 +33,7 @@ from finetune_operator.core.attempts.history import (
     reset_if_changed,
     server_job,
 )
+from finetune_operator.core.attempts.pending import refusal_of
 from finetune_operator.core.attempts.suspect_nodes import avoidance_note
 from finetune_operator.core.identity import hashes_of
 from finetune_operator.core.observation import (
@@ -129,7 +130,10 @@ class _Assessor:
         outdated identity is dropped here, so that it is never taken for the new one.
         """
         before = self.pipeline.status.stages.get(kind.name, StageStatus())
-        status = record_attempts(before, self.observation.jobs, self.now)
+        refusal = refusal_of(
+            self.refusals, before.running_attempt, runs_server=kind.runs_server
+        )
+        status = record_attempts(before, self.observation.jobs, self.now, refusal)
         status = drop_lost_server(status, self.observation.servers)
         if self.pipeline.retry is not None:
             status = reset_budgets(status, repeat=kind.name in self.stages_to_verify)

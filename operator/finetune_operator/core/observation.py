@@ -10,6 +10,9 @@ from finetune_operator.api.conditions import NEEDS_PERSON, Reason
 from finetune_operator.api.defaults import NO_DEFAULTS, Defaults
 from finetune_trainer.contract import Progress, TerminationMessage
 
+ROOM = frozenset({Reason.WAITING_FOR_CAPACITY, Reason.WAITING_FOR_QUOTA})
+"""Reasons of a wait for nodes or quota, which end when other workloads do."""
+
 
 class JobState(StrEnum):
     """State of a Job. Complete and Failed imply that none of its processes is left."""
@@ -84,6 +87,8 @@ class ObservedJob:
     """Time since which the Job is suspended and none of its processes is left. None: it is not."""
     resumed_at: datetime | None = None
     """Time at which its last suspension ended. None: it was never suspended, or still is."""
+    unready: bool = False
+    """Whether it is a server whose process runs and that is not ready."""
     awaits_probe: bool = False
     """Whether it is a server that is ready and has not been probed yet."""
 
@@ -92,9 +97,16 @@ class ObservedJob:
         """Whether its process cannot start until a person has mended something."""
         if self.state is not JobState.WAITING or self.blocker is None:
             return False
+        return self.blocker.reason in NEEDS_PERSON and not self.awaits_room
+
+    @property
+    def awaits_room(self) -> bool:
+        """Whether its process starts when nodes or quota are free, without a person."""
+        if self.state is not JobState.WAITING or self.blocker is None:
+            return False
         # A node in the zone of the volume may come without people.
-        awaits_node = self.unschedulable_since and "affinity" in self.blocker.message
-        return self.blocker.reason in NEEDS_PERSON and not awaits_node
+        is_zonal = self.unschedulable_since and "affinity" in self.blocker.message
+        return bool(is_zonal) or self.blocker.reason in ROOM
 
     @property
     def live(self) -> bool:

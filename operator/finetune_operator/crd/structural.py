@@ -215,39 +215,28 @@ def _key_rules(schema: Schema, path: str) -> list[Schema]:
             path,
             "a rule for every key needs maxProperties, or the API server cannot bound its cost",
         )
-    rules = []
-    if "maxLength" in names or "minLength" in names:
-        bounds = []
-        limits = []
-        if names.get("minLength", 0) > 0:
-            bounds.append(f"size(key) >= {names['minLength']}")
-            limits.append(f"at least {names['minLength']}")
-        if "maxLength" in names:
-            bounds.append(f"size(key) <= {names['maxLength']}")
-            limits.append(f"at most {names['maxLength']}")
-        rules.append(
-            _for_every_key(
-                " && ".join(bounds), f"have {' and '.join(limits)} characters"
-            )
-        )
+    conditions = []
+    requirements = []
+    if names.get("minLength", 0) > 0:
+        conditions.append(f"size(key) >= {names['minLength']}")
+        requirements.append(f"have at least {names['minLength']} characters")
+    if "maxLength" in names:
+        conditions.append(f"size(key) <= {names['maxLength']}")
+        requirements.append(f"have at most {names['maxLength']} characters")
     patterns = list(schema.get("patternProperties", ()))
     if "pattern" in names:
         patterns.append(names["pattern"])
-    return rules + [
-        _for_every_key(
-            f"key.matches({cel_literal(pattern)})",
-            KEY_FORMS.get(pattern, f"match {pattern}"),
-        )
-        for pattern in patterns
-    ]
-
-
-def _for_every_key(condition: str, requirement: str) -> Schema:
-    return {
-        "rule": f"self.all(key, {condition})",
-        "message": f"every key must {requirement}",
-        "reason": "FieldValueInvalid",
+    for pattern in patterns:
+        conditions.append(f"key.matches({cel_literal(pattern)})")
+        requirements.append(KEY_FORMS.get(pattern, f"match {pattern}"))
+    if not conditions:
+        return []
+    # A single rule: the size of the CustomResourceDefinition is limited.
+    rule = {
+        "rule": f"self.all(key, {' && '.join(conditions)})",
+        "message": f"every key must {' and '.join(requirements)}",
     }
+    return [rule]
 
 
 def cel_literal(text: str) -> str:

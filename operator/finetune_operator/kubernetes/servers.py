@@ -142,7 +142,8 @@ class Servers:
             return _observe_answer(
                 pipeline, deployment, pods[0], serving_of(deployment), result
             )
-        return replace(_observe_start(name, pods[0], "", now), awaits_probe=True)
+        started = _observe_start(name, pods[0], "", now)
+        return replace(started, awaits_probe=True, unready=False)
 
     def _warning(self, deployment: Object, pod: ObservedPod | None) -> str:
         namespace = deployment["metadata"]["namespace"]
@@ -345,7 +346,11 @@ def _observe_start(
     blocker = diagnose(pod, warning, now)
     if pod and pod.started_at:
         return ObservedJob(
-            name, JobState.RUNNING, started_at=pod.started_at, blocker=blocker
+            name,
+            JobState.RUNNING,
+            started_at=pod.started_at,
+            blocker=blocker,
+            unready=True,
         )
     return ObservedJob(name, JobState.WAITING, blocker=blocker)
 

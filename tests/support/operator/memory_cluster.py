@@ -291,15 +291,15 @@ class MemoryCluster:
 
     def start(self, name: str) -> None:
         """Start the process of a Job."""
-        self.update_job(name, state=JobState.RUNNING, started_at=self.now, blocker=None)
+        is_server = bool(self.jobs[name].template.serving)
+        facts = {"started_at": self.now, "blocker": None, "unready": is_server}
+        self.update_job(name, state=JobState.RUNNING, **facts)
 
     def progress(self, name: str, step: int, **fields: Any) -> None:
         """Report progress of the running process."""
         stage = self.jobs[name].template.stage
-        self.update_job(
-            name,
-            progress=Progress(stage=stage, updated_at=self.now, step=step, **fields),
-        )
+        progress = Progress(stage=stage, updated_at=self.now, step=step, **fields)
+        self.update_job(name, progress=progress)
 
     def complete(self, name: str, result: AnyResult | None) -> None:
         """End the process with exit code 0. Without a result, the pod was deleted before its result was read."""

@@ -1,12 +1,13 @@
 """Builders of Jobs and pods as an API server returns them."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from finetune_operator.api.status import AttemptStatus
 from finetune_operator.core.observation import ObservedJob
 from finetune_operator.kubernetes.translate.job import observe_job
+from finetune_operator.kubernetes.translate.pod import DELETION_SEEN_AT, time_of
 
 Object = dict[str, Any]
 CREATED = "2030-01-01T00:00:00Z"
@@ -63,7 +64,10 @@ def a_pod(
     phase: str = "Running",
     **more: Any,
 ) -> Object:
-    """Return a pod of a_job(); `state` is its container's, `more` is added to its metadata."""
+    """Return a pod of a_job(); `state` is its container's, `more` is added to its metadata.
+
+    The operator has seen its deletion when it happened, by a clock that agrees with the API server's.
+    """
     meta: Object = {
         "name": f"{JOB}-xyz",
         "uid": "pod-uid",
@@ -79,11 +83,16 @@ def a_pod(
     }
     if state is not None:
         status["containerStatuses"] = [{"name": "stage", "state": state}]
-    return {
+    pod: Object = {
         "metadata": {**meta, **more},
         "spec": {"nodeName": "spot-1", "containers": []},
         "status": status,
     }
+    deletion = time_of(more.get("deletionTimestamp"))
+    if deletion:
+        grace = timedelta(seconds=more.get("deletionGracePeriodSeconds", 0))
+        pod[DELETION_SEEN_AT] = deletion - grace
+    return pod
 
 
 def observed_job(*arguments: Any, **options: Any) -> ObservedJob:

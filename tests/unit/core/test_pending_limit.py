@@ -1,19 +1,20 @@
 """`maxPendingSeconds`: what only a person can mend holds nodes for a limited time; what passes waits on."""
 
+from datetime import timedelta
+
 import pytest
 from support.operator.scenario import Scenario, a_pipeline
 
 from finetune_operator.api.conditions import NEEDS_PERSON, READY, Reason
 from finetune_operator.api.status import Outcome, StageState
 from finetune_operator.core.observation import Blocker, JobState
+from finetune_operator.core.workspace import WORKSPACE
 
 HOUR = 3600
 STARTS = sorted(NEEDS_PERSON - {Reason.SERVER_NOT_READY})
 PASSES = (
     Reason.WAITING_FOR_CAPACITY,
     Reason.WAITING_FOR_QUOTA,
-    Reason.DEPENDENCY_NOT_READY,
-    Reason.POD_REFUSED,
 )
 
 
@@ -102,6 +103,109 @@ def test_volume_whose_zone_has_no_node_has_no_limit():
     scenario.reconcile_until_stable()
     scenario.after(100 * HOUR).reconcile_until_stable()
     assert not scenario.cluster.jobs[job].asked_to_stop
+
+
+def test_sidecar_that_fails_again_and_again_has_the_limit():
+    """Between two failures nothing is wrong for a moment, and the stage's own process never runs."""
+    scenario, job = blocked(Reason.SIDECAR_FAILED)
+    for _ in range(59):
+        scenario.after(50)
+        scenario.cluster.update_job(job, blocker=None)
+        scenario.reconcile_until_stable().after(10)
+        failed = Blocker(Reason.SIDECAR_FAILED, "mend it")
+        scenario.cluster.update_job(job, blocker=failed)
+        scenario.reconcile_until_stable()
+    assert not scenario.cluster.jobs[job].asked_to_stop
+    scenario.after(60).reconcile_until_stable()
+    assert scenario.cluster.jobs[job].asked_to_stop
+    end(scenario, job)
+    assert scenario.stage("prepare").reason is Reason.SIDECAR_FAILED
+
+
+def test_process_that_runs_ends_the_wait():
+    """A queue may suspend the Job later, and its next pod has the whole time again."""
+    scenario, job = blocked(Reason.IMAGE_PULL_FAILED)
+    scenario.after(HOUR - 1).start("prepare")
+    scenario.reconcile_until_stable()
+    assert scenario.attempt("prepare").blocked_at is None
+    again = Blocker(Reason.IMAGE_PULL_FAILED, "no")
+    scenario.cluster.update_job(job, state=JobState.WAITING, blocker=again)
+    scenario.reconcile_until_stable().after(HOUR - 1).reconcile_until_stable()
+    assert not scenario.cluster.jobs[job].asked_to_stop
+
+
+def test_wait_for_nodes_after_an_error_begins_anew():
+    scenario, job = blocked(Reason.IMAGE_PULL_FAILED)
+    scenario.after(HOUR - 1)
+    for reason in (Reason.WAITING_FOR_CAPACITY, Reason.IMAGE_PULL_FAILED):
+        scenario.cluster.update_job(job, blocker=Blocker(reason, "no"))
+        scenario.reconcile_until_stable().after(60)
+    scenario.reconcile_until_stable()
+    assert not scenario.cluster.jobs[job].asked_to_stop
+
+
+FIRST_JOB = Scenario().reconcile_until_stable().attempt("prepare").job
+REFUSALS = {
+    "a policy": (Reason.POD_REFUSED, True),
+    "a webhook that is down": (Reason.DEPENDENCY_NOT_READY, True),
+    "a quota": (Reason.WAITING_FOR_QUOTA, False),
+}
+
+
+@pytest.mark.parametrize(("reason", "ends"), REFUSALS.values(), ids=REFUSALS)
+@pytest.mark.parametrize("subject", [FIRST_JOB, WORKSPACE])
+def test_refused_job_or_claim_fails_after_an_hour(subject, reason, ends):
+    """A quota may have room when another workload ends, so only people can tell whether its wait is too long."""
+    scenario = Scenario()
+    scenario.cluster.refusals[subject] = Blocker(reason, "mend it")
+    scenario.reconcile_until_stable().after(HOUR - 1).reconcile_until_stable()
+    assert scenario.attempt("prepare").outcome is Outcome.RUNNING
+    scenario.after(2).reconcile_until_stable()
+    stage = scenario.stage("prepare")
+    assert scenario.created_jobs == []
+    assert stage.reason is reason
+    assert (stage.state is StageState.FAILED) is ends
+    if ends:
+        assert "prepare.maxPendingSeconds, 3600 s: then retry" in stage.message
+        del scenario.cluster.refusals[subject]
+        scenario.retry("1").finish()
+        assert scenario.status.phase == "Succeeded"
+
+
+def test_refusal_that_comes_and_goes_has_the_limit():
+    scenario = Scenario()
+    refusals = scenario.cluster.refusals
+    for minute in range(61):
+        reason = (Reason.POD_REFUSED, Reason.DEPENDENCY_NOT_READY)[minute % 2]
+        refusals[FIRST_JOB] = Blocker(reason, "mend it")
+        scenario.reconcile_until_stable().after(60)
+    scenario.reconcile_until_stable()
+    assert scenario.stage("prepare").state is StageState.FAILED
+
+
+def test_server_evicted_before_it_is_ready_has_the_limit():
+    """Its pod is evicted again and again, and each new pod starts anew."""
+    scenario = Scenario().run_before("deploy")
+    job = scenario.start("deploy")
+    for _ in range(7):
+        scenario.reconcile_until_stable().after(500)
+        scenario.cluster.update_job(job, state=JobState.WAITING, started_at=None)
+        scenario.reconcile_until_stable().after(10).start("deploy")
+    assert not scenario.cluster.jobs[job].asked_to_stop
+    scenario.after(60).reconcile_until_stable()
+    assert scenario.cluster.jobs[job].asked_to_stop
+
+
+@pytest.mark.parametrize("node_ahead", [-5 * HOUR, 5 * HOUR])
+def test_clock_of_the_node_does_not_move_a_servers_limit(node_ahead):
+    scenario = Scenario().run_before("deploy")
+    job = scenario.start("deploy")
+    start = scenario.cluster.now + timedelta(seconds=node_ahead)
+    scenario.cluster.update_job(job, started_at=start)
+    scenario.reconcile_until_stable().after(HOUR - 1).reconcile_until_stable()
+    assert not scenario.cluster.jobs[job].asked_to_stop
+    scenario.after(1).reconcile_until_stable()
+    assert scenario.cluster.jobs[job].asked_to_stop
 
 
 @pytest.mark.parametrize(("limit", "stops"), [(60, True), (0, False)])

@@ -1,5 +1,7 @@
 """The pods that the cache keeps, and what a list removes."""
 
+from datetime import datetime, timedelta
+
 import pytest
 from support.operator.cached_training import (
     DEMO,
@@ -17,6 +19,7 @@ from support.operator.cluster_objects import (
     pod_of,
 )
 from support.operator.pods import (
+    ENDED,
     running,
     terminated,
 )
@@ -47,6 +50,21 @@ def test_end_of_a_deleted_pod_is_kept_while_its_attempt_runs():
     )
     end_attempt(cache)
     assert cache.pods_of("team", JOB) == []
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_end_beside_a_sidecar_is_timed_by_the_operators_clock(hours):
+    """A node's clock that is ahead would let the sidecar hold the stage, and its nodes, for hours."""
+    cache = training()
+    seen = datetime.fromisoformat(ENDED) - timedelta(hours=hours)
+    cache.clock = lambda: seen
+    ended = pod_of(state=terminated(0), version=10)
+    cache.update(PODS, pod_status(ended, "Running"))
+    cache.clock = lambda: seen + timedelta(minutes=1)
+    later = pod_of(state=terminated(0), version=11)
+    cache.update(PODS, pod_status(later, "Running"))
+    [pod] = cache.pods_of("team", JOB)
+    assert pod.outlived_since == seen
 
 
 def test_finished_pod_of_an_ended_attempt_is_not_kept():

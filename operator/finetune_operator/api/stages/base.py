@@ -165,15 +165,14 @@ class StageSpec(WithRules):
     """Limit for the running time of all attempts of the stage together. Waiting time does not count."""
 
     max_pending_seconds: int = Field(default=3600, ge=0, le=31_536_000)
-    """Time for which an attempt may wait for what only a person can mend: an image, a Secret or another object that it
-    names, the start of its container or a volume. Then the stage fails, and its nodes are free. 0: no limit. A wait
-    for nodes or quota does not count. For deploy it is also the time from the start of a server's process until it is
-    ready."""
+    """Time for which an attempt may wait for what a person must mend: a refused pod, an admission webhook, an image, an
+    object that it names, its container or a volume. Then the stage fails and frees its nodes. A wait for nodes or
+    quota does not count. For deploy also the time from a server's start until it is ready. 0: no limit."""
 
     max_silence_seconds: int = Field(default=1800, ge=0, le=31_536_000)
-    """Time without a sign of work after which the stage's process counts as hanging and ends itself, which is a failed
-    attempt: no batch, record, answer or generated token, and no megabyte read or written. 0: never. A server on a
-    cluster has a liveness probe instead, and a program of your own may read the limit."""
+    """Time without a sign of work (a batch, record, answer or token, or a megabyte read or written) after which the
+    stage's process counts as hanging and ends itself, as a failed attempt. 0: never. A server on a cluster has a
+    liveness probe instead, and a program of your own may read the limit."""
 
     max_failures: int = Field(default=3, ge=0, le=100)
     """Number of failed attempts that are retried. The next failed attempt fails the stage."""

@@ -266,9 +266,9 @@ class PodDefaults(WithRules):
     """Time from SIGTERM to SIGKILL, to save a checkpoint. Absent: the operator's, which is 30 seconds by default."""
 
     shared_memory: StorageSize | None = None
-    """Limit of /dev/shm, such as 8Gi, for data loaders and NCCL. It is memory, and what is written there counts against
-    resources.limits.memory. Absent: as much as the pod's memory for a pod with a device or a runtimeClassName and
-    for a training of several processes, and 64 MiB for every other pod."""
+    """Limit of /dev/shm, such as 8Gi, for data loaders and NCCL. What is written there counts against
+    resources.limits.memory. Absent: the pod's memory for a pod with a device or a runtimeClassName and for a training
+    of several processes, else 64 MiB."""
 
     node_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, max_length=32

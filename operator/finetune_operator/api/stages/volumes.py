@@ -35,7 +35,7 @@ class KeyToPath(ContractModel):
     path: RelativePath
     """Path of the file, relative to mountPath."""
     mode: Mode | None = None
-    """Permissions of the file, such as 256 for 0400. Absent: the volume's."""
+    """Permissions, such as 256 for 0400. Absent: the volume's."""
 
 
 Items = Annotated[tuple[KeyToPath, ...], Field(max_length=32)]
@@ -61,7 +61,7 @@ class ConfigMapVolume(ProjectedObject):
     """The keys of a ConfigMap as files."""
 
     default_mode: Mode | None = None
-    """Permissions of the files. Absent: 420, which is 0644."""
+    """Permissions. Absent: 420, which is 0644."""
 
 
 class SecretVolume(KeysAsFiles):
@@ -70,7 +70,7 @@ class SecretVolume(KeysAsFiles):
     secret_name: ObjectName
     """Name of the Secret."""
     default_mode: Mode | None = None
-    """Permissions of the files. Absent: 420, which is 0644."""
+    """Permissions. Absent: 420, which is 0644."""
 
 
 class Projection(ContractModel):
@@ -88,7 +88,7 @@ class ProjectedVolume(ContractModel):
     sources: tuple[Projection, ...] = Field(min_length=1, max_length=8)
     """The Secrets and ConfigMaps."""
     default_mode: Mode | None = None
-    """Permissions of the files. Absent: 420, which is 0644."""
+    """Permissions. Absent: 420, which is 0644."""
 
 
 CsiAttributes = Annotated[

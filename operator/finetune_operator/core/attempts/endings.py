@@ -281,7 +281,6 @@ def _record_observation(
         "created_at": attempt.created_at or job.created_at or job.started_at or now,
         "started_at": attempt.started_at or job.started_at,
         "node": attempt.node or job.node or None,
-        "blocked_at": (attempt.blocked_at or now) if job.needs_person else None,
     }
     overdue = attempt.stopping is Reason.DEADLINE_EXCEEDED
     if overdue and attempt.stopped_after_seconds is None and attempt.started_at:

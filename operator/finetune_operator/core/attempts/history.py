@@ -22,8 +22,9 @@ from finetune_operator.core.attempts.costs import (
     with_costs,
 )
 from finetune_operator.core.attempts.endings import result_of, update_attempt
+from finetune_operator.core.attempts.pending import blocked_at
 from finetune_operator.core.identity import identity_of
-from finetune_operator.core.observation import ObservedJob, ObservedServer
+from finetune_operator.core.observation import Blocker, ObservedJob, ObservedServer
 from finetune_trainer.contract import (
     RESULTS_VERSION,
     DeployResult,
@@ -60,14 +61,24 @@ def active_time(status: StageStatus, now: datetime) -> timedelta:
 
 
 def record_attempts(
-    before: StageStatus, jobs: Mapping[str, ObservedJob], now: datetime
+    before: StageStatus,
+    jobs: Mapping[str, ObservedJob],
+    now: datetime,
+    refusal: Blocker | None = None,
 ) -> StageStatus:
-    """Update the running attempt from its observed Job. Count its outcome once, at the moment when it ends."""
+    """Update the running attempt from its observed Job. Count its outcome once, at the moment when it ends.
+
+    `refusal` is why the API server last refused the Job.
+    """
     running = before.running_attempt
     if running is None:
         return before
     job = jobs.get(running.job)
     updated = update_attempt(running, job, now)
+    since = blocked_at(running, job, refusal, now)
+    if updated.outcome is not Outcome.RUNNING:
+        since = None
+    updated = updated.model_copy(update={"blocked_at": since})
     fields: dict[str, object] = {
         "attempts": (*before.attempts[:-1], updated),
         "started_at": before.started_at or updated.started_at,

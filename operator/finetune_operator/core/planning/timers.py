@@ -18,8 +18,9 @@ from finetune_operator.core.attempts.history import (
     fruitless_interruptions,
     releases_in_a_row,
 )
+from finetune_operator.core.attempts.pending import obstacle, refusal_of
 from finetune_operator.core.capacity.choice import CapacityChoice
-from finetune_operator.core.observation import Blocker, JobState, ObservedJob
+from finetune_operator.core.observation import Blocker, ObservedJob
 from finetune_operator.core.pipeline import Pipeline
 from finetune_operator.core.planning.actions import Action, ReplaceLost, SwitchTraffic
 from finetune_operator.core.planning.lost_nodes import is_kept_out
@@ -112,29 +113,29 @@ class Timers:
         attempt = stage.status.running_attempt
         if attempt is None or stage.spec is None or not stage.spec.max_pending_seconds:
             return None
+        # An obstacle that has gone for a moment ends nothing.
+        if attempt.blocked_at is None or self._obstacle(stage) is None:
+            return None
+        limit = timedelta(seconds=stage.spec.max_pending_seconds)
+        return attempt.blocked_at + limit - self.now
+
+    def _obstacle(self, stage: StageAssessment) -> Blocker | None:
+        """Return what the running attempt waits for until a person mends it."""
+        attempt = stage.status.running_attempt
+        if attempt is None or stage.spec is None:
+            return None
         job = self.assessment.observation.jobs.get(attempt.job)
-        if job is None:
-            return None
-        since = attempt.blocked_at
-        if stage.spec.runs_server and job.state is JobState.RUNNING:
-            # Of several replicas, the start of the replica that is not ready.
-            since = None if job.awaits_probe else job.started_at
-        if since is None:
-            return None
-        return since + timedelta(seconds=stage.spec.max_pending_seconds) - self.now
+        refusal = refusal_of(
+            self.assessment.refusals, attempt, runs_server=stage.spec.runs_server
+        )
+        return obstacle(attempt, job, refusal)
 
     def overdue_wait(self, stage: StageAssessment) -> Blocker | None:
         """Return what the running attempt has waited for too long; None if it may go on."""
         left = self.pending_left(stage)
-        attempt = stage.status.running_attempt
-        if left is None or left > NOTHING or attempt is None or stage.spec is None:
+        blocker = self._obstacle(stage)
+        if left is None or left > NOTHING or blocker is None or stage.spec is None:
             return None
-        job = self.assessment.observation.jobs[attempt.job]
-        blocker = Blocker(
-            Reason.SERVER_NOT_READY, "the server runs and is not ready: see its log"
-        )
-        if job.blocker and job.needs_person:
-            blocker = job.blocker
         limit = f"{stage.spec.name}.maxPendingSeconds, {stage.spec.max_pending_seconds}"
         fix = "then retry, or raise the limit"
         message = f"{blocker.message}; the attempt has waited for {limit} s: {fix}"

@@ -1,7 +1,7 @@
 """A cache of pipelines and of the objects that belong to them, which may be lost at any time.
 
-Lists, watches and the answers to the operator's own requests fill it. Only deleted pods are more than a cache: no API
-returns their exit code and termination message any more.
+Lists, watches and the operator's own requests fill it. Only deleted pods are more than a cache: no API returns their
+exit code and termination message any more.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,11 @@ from finetune_operator.kubernetes.cache.pod import (
     controller_of,
     is_of_attempt,
     job_of,
+    merge_pod,
     pod_of,
     server_of,
     urgent_facts,
-    with_known_end,
+    utc_now,
 )
 from finetune_operator.kubernetes.cache.store import (
     Entry,
@@ -67,6 +68,7 @@ class ResourceCache:
     """Pipelines and their Jobs, pods, Deployments, Services and claims, and Warning events about them."""
 
     def __init__(self) -> None:
+        self.clock = utc_now
         self.pipelines: Store[CachedPipeline] = Store(
             trim_pipeline,
             claim=lambda pipeline: [(pipeline.key.namespace, pipeline.claim)],
@@ -162,10 +164,9 @@ class ResourceCache:
                     "namespace": name[0],
                     "name": name[1],
                     "uid": store.entries[name].uid,
+                    "resourceVersion": str(deleted_at),
                 }
-                change = self.remove(
-                    kind, {"metadata": {**meta, "resourceVersion": str(deleted_at)}}
-                )
+                change = self.remove(kind, {"metadata": meta})
             if change is not NO_CHANGE:
                 yield change
 
@@ -301,7 +302,7 @@ class ResourceCache:
         key = owner_key(received)
         if key is None or not is_of_attempt(received):
             return NO_CHANGE
-        after = with_known_end(before, received)
+        after = merge_pod(before, received, self.clock())
         pod = pod_of(after)
         self._note_end(after, pod)
         job = received["metadata"]["labels"].get(JOB_NAME)

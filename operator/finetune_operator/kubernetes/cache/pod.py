@@ -1,11 +1,17 @@
 """A pod in the cache, as a trimmed object: who it belongs to, and which of its changes matter: pure."""
 
+from datetime import UTC, datetime
+
 from finetune_operator.core.metadata import SERVER
 from finetune_operator.kubernetes.cache.store import NamespacedName
 from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.translate.diagnose import STARTING
 from finetune_operator.kubernetes.translate.object import Object
-from finetune_operator.kubernetes.translate.pod import ObservedPod
+from finetune_operator.kubernetes.translate.pod import (
+    DELETION_SEEN_AT,
+    END_SEEN_AT,
+    ObservedPod,
+)
 from finetune_operator.kubernetes.translate.sidecars import sidecar_blocker
 
 
@@ -68,7 +74,18 @@ def _controller_name(raw: Object, kind: str) -> str:
     return ""
 
 
-def with_known_end(known: Object | None, received: Object) -> Object:
+def utc_now() -> datetime:
+    """Return the time by the operator's clock."""
+    return datetime.now(UTC)  # noqa: TID251  an edge
+
+
+def merge_pod(known: Object | None, received: Object, now: datetime) -> Object:
+    """Return the received pod with what only the known pod has: its end, and the operator's times of what it saw."""
+    pod = _with_deletion_time(known, _with_known_end(known, received), now)
+    return _with_end_time(known, pod, now)
+
+
+def _with_known_end(known: Object | None, received: Object) -> Object:
     """Return the received pod, or the known pod if only the known pod has its end.
 
     A container of an attempt does not restart, so a version without its end is older.
@@ -83,6 +100,35 @@ def with_known_end(known: Object | None, received: Object) -> Object:
     if received.get("gone"):
         return {**known, "gone": True}
     return known
+
+
+def _with_deletion_time(known: Object | None, pod: Object, now: datetime) -> Object:
+    """Return the pod with the operator's time at which it first saw this deletion, if the pod is being deleted."""
+    deletion = pod["metadata"].get("deletionTimestamp")
+    if deletion is None:
+        return pod
+    seen = now
+    # Another deletion of the same pod may have a shorter grace period, which begins anew.
+    if known and _deletion_of(known) == _deletion_of(pod):
+        seen = known[DELETION_SEEN_AT]
+    return {**pod, DELETION_SEEN_AT: seen}
+
+
+def _with_end_time(known: Object | None, pod: Object, now: datetime) -> Object:
+    """Return the pod with the operator's time at which it first saw that the process had ended, but not the pod."""
+    observed = pod_of(pod)
+    if observed.exit_code is None or observed.finished:
+        return pod
+    seen = now
+    if known and known["metadata"]["uid"] == observed.uid:
+        seen = known.get(END_SEEN_AT, now)
+    return {**pod, END_SEEN_AT: seen}
+
+
+def _deletion_of(raw: Object) -> tuple[str, str | None]:
+    """Return what tells one deletion of a pod from another: its uid and the time that the API server has set."""
+    meta = raw["metadata"]
+    return meta["uid"], meta.get("deletionTimestamp")
 
 
 def urgent_facts(raw: Object | None) -> tuple[object, ...]:

@@ -103,10 +103,10 @@ def diagnose(pod: ObservedPod | None, warning: str, now: datetime) -> Blocker | 
 
 
 def lost_since(pod: ObservedPod, now: datetime) -> datetime | None:
-    """Return the time since which the node of a pod counts as lost; None if it does not."""
-    if pod.finished or pod.deleted_at is None:
+    """Return the time since which the node of a pod counts as lost, by the operator's clock; None if it does not."""
+    if pod.finished or pod.grace_ended_at is None:
         return None
-    since = pod.deleted_at + NODE_LOST_AFTER
+    since = pod.grace_ended_at + NODE_LOST_AFTER
     return since if since <= now else None
 
 

@@ -13,6 +13,10 @@ from finetune_trainer.contract import ExitCode, Failure, TerminationMessage
 # The kubelet's clock may be before or behind the API server's.
 CLOCK_DIFFERENCE = timedelta(seconds=10)
 """Largest difference between two clocks of the cluster."""
+DELETION_SEEN_AT = "deletionSeenAt"
+"""Field that the cache adds to a pod: the operator's time at which it first saw this deletion of the pod."""
+END_SEEN_AT = "endSeenAt"
+"""Field that the cache adds to a pod: the operator's time at which it first saw that the process had ended."""
 FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 
 
@@ -193,10 +197,14 @@ class ObservedPod:
 
     @property
     def outlived_since(self) -> datetime | None:
-        """The time since which the process has ended, but not the pod; None if it has not, or the pod has, too."""
+        """The time since which the process has ended, but not the pod; None if it has not, or the pod has, too.
+
+        By the operator's clock, if the cache has the pod: the clock of the node may be hours before or behind it.
+        """
         if self.finished or self.exit_code is None:
             return None
-        return self.finished_at
+        seen: datetime | None = self.raw.get(END_SEEN_AT)
+        return seen or self.finished_at
 
     @property
     def has_result(self) -> bool:
@@ -210,6 +218,19 @@ class ObservedPod:
     def deleted_at(self) -> datetime | None:
         """The end of the grace period, for a pod that is being deleted."""
         return time_of(self.raw["metadata"].get("deletionTimestamp"))
+
+    @property
+    def grace_ended_at(self) -> datetime | None:
+        """The end of the grace period by the operator's clock; None for a pod that it has not seen being deleted.
+
+        The API server's clock may be hours before or behind the operator's. So it is the time at which the operator
+        first saw this deletion, and the grace period, which is a duration.
+        """
+        seen: datetime | None = self.raw.get(DELETION_SEEN_AT)
+        if seen is None:
+            return None
+        grace = self.raw["metadata"].get("deletionGracePeriodSeconds") or 0
+        return seen + timedelta(seconds=int(grace))
 
     def condition(self, kind: str) -> Object:
         """Return a condition; empty if the pod does not have it."""
