@@ -3,6 +3,7 @@
 import fcntl
 import json
 import sys
+from argparse import Namespace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -177,7 +178,7 @@ def test_resumed_run_has_every_option_of_run(tmp_path, command, monkeypatch):
     write_manifest(tmp_path)
     (folder / MANIFEST).write_text(str(tmp_path / "p.yaml"))
     (folder / UNTIL).write_text("train")
-    started = []
+    started: list[Namespace] = []
     monkeypatch.setattr(run_command, "run", started.append)
     command("resume", "demo")
     [options] = started
