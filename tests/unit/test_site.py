@@ -135,7 +135,7 @@ def test_site_builds_without_a_warning_and_loads_nothing(site):
 @pytest.mark.slow
 @pytest.mark.skipif(WITHOUT_SITE, reason="the extra `site` is not installed")
 @pytest.mark.skipif(not browser(), reason="needs Chromium, which nothing installs here")
-def test_search_in_a_browser_finds_pages_from_a_server_and_a_file(site):
+def test_search_in_a_browser_finds_pages_of_a_server_and_a_file(site):
     handler = partial(QuietHandler, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

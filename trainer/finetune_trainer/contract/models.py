@@ -30,6 +30,7 @@ class ContractModel(BaseModel):
         frozen=True,
     )
 
+    @override
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
