@@ -4,13 +4,17 @@ import importlib.util
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from support.browser import browser, shown_by_browser
 
 from finetune_cli.__main__ import main
 from finetune_cli.manifest.json_schema import manifest_schema
@@ -23,6 +27,13 @@ SCHEMA = manifest_schema()
 KIND = "FineTunePipeline"
 FIELDS = set(SCHEMA["properties"]["spec"]["properties"])
 WITHOUT_SITE = importlib.util.find_spec("sphinx_external_toc") is None
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """A server of files without a line on stderr for each request."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
 def yaml_blocks(page: Path) -> Iterator[dict[str, Any]]:
@@ -87,18 +98,25 @@ def test_navigation_of_the_site_has_every_page_of_the_docs():
     assert written - listed == set()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(WITHOUT_SITE, reason="the extra `site` is not installed")
-def test_site_builds_without_a_warning_and_loads_nothing(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, built as `make site` builds it, without a warning."""
+    folder = tmp_path_factory.mktemp("build")
     options = re.search(
         r"^SITE := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
     )
     assert options
-    arguments = options[1].replace("build/", f"{tmp_path}/").split()
+    arguments = options[1].replace("build/", f"{folder}/").split()
     build = [sys.executable, "-m", "sphinx", *arguments]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    files = [path for path in (tmp_path / "site").rglob("*.*") if path.is_file()]
+    return folder / "site"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(WITHOUT_SITE, reason="the extra `site` is not installed")
+def test_site_builds_without_a_warning_and_loads_nothing(site):
+    files = [path for path in site.rglob("*.*") if path.is_file()]
     load = re.compile(
         r"<(?:link|script|img|iframe|source)\b[^>]*(?:src|href)=\"(?:https?:)?//[^>]*"
         r"|(?:url\(|@import )[\"']?https?:[^)]*"
@@ -111,4 +129,22 @@ def test_site_builds_without_a_warning_and_loads_nothing(tmp_path):
     assert {
         name: load.findall(text) for name, text in texts.items() if load.search(text)
     } == {}
-    assert "setIndex" in (tmp_path / "site" / "searchindex.js").read_text()
+    assert "setIndex" in (site / "searchindex.js").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(WITHOUT_SITE, reason="the extra `site` is not installed")
+@pytest.mark.skipif(not browser(), reason="needs Chromium, which nothing installs here")
+def test_search_in_a_browser_finds_pages_of_a_server_and_a_file(site):
+    handler = partial(QuietHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        served = shown_by_browser(
+            f"http://127.0.0.1:{server.server_address[1]}/search.html?q=eviction"
+        )
+        server.shutdown()
+    for page in (served, shown_by_browser(f"{site.as_uri()}/search.html?q=eviction")):
+        summary = re.search(r"found (\d+) pages matching the search query", page)
+        assert summary
+        assert int(summary[1]) > 3
+        assert 'href="docs/guides/placement.html' in page

@@ -17,6 +17,7 @@ from finetune_cli.card.markup import (
     table,
 )
 from finetune_cli.card.record import RunRecord
+from finetune_cli.comparison.compare import LAST_STEPS, TRAINING_LOSS
 from finetune_cli.outcome import ready_message
 from finetune_cli.output.model_text import short_digest
 from finetune_cli.output.notes import notes_of
@@ -196,7 +197,7 @@ def _got(record: RunRecord, name: str) -> Content:
 
 def _trained(result: TrainResult) -> list[str]:
     parts = [f"{result.steps:,} steps, {result.tokens:,} tokens"]
-    parts.append(f"training loss {result.loss:.4g}, mean of the last steps")
+    parts.append(f"{TRAINING_LOSS} {result.loss:.4g}, {LAST_STEPS}")
     if result.validation_loss is not None:
         best = f"step {result.best_step:,}"
         parts.append(f"validation loss {result.validation_loss:.4g} at {best}")

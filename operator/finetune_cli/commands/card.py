@@ -10,8 +10,10 @@ from finetune_cli.arguments import (
     targets_cluster,
 )
 from finetune_cli.commands import Commands
+from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.local.card_file import record_of_run, write_card
+from finetune_cli.local.card_tracking import check_trackable, track_card
 
 DESCRIPTION = """\
 Write a card of a run: one HTML file without scripts and without links to other files, so it can be sent by mail. It
@@ -31,15 +33,28 @@ def register(commands: Commands) -> None:
     add_run_arguments(parser)
     text = "file to write, or - for the standard output (default: NAME.html in the current folder)"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    text = "also send the card of a finished run of this machine to its run in MLflow and W&B (spec.tracking)"
+    parser.add_argument("--track", action="store_true", help=text)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the card; return FAILED if the work folder holds no pipeline."""
+    """Write the card; return FAILED if the work folder holds no pipeline, or if a tracker does not get the card."""
     if targets_cluster(arguments.name, arguments):
+        if arguments.track:
+            # The server is one that the pipeline's author has named, and this machine's credentials are the user's.
+            raise UsageError(
+                "--track is for a run on this machine: a pipeline's server must not get the credentials of this shell; "
+                "leave out --track"
+            )
         return run_on_cluster("card", arguments)
-    record = record_of_run(find_workdir(arguments.name, arguments.workdir))
+    workdir = find_workdir(arguments.name, arguments.workdir)
+    record = record_of_run(workdir)
     if record is None:
         return FAILED
-    write_card(record, arguments.output)
-    return 0
+    if not arguments.track:
+        write_card(record, arguments.output)
+        return 0
+    check_trackable(record.pipeline)
+    text = write_card(record, arguments.output)
+    return track_card(record.pipeline, workdir, text)

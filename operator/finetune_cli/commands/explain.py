@@ -41,9 +41,9 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanation; raises UsageError for a topic that is neither a field nor a reason."""
-    reason = _reason(arguments.topic)
-    if reason:
-        print(explain_reason(reason))
+    explanation = explain_reason(arguments.topic)
+    if explanation:
+        print(explanation)
         return 0
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
     for line in explain_field(arguments.topic, width):
@@ -51,25 +51,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _reason(topic: str) -> str | None:
-    """Return the reason that is meant; None for a field."""
-    # Reasons are written in CamelCase, and fields begin with a small letter.
-    if topic[:1].isupper():
-        return topic
+def explain_reason(topic: str) -> str | None:
+    """Return the section, or the line of a table, that explains a reason; None for a field.
+
+    Raises UsageError for an unknown reason.
+    """
+    # A field is no reason, so its explanation needs no page.
     if topic in spec_schema()["properties"]:
         return None
-    lower = {reason.lower(): reason for reason in _explanations(_page())}
-    return lower.get(topic.lower())
-
-
-def explain_reason(reason: str) -> str:
-    """Return the section, or the line of a table, that explains a reason; raises UsageError for an unknown reason."""
     explanations = _explanations(LINK.sub(r"\1", _page()))
-    if reason in explanations:
-        return explanations[reason]
-    match = closest_match(reason, explanations)
+    for reason, explanation in explanations.items():
+        if reason.lower() == topic.lower():
+            return explanation
+    # Reasons are written in CamelCase, and fields begin with a small letter.
+    if not topic[:1].isupper():
+        return None
+    match = closest_match(topic, explanations)
     hint = f"did you mean {match}?" if match else f"known are {', '.join(explanations)}"
-    raise UsageError(f"there is no reason {quoted(reason)}; {hint}")
+    raise UsageError(f"there is no reason {quoted(topic)}; {hint}")
 
 
 def _page() -> str:

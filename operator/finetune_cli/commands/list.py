@@ -8,6 +8,7 @@ from pathlib import Path
 
 from finetune_cli.arguments import add_cluster_arguments, run_on_cluster
 from finetune_cli.commands import Commands
+from finetune_cli.comparison.compare import LAST_STEPS
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.local.history_list import print_history
 from finetune_cli.local.look import look_at
@@ -23,7 +24,7 @@ List the runs on this machine, one a line, with phase, score, duration, age and 
 first number is the base model's. A run whose `finetune run` has ended early is Stopped. FOLDER holds runs that were
 started with --workdir. With -n, -A or --context, list the pipelines on the cluster. Without runs in {RUNS} and
 without a FOLDER, nothing is listed. With --history, each run has a line for each generation, named NAME@N as for
-`finetune compare`; a cluster has the newest generations only.
+`finetune compare`; a cluster has the newest generations only. LOSS is the training loss, the {LAST_STEPS}.
 """
 
 

@@ -58,6 +58,10 @@ def register(commands: Commands) -> None:
     parser = commands.add_parser(
         "run", help="run a pipeline on this machine", description=DESCRIPTION
     )
+    _add_all(parser)
+
+
+def _add_all(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser)
     add_set(parser)
     parser.set_defaults(run=run, retry=False)
@@ -97,6 +101,14 @@ def add_arguments(parser: argparse.ArgumentParser, target: str = RUN_OR_FILE) ->
     parser.add_argument(
         "--json", action="store_true", help="print only the final status, as JSON"
     )
+
+
+def start(words: Sequence[str]) -> int:
+    """Run with these words of a command line, and return the exit code; other options have their defaults."""
+    # The command's own parser: another command that starts a run cannot forget an option.
+    parser = argparse.ArgumentParser(prog="finetune run")
+    _add_all(parser)
+    return run(parser.parse_args(words))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -77,4 +77,4 @@ def run(arguments: argparse.Namespace) -> int:
     """Send the request, or do what it asks on this machine."""
     if targets_cluster(arguments.name, arguments):
         return run_on_cluster("annotate", arguments)
-    return requests.run(arguments, local_run.run)
+    return requests.run(arguments, local_run.start)

@@ -62,16 +62,20 @@ def record_of_run(workdir: Path) -> RunRecord | None:
     )
 
 
-def write_card(record: RunRecord, output: Path | None) -> None:
-    """Write the card to a file, NAME.html by default, and print its path and size; with `-` print the card."""
+def write_card(record: RunRecord, output: Path | None) -> str:
+    """Write the card to a file, NAME.html by default, and print its path and size; with `-` print the card.
+
+    Return the card.
+    """
     text = page(record)
     if output == STDOUT:
         sys.stdout.write(text)
-        return
+        return text
     file = output or _default_file(record.name)
     content = text.encode()
     file.write_bytes(content)
     print(f"{file}: {format_size(len(content))}; open it in a browser")
+    return text
 
 
 def _default_file(name: str) -> Path:

@@ -7,9 +7,9 @@ from pathlib import Path
 from finetune_cli.arguments import find_workdir, is_manifest, local_runs_hint
 from finetune_cli.comparison.compare import Run
 from finetune_cli.diagnostics import UsageError, closest_match
+from finetune_cli.local.look import look_at
 from finetune_cli.runs import find_runs, run_named
 from finetune_operator.core.pipeline import Pipeline
-from finetune_operator.errors import ClusterError
 from finetune_operator.local.cluster import Folders
 from finetune_operator.local.file_names import PIPELINE_FILE
 from finetune_operator.local.history import (
@@ -18,7 +18,7 @@ from finetune_operator.local.history import (
     newest_number,
     question_scores,
 )
-from finetune_operator.local.pipeline_file import PipelineFile, to_object
+from finetune_operator.local.pipeline_file import to_object
 
 NO_QUESTIONS = "the values of single questions are no longer in the workspace, or evaluate has not run"
 
@@ -81,9 +81,8 @@ def _unknown_generation(
 
 def generations_of(folder: Path) -> list[Generation]:
     """Return all generations of a run, the oldest first. Raise ClusterError if the present one cannot be read."""
-    pipeline = PipelineFile(folder).read()
-    if pipeline is None:
-        raise ClusterError(f"{folder} holds no run")
+    # With the phase of `finetune list`: a run that has ended early is Stopped.
+    pipeline = look_at(folder).pipeline
     workspace = Folders.under(folder, folder).workspace(pipeline)
     questions = question_scores(pipeline, workspace)
     newest = Generation(newest_number(folder), pipeline, questions)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from finetune_cli.checks.extras import PACKAGES, is_installed
+from finetune_trainer.contract.environment import shared_downloads
 from finetune_trainer.sizes import format_size
 
 OLDEST_PYTHON = (3, 11)
@@ -164,7 +165,8 @@ def _hub(environment: Mapping[str, str]) -> MachineCheck:
     home = environment.get("HF_HOME") or "~/.cache/huggingface"
     folder = environment.get("HF_HUB_CACHE") or f"{home}/hub"
     token = "with" if environment.get("HF_TOKEN") else "without"
-    text = f"downloads are kept in {folder}, {token} HF_TOKEN"
+    downloads = shared_downloads(environment) or "the workspace of each run"
+    text = f"downloads are kept in {downloads}, {token} HF_TOKEN; files in {folder} are copied"
     if environment.get("HF_HUB_OFFLINE", "0").lower() in {"1", "true", "yes", "on"}:
         text += "; HF_HUB_OFFLINE is set, so nothing is downloaded"
     return MachineCheck(Verdict.OK, "hub", text)

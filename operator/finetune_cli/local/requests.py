@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,8 +36,8 @@ from finetune_trainer.sizes import format_size
 POLL_SECONDS = 0.1
 
 
-Start = Callable[[argparse.Namespace], int]
-"""Starts a run with the arguments of `finetune run`, and returns its exit code."""
+Start = Callable[[Sequence[str]], int]
+"""Starts a run with words after `finetune run`, and returns its exit code."""
 
 
 def run(arguments: argparse.Namespace, start: Start) -> int:
@@ -170,7 +170,7 @@ def _resume(workdir: Path, start: Start) -> int:
         lambda pipeline: _with_suspend(pipeline, suspend=False)
     )
     if not _is_read_by_a_process(workdir):
-        return start(_background_run(workdir))
+        return start(_background_words(workdir))
     print(f"{look.key}: continues")
     return 0
 
@@ -186,26 +186,18 @@ def _is_read_by_a_process(workdir: Path) -> bool:
     return False
 
 
-def _background_run(workdir: Path) -> argparse.Namespace:
-    """Return the arguments of `finetune run --detach` for this run; raises UsageError without a manifest."""
+def _background_words(workdir: Path) -> list[str]:
+    """Return the words after `finetune run` that continue this run; raises UsageError without a manifest."""
     manifest = manifest_of(workdir)
     if manifest is None:
         raise UsageError(
             f"{workdir} has no recorded manifest; continue it: finetune run FILE --workdir {workdir}"
         )
-    return argparse.Namespace(
-        file=str(manifest),
-        workdir=workdir,
-        claim=[],
-        until=until_of(workdir),
-        evict=[],
-        kill=[],
-        keep_serving=False,
-        port=None,
-        json=False,
-        detach=True,
-        retry=False,
-    )
+    words = [str(manifest), "--workdir", str(workdir), "--detach"]
+    until = until_of(workdir)
+    if until:
+        words += ["--until", until]
+    return words
 
 
 def _delete(workdir: Path, arguments: argparse.Namespace) -> int:

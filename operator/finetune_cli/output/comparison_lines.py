@@ -12,6 +12,8 @@ from rich.console import Console
 
 from finetune_cli.comparison.best import Ranking, rank
 from finetune_cli.comparison.compare import (
+    LAST_STEPS,
+    TRAINING_LOSS,
     Measurements,
     Run,
     ScoreDifference,
@@ -87,7 +89,7 @@ def comparison_lines(
         if curve:
             curves[run.name] = curve
     if curves:
-        yield "training loss, on one scale:"
+        yield f"{TRAINING_LOSS}, on one scale:"
         yield from curves_above_each_other(curves, width or PIPE_CELLS, plain=plain)
         yield ""
     notes = list(_footnotes(shown, first))
@@ -147,7 +149,7 @@ def _rows(runs: Sequence[Run], first: Run) -> Iterator[TableRow]:
         return TableRow(label, tuple(map(text, results)))
 
     rows = [
-        row("training loss", lambda result: loss_text(result.training_loss)),
+        row(TRAINING_LOSS, lambda result: loss_text(result.training_loss)),
         row("validation loss", lambda result: loss_text(result.validation_loss)),
         *_score_rows(runs, first, results),
         row("training time", lambda result: _duration(result.training_seconds)),
@@ -171,7 +173,10 @@ def _score_rows(
 
 
 def _footnotes(runs: Sequence[Run], first: Run) -> Iterator[str]:
-    """Yield the reasons of differences that are not paired."""
+    """Yield what the training losses are, and the reasons of differences that are not paired."""
+    losses = [measurements(run).training_loss for run in runs]
+    if any(loss is not None for loss in losses):
+        yield f"{TRAINING_LOSS}: {LAST_STEPS}; a curve ends with its last point"
     # Not a set: the reasons stay in the order of the table's rows.
     reasons: dict[str, None] = {}
     for *_, difference in _differences(runs, first):

@@ -7,9 +7,10 @@ from itertools import pairwise
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from finetune_cli.comparison.compare import LAST_STEPS, TRAINING_LOSS
 from finetune_cli.output.encoding import can_encode
 from finetune_operator.api.status import Outcome, StageStatus
-from finetune_trainer.contract import LossCurve
+from finetune_trainer.contract import LossCurve, TrainResult
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 """Signs of a loss from the lowest to the highest."""
@@ -33,6 +34,7 @@ class LossLines:
 
     def __init__(self, stage: StageStatus, curve: LossCurve) -> None:
         self.curve = curve
+        self.result = stage.result
         self.interrupted: list[int] = []
         for attempt in stage.attempts:
             # Attempts with another identity have trained another model: their steps are not in the curve.
@@ -64,6 +66,12 @@ class LossLines:
             yield Text(f"{INDENT}{notes}", style="dim")
 
     def _notes(self, mark: str) -> Iterable[str]:
+        if isinstance(self.result, TrainResult):
+            steps = "each step"
+            if self.curve.every_steps > 1:
+                steps = f"{self.curve.every_steps} steps"
+            # Not the curve's last number, so both say what they are.
+            yield f"{TRAINING_LOSS} {_number(self.result.loss)}, {LAST_STEPS}; the curve has a point for {steps}"
         best = self.curve.best
         if best:
             newest = self.curve.validations[-1]

@@ -99,7 +99,7 @@ class WithRules(ContractModel):
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        schema = handler(core)
+        schema = super().__get_pydantic_json_schema__(core, handler)
         if cls.all_rules():
             target = handler.resolve_ref_schema(schema)
             target["x-kubernetes-validations"] = [

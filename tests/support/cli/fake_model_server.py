@@ -14,6 +14,8 @@ from typing import Any
 
 from finetune_trainer.contract.engines import NO_TEMPLATE
 
+TALK = {"conversations": True}
+"""Result of prepare of a model that was trained on conversations."""
 HOSTILE = "\x1b]0;title\x07\x1b[31mred\u202e"
 
 

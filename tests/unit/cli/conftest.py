@@ -38,6 +38,24 @@ def scenario(cli):
 
 
 @pytest.fixture
+def type_lines(monkeypatch):
+    """A function that types lines into a command, and then Ctrl-D."""
+
+    def type_lines(*lines):
+        left = iter(lines)
+
+        def input_line(_prompt):
+            try:
+                return next(left)
+            except StopIteration:
+                raise EOFError from None
+
+        monkeypatch.setattr("builtins.input", input_line)
+
+    return type_lines
+
+
+@pytest.fixture
 def unread_data(monkeypatch):
     """A check of sources that reads no records: a preview needs a whole model, and takes seconds."""
     monkeypatch.setattr(

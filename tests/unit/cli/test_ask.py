@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import fake_model_server
+from support.cli.fake_model_server import TALK
 from support.cli.recorded_runs import write_run
 from support.operator.scenario import Scenario, a_pipeline, scores
 
@@ -17,7 +18,6 @@ from finetune_cli.local.serving import model_server, serving
 from finetune_trainer.listening import free_port, listen_on_loopback
 
 PROGRAM = (sys.executable, fake_model_server.__file__)
-TALK = {"conversations": True}
 WITH_FAKE_SERVER = f"""
 import signal, sys
 from finetune_cli.local.serving import model_server, serving
@@ -161,16 +161,8 @@ def test_run_without_a_merged_model_names_the_fix(cli):
     assert "add a target of format Merged" in result.err
 
 
-def test_chat_keeps_what_was_said_until_reset(cli, talker, monkeypatch):
-    lines = iter(["Hi", "two\\", "lines", "/reset", " ", "Bye"])
-
-    def input_line(_prompt):
-        try:
-            return next(lines)
-        except StopIteration:
-            raise EOFError from None
-
-    monkeypatch.setattr("builtins.input", input_line)
+def test_chat_keeps_what_was_said_until_reset(cli, talker, type_lines):
+    type_lines("Hi", "two\\", "lines", "/reset", " ", "Bye")
     result = cli.run("chat", "demo")
     first, second, third, last = result.out.strip().split("\n")
     assert first.endswith("/v1/chat/completions Hi [] ")

@@ -4,7 +4,7 @@ import threading
 from http.server import ThreadingHTTPServer
 
 import pytest
-from support.cli.fake_model_server import Handler
+from support.cli.fake_model_server import TALK, Handler
 
 PROXY = "/api/v1/namespaces/team/services/demo-deploy:80/proxy"
 
@@ -12,7 +12,7 @@ PROXY = "/api/v1/namespaces/team/services/demo-deploy:80/proxy"
 @pytest.fixture
 def served(cli, scenario):
     """A pipeline with a server, whose model was trained on conversations."""
-    scenario.finish(prepare={"conversations": True}, deploy={"longRunning": True})
+    scenario.finish(prepare=TALK, deploy={"longRunning": True})
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     cli.api.service_port = server.server_address[1]
@@ -31,15 +31,8 @@ def test_deployed_server_is_asked_through_the_api_server(cli, served):
     ]
 
 
-def test_chat_on_a_cluster_keeps_the_conversation(cli, served, monkeypatch):
-    lines = ["Hi", "Bye"]
-
-    def input_line(_prompt):
-        if not lines:
-            raise EOFError
-        return lines.pop(0)
-
-    monkeypatch.setattr("builtins.input", input_line)
+def test_chat_on_a_cluster_keeps_the_conversation(cli, served, type_lines):
+    type_lines("Hi", "Bye")
     out = cli.run("chat", "demo", "-n", "team").out.splitlines()
     assert "/v1/chat/completions Bye ['Hi', '" in out[1]
 

@@ -319,6 +319,8 @@ def test_table_has_what_differs_and_what_was_measured():
         rows[label] = cells
     assert rows["seed"] == ["1", "2"]
     assert rows["training loss"] == ["0.5", "0.5"]
+    note = "training loss: mean of the last steps; a curve ends with its last point"
+    assert note in rows
     assert rows["exam acc"] == ["0.500 ± 0.25", "0.750 ± 0.25"]
     assert rows["base model"] == ["0.250"]
     assert rows["minus the base model"] == ["+0.25 ± 0.1"]

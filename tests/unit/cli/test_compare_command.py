@@ -33,6 +33,15 @@ def test_runs_of_this_machine_are_compared(runs):
     assert shown["fields"] == [{"path": "seed", "values": [1, 3]}]
 
 
+def test_run_that_has_ended_early_is_stopped_as_in_the_list(runs):
+    write_run("half", Scenario().run("prepare").status)
+    lines = runs.run("compare", "slow", "half").out.splitlines()
+    [phases] = [line.split()[1:] for line in lines if line.startswith("phase")]
+    assert phases == ["Succeeded", "Stopped"]
+    [row] = [line for line in runs.run("list").out.splitlines() if "half" in line]
+    assert row.split()[1] == "Stopped"
+
+
 def test_generation_of_a_run_is_named_with_its_number(runs):
     shown = compared(runs, "fast@1", "fast@2", "fast")
     assert [run["trainingLoss"] for run in shown["runs"]] == [0.8, 0.4, 0.4]

@@ -1,6 +1,7 @@
 """`finetune doctor`: each thing that a run may lack is named with its fix."""
 
 import json
+import os
 
 import pytest
 
@@ -8,6 +9,8 @@ from finetune_cli.__main__ import main
 from finetune_cli.checks.extras import is_installed
 from finetune_cli.local import machine
 from finetune_cli.local.machine import Verdict, machine_findings
+from finetune_trainer.contract import Environment
+from finetune_trainer.stores.model_files import download_folder
 
 
 def of(subject, findings):
@@ -75,8 +78,22 @@ def test_small_disk_and_offline_hub_are_said(monkeypatch, without, tmp_path):
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/data/hf"}
     findings = list(machine_findings(tmp_path, environment))
     assert of("disk", findings).verdict is Verdict.NOTE
-    assert "kept in /data/hf/hub" in of("hub", findings).message
+    assert "files in /data/hf/hub are copied" in of("hub", findings).message
     assert "HF_HUB_OFFLINE" in of("hub", findings).message
+
+
+@pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "FINETUNE_CACHE"])
+def test_folder_of_downloads_is_where_runs_download_to(
+    name, monkeypatch, without, tmp_path
+):
+    without("torch")
+    monkeypatch.delenv("FINETUNE_CACHE")
+    monkeypatch.setenv(name, str(tmp_path / "caches"))
+    run = Environment(tmp_path / "workspace", manifest_dir=tmp_path)
+    folder = download_folder(run)
+    assert folder.is_relative_to(tmp_path / "caches")
+    finding = of("hub", machine_findings(tmp_path, os.environ))
+    assert f"downloads are kept in {folder}," in finding.message
 
 
 def test_cluster_is_an_error_only_if_it_is_asked_for(

@@ -3,6 +3,7 @@
 import pytest
 
 from finetune_cli.__main__ import main
+from finetune_cli.commands import explain
 from finetune_cli.output.notes import NoteReason
 from finetune_operator.api.conditions import Reason
 from finetune_operator.crd.generate import spec_schema, status_schema
@@ -29,6 +30,23 @@ def test_all_fields_of_two_levels_are_explained(capsys, root, schema):
 def test_reason_in_small_letters_is_explained(capsys):
     assert main(["explain", "datainvalid"]) == 0
     assert capsys.readouterr().out.startswith("DataInvalid\n")
+
+
+@pytest.mark.parametrize(
+    ("topic", "reads"), [("datainvalid", 1), ("DataInvalid", 1), ("train", 0)]
+)
+def test_page_is_read_once_for_a_reason(topic, reads, monkeypatch):
+    """A field that the schema has needs no page."""
+    page = explain._page()
+    pages = []
+
+    def read():
+        pages.append(page)
+        return page
+
+    monkeypatch.setattr(explain, "_page", read)
+    assert main(["explain", topic]) == 0
+    assert len(pages) == reads
 
 
 @pytest.mark.parametrize("reason", [*Reason, *NoteReason, "PipelineFailed"])

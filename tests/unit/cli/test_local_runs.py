@@ -3,13 +3,16 @@
 import fcntl
 import json
 import sys
+from argparse import Namespace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
 from support.operator.scenario import ALL_STAGES, Scenario, scores
 
-from finetune_cli.__main__ import main
+from finetune_cli.__main__ import _parser, main
+from finetune_cli.commands import run as run_command
+from finetune_cli.runs import MANIFEST, UNTIL
 from finetune_operator.core.pipeline import Key
 from finetune_operator.local.pipeline_file import PipelineFile
 
@@ -165,6 +168,24 @@ def write_manifest(folder):
         "metadata": {"name": "demo"},
     }
     (folder / "p.yaml").write_text(yaml.safe_dump({**kind, "spec": ALL_STAGES}))
+
+
+def test_resumed_run_has_every_option_of_run(tmp_path, command, monkeypatch):
+    """The options come from the parser of `finetune run`, so that a new option cannot be forgotten."""
+    folder = tmp_path / ".finetune/demo"
+    spec = Scenario().spec.model_copy(update={"suspend": True})
+    record(folder, "demo", Scenario().run("prepare").status, spec)
+    write_manifest(tmp_path)
+    (folder / MANIFEST).write_text(str(tmp_path / "p.yaml"))
+    (folder / UNTIL).write_text("train")
+    started: list[Namespace] = []
+    monkeypatch.setattr(run_command, "run", started.append)
+    command("resume", "demo")
+    [options] = started
+    assert options.file == str(tmp_path / "p.yaml")
+    assert (options.workdir, options.until, options.detach) == (folder, "train", True)
+    of_run = _parser(["run"]).parse_args(["run", "p.yaml"])
+    assert vars(options).keys() == vars(of_run).keys() - {"command", "version"}
 
 
 def test_run_that_until_ends_prints_how_to_continue(tmp_path, command):

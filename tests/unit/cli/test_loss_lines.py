@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 from support.operator.scenario import Scenario
 
+from finetune_cli.comparison.compare import Run, measurements
 from finetune_cli.output.loss_curve import sparkline
 from finetune_cli.output.status.tree import live_table
 from finetune_trainer.contract import LossCurve, ValidationPoint
@@ -110,6 +111,22 @@ def test_get_shows_the_curve_its_validations_and_evictions():
 def test_newest_validation_that_is_the_best_is_shown_once():
     status = trained(falling(8, every=10, validations=VALIDATIONS[:1]))
     assert "      validation loss 2.25 at step 40, the best" in shown(status)
+
+
+@pytest.mark.parametrize(("every", "points"), [(1, "each step"), (10, "10 steps")])
+def test_finished_training_names_both_of_its_last_losses(every, points):
+    """The curve ends with its last point, and `finetune compare` has the mean of the last steps."""
+    scenario = Scenario().run("prepare")
+    scenario.cluster.progress(
+        scenario.start("train"), step=8 * every, loss_curve=falling(8, every=every)
+    )
+    scenario.reconcile_until_stable().after(60).complete("train", loss=2.75)
+    status = scenario.status
+    assert measurements(Run("demo", {}, status)).training_loss == 2.75
+    lines = shown(status)
+    assert any(line.endswith(" 2") for line in lines)
+    note = f"      training loss 2.75, mean of the last steps; the curve has a point for {points}"
+    assert note in lines
 
 
 def test_interruptions_without_a_known_step_are_counted():

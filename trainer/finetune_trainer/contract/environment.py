@@ -21,6 +21,10 @@ GIT_SHA = "FINETUNE_GIT_SHA"
 """Git commit of the manifest, for the model card."""
 INSECURE_REGISTRIES = "FINETUNE_INSECURE_REGISTRIES"
 """Hosts of OCI registries, separated by commas and with their ports, that are asked by HTTP without TLS."""
+DOWNLOADS = "FINETUNE_CACHE"
+"""Another folder than ~/.cache for the downloads of local runs."""
+CACHES = "XDG_CACHE_HOME"
+"""Folder in which Hugging Face's and other libraries keep caches, by default ~/.cache."""
 MAX_SILENCE_SECONDS = "FINETUNE_MAX_SILENCE_SECONDS"
 INTERRUPTION_NOTICES = "FINETUNE_INTERRUPTION_NOTICES"
 METADATA_ENDPOINT = "FINETUNE_METADATA_ENDPOINT"
@@ -261,6 +265,17 @@ class Environment:
                 f"{uri}: leaves the claim {claim}; use a path inside it"
             )
         return target
+
+
+def shared_downloads(variables: Mapping[str, str]) -> Path | None:
+    """Return the folder of downloads that all local runs of a user share; None without a home."""
+    given = variables.get(DOWNLOADS)
+    usual = variables.get(CACHES) or os.path.expanduser("~/.cache")  # noqa: PTH111
+    caches = Path(given or usual)
+    # An unknown home is no absolute path.
+    if not caches.is_absolute():
+        return None
+    return caches / "finetune" / "sources"
 
 
 def _number(variables: Mapping[str, str], name: str, meaning: str) -> int:

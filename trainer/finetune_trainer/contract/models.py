@@ -16,6 +16,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 from typing_extensions import override
 
+from finetune_trainer.contract.field_docs import field_docs
+
 
 class ContractModel(BaseModel):
     """Base of all models of the contract: camelCase in JSON, snake_case in Python, no unknown fields, immutable."""
@@ -26,9 +28,24 @@ class ContractModel(BaseModel):
         # A misspelt field is an error of the user. Without this, its default would be used in silence.
         extra="forbid",
         frozen=True,
-        # They are the descriptions in `kubectl explain` and docs/reference.
-        use_attribute_docstrings=True,
     )
+
+    @override
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Return the schema, in which the docstrings of the fields are their descriptions.
+
+        They are what `kubectl explain` and docs/reference show.
+        """
+        schema = handler(core)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, text in field_docs(cls).items():
+            shown = properties.get(to_camel(name), properties.get(name))
+            if shown is not None:
+                shown.setdefault("description", text)
+        return schema
 
     @override
     def model_copy(

@@ -288,7 +288,8 @@ def _training(
         best = f"{trained.best_step:,}"
         rows.append(("Optimizer steps", f"{steps}; the weights are from step {best}"))
         rows.append(("Tokens", f"{trained.tokens:,}"))
-        rows.append(("Training loss", f"{trained.loss:.4f}"))
+        loss = f"{trained.loss:.4f}, mean of the last steps"
+        rows.append(("Training loss", loss))
         if trained.validation_loss is not None:
             rows.append(("Validation loss", f"{trained.validation_loss:.4f}"))
     repeated = f"{lineage.lost_steps} steps repeated"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finetune_trainer.contract import Environment
+from finetune_trainer.contract.environment import shared_downloads
 from finetune_trainer.runtime.errors import SourceNotFound
-from finetune_trainer.runtime.machine.caches import CACHES
 from finetune_trainer.runtime.sources import locate_existing
 from finetune_trainer.stores.download import ALL_FILES, fetch
 from finetune_trainer.stores.schemes import open_source
@@ -30,8 +30,6 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Names of an adapter's files in PEFT's format."""
 CACHE = "sources"
 """Folder of the workspace for all downloads."""
-DOWNLOADS = "FINETUNE_CACHE"
-"""Environment variable: another folder than ~/.cache for the downloads of local runs."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +95,11 @@ def _fetch(
 
 def download_folder(environment: Environment) -> Path:
     """Return the folder for downloads: in the workspace; for local runs, a folder that all runs of the user share."""
-    given = os.environ.get(DOWNLOADS)
-    usual = os.environ.get(CACHES) or os.path.expanduser("~/.cache")  # noqa: PTH111
-    shared = Path(given or usual)
-    # Only a local run has a folder with its manifest. An unknown home is no absolute path.
-    if environment.manifest_dir is None or not shared.is_absolute():
+    shared = shared_downloads(os.environ)
+    # Only a local run has a folder with its manifest.
+    if environment.manifest_dir is None or shared is None:
         return environment.workspace / CACHE
-    return shared / "finetune" / CACHE
+    return shared
 
 
 def fetch_published(uri: str, environment: Environment) -> Path:

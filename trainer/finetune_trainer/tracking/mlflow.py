@@ -11,9 +11,10 @@ from finetune_trainer.contract import Environment, Mlflow
 from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.tracking.port import (
     MODEL_CARD,
+    RUN_CARD,
+    PageTracker,
     ReportEnd,
     TrackedRun,
-    Tracker,
 )
 
 IDENTITY_TAG = "finetune.identity"
@@ -37,7 +38,7 @@ CLIENT_DEFAULTS = {
 }
 
 
-class MlflowTracker(Tracker):
+class MlflowTracker(PageTracker):
     """A run that is looked up by its identity, which is one of its tags."""
 
     name: ClassVar[str] = "mlflow"
@@ -93,11 +94,25 @@ class MlflowTracker(Tracker):
 
     @override
     def log_card(self, card: str) -> None:
+        if self._takes_files():
+            client, run_id = self._connect()
+            client.log_text(run_id, card, MODEL_CARD)
+
+    @override
+    def log_page(self, page: str) -> str:
+        if not self._takes_files():
+            raise NotImplementedError(
+                "the server keeps artifacts in a folder of its machine; start it with --serve-artifacts"
+            )
+        client, run_id = self._connect()
+        client.log_text(run_id, page, RUN_CARD)
+        return f"the artifacts of MLflow's run {run_id} at {self._settings.uri}"
+
+    def _takes_files(self) -> bool:
         client, run_id = self._connect()
         artifacts = client.get_run(run_id).info.artifact_uri or ""
         # A folder is one of the server's machine, and the client would write to it on this machine.
-        if urlsplit(artifacts).scheme not in {"", "file"}:
-            client.log_text(run_id, card, MODEL_CARD)
+        return urlsplit(artifacts).scheme not in {"", "file"}
 
     @override
     def close(self, end: ReportEnd) -> None:

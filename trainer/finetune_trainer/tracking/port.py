@@ -10,6 +10,8 @@ from finetune_trainer.contract.metric_rows import Row
 
 MODEL_CARD = "model_card.md"
 """Name of the model card in a tracker."""
+RUN_CARD = "run_card.html"
+"""Name of the card of a run in a tracker."""
 
 
 @dataclass(frozen=True)
@@ -63,3 +65,10 @@ class Tracker(Protocol):
 
     def close(self, end: ReportEnd) -> None:
         """Make everything durable and end the process's part of the run."""
+
+
+class PageTracker(Tracker, Protocol):
+    """A tracker that shows a page of HTML."""
+
+    def log_page(self, page: str) -> str:
+        """Record the card of the run, in HTML, in place of an earlier card; return the place of the card."""

@@ -1,7 +1,7 @@
 """All trackers, and the choice of the trackers that a pipeline asks for."""
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from finetune_trainer.contract import (
@@ -15,7 +15,7 @@ from finetune_trainer.contract.metric_rows import METRICS, Row, read_rows
 from finetune_trainer.runtime.errors import ConfigInvalid
 from finetune_trainer.runtime.stage_folder import Context, read_config
 from finetune_trainer.tracking.mlflow import MlflowTracker
-from finetune_trainer.tracking.port import TrackedRun, Tracker
+from finetune_trainer.tracking.port import PageTracker, TrackedRun
 from finetune_trainer.tracking.tensorboard import TensorBoardTracker
 from finetune_trainer.tracking.trackers import Trackers
 from finetune_trainer.tracking.wandb import WandbTracker
@@ -24,6 +24,8 @@ TrackedConfig = TrainConfig | EvaluateConfig | PushConfig
 
 TRACKERS: tuple[Any, ...] = (MlflowTracker, WandbTracker, TensorBoardTracker)
 """The classes of all trackers. Each is called with its settings, the run and the environment."""
+PAGE_TRACKERS: tuple[Any, ...] = (MlflowTracker, WandbTracker)
+"""The classes of the trackers that show a page."""
 
 
 def open_trackers(config: TrackedConfig, context: Context) -> Trackers:
@@ -34,13 +36,21 @@ def open_trackers(config: TrackedConfig, context: Context) -> Trackers:
     if config.tracking is None:
         return Trackers(config.stage)
     run = tracked_run(config, config.tracking, context)
-    return Trackers(config.stage, _requested(config.tracking, run, context.environment))
+    trackers = _requested(TRACKERS, config.tracking, run, context.environment)
+    return Trackers(config.stage, trackers)
+
+
+def page_trackers(
+    settings: Tracking, run: TrackedRun, environment: Environment
+) -> list[PageTracker]:
+    """Return the trackers of the settings that show a page. Raise ConfigInvalid if a package is missing."""
+    return [*_requested(PAGE_TRACKERS, settings, run, environment)]
 
 
 def _requested(
-    settings: Tracking, run: TrackedRun, environment: Environment
-) -> Iterator[Tracker]:
-    for kind in TRACKERS:
+    kinds: Sequence[Any], settings: Tracking, run: TrackedRun, environment: Environment
+) -> Iterator[Any]:
+    for kind in kinds:
         tracker_settings = getattr(settings, kind.name)
         if tracker_settings is None:
             continue

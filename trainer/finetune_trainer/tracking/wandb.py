@@ -14,16 +14,17 @@ from finetune_trainer.contract import Environment, Wandb
 from finetune_trainer.contract.metric_rows import Row
 from finetune_trainer.tracking.port import (
     MODEL_CARD,
+    RUN_CARD,
+    PageTracker,
     ReportEnd,
     TrackedRun,
-    Tracker,
 )
 
 INIT_SECONDS = 10.0
 """Time to wait for the server when a run is opened."""
 
 
-class WandbTracker(Tracker):
+class WandbTracker(PageTracker):
     """A run with its identity as its id.
 
     An offline run becomes durable only when it is finished. Each attempt therefore replaces the folder of the attempt
@@ -64,10 +65,18 @@ class WandbTracker(Tracker):
 
     @override
     def log_card(self, card: str) -> None:
+        self._save(MODEL_CARD, card)
+
+    @override
+    def log_page(self, page: str) -> str:
+        self._save(RUN_CARD, page)
+        return f"the files of W&B's run {self._opened.url or self._opened.dir}"
+
+    def _save(self, name: str, text: str) -> None:
         opened = self._open()
         # A file of the run and no artifact: the library copies artifacts to the user's home, which a pod may not write.
-        file = Path(opened.dir, MODEL_CARD)
-        file.write_text(card, "utf-8")
+        file = Path(opened.dir, name)
+        file.write_text(text, "utf-8")
         opened.save(glob.escape(str(file)), base_path=opened.dir, policy="now")
 
     @override

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from finetune_trainer.contract.environment import CACHES
 from finetune_trainer.runtime.machine import caches
 
 
@@ -18,7 +19,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def provided(monkeypatch: pytest.MonkeyPatch, home: Path) -> dict[str, str]:
     """Return the variables that are set in a process with this home."""
-    names = (caches.CACHES, caches.TRITON)
+    names = (CACHES, caches.TRITON)
     for name in names:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
@@ -43,9 +44,9 @@ def test_home_that_cannot_be_written_is_replaced_for_caches(
     """Not even root may write to these."""
     own = str(temporary / f"finetune-cache-{os.geteuid()}")
     assert provided(monkeypatch, Path(home)) == dict.fromkeys(
-        (caches.CACHES, caches.TRITON), own
+        (CACHES, caches.TRITON), own
     )
-    assert provided(monkeypatch, Path(home))[caches.CACHES] == own
+    assert provided(monkeypatch, Path(home))[CACHES] == own
 
 
 def test_folder_that_others_may_write_is_not_used(
@@ -54,7 +55,7 @@ def test_folder_that_others_may_write_is_not_used(
     planted = temporary / f"finetune-cache-{os.geteuid()}"
     planted.mkdir(mode=0o777)
     planted.chmod(0o777)
-    folder = Path(provided(monkeypatch, Path("/dev/null"))[caches.CACHES])
+    folder = Path(provided(monkeypatch, Path("/dev/null"))[CACHES])
     assert folder != planted
     assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -66,6 +67,6 @@ def test_link_of_that_name_is_not_followed(
     elsewhere.mkdir(mode=0o700)
     link = temporary / f"finetune-cache-{os.geteuid()}"
     link.symlink_to(elsewhere)
-    folder = Path(provided(monkeypatch, Path("/dev/null"))[caches.CACHES])
+    folder = Path(provided(monkeypatch, Path("/dev/null"))[CACHES])
     assert folder.parent == temporary
     assert folder != link

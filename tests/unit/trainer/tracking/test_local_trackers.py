@@ -73,6 +73,18 @@ def test_wandb_scores_and_model_are_a_part_of_the_same_run(
     } == expected
 
 
+def test_wandb_has_the_card_of_the_run_as_a_file(wandb_tracker, new_run):
+    process = wandb_tracker("card")
+    place = process.log_page("<p>the card: ±")
+    process.close(ReportEnd.FINISHED)
+    folder = new_run("card").folder / "wandb"
+    run = finished_wandb_run(folder)
+    [page] = folder.glob("offline-run-*/files/run_card.html")
+    assert page.read_text("utf-8") == "<p>the card: ±"
+    assert (run["id"], "run_card.html" in run["files"]) == ("a" * 16, True)
+    assert str(page.parent) in place
+
+
 def test_wandb_online_without_a_key_names_the_variable(wandb_tracker, rows):
     with pytest.raises(PermissionError, match="WANDB_API_KEY is not set"):
         wandb_tracker(settings=Wandb(project="support")).log_rows(rows)

@@ -112,6 +112,25 @@ def test_card_is_not_written_to_a_folder_of_the_server(mlflow, tracker, tmp_path
     assert not (tmp_path / "artifacts").exists()
 
 
+def test_card_of_the_run_is_an_artifact_beside_the_model_card(mlflow, tracker):
+    tracker("push").log_card("# card")
+    for page in ("<p>first", "<p>last: ±"):
+        place = tracker("card").log_page(page)
+    run = only_run(mlflow)["id"]
+    pages = {f"{run}/model_card.md": "# card", f"{run}/run_card.html": "<p>last: ±"}
+    assert mlflow.artifacts == pages
+    assert run in place
+
+
+def test_page_is_refused_if_the_server_keeps_files_in_a_folder(
+    mlflow, tracker, tmp_path
+):
+    mlflow.artifact_root = f"{tmp_path}/artifacts/"
+    with pytest.raises(NotImplementedError, match="--serve-artifacts"):
+        tracker("card").log_page("<p>")
+    assert not (tmp_path / "artifacts").exists()
+
+
 def test_token_is_taken_from_the_environment(mlflow, tracker, rows, monkeypatch):
     mlflow.token = "secret"
     with pytest.raises(Exception, match="the token is wrong"):

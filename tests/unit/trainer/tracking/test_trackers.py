@@ -152,7 +152,7 @@ def test_missing_package_is_an_invalid_config_with_the_fix(
     with pytest.raises(
         ConfigInvalid, match=rf"install finetune-operator\[{kind.name}\]"
     ) as raised:
-        list(_requested(settings, new_run(), Environment(tmp_path)))
+        list(_requested(TRACKERS, settings, new_run(), Environment(tmp_path)))
     assert raised.value.exit_code == ExitCode.CONFIG
 
 

@@ -5,8 +5,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-CACHES = "XDG_CACHE_HOME"
-"""Environment variable: the folder in which Hugging Face's and other libraries keep caches, by default ~/.cache."""
+from finetune_trainer.contract.environment import CACHES
+
 TRITON = "TRITON_HOME"
 """Environment variable: the folder in which Triton keeps its own cache, by default the home."""
 OWN = stat.S_IRWXU

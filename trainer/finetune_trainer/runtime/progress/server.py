@@ -12,14 +12,13 @@ from typing_extensions import override
 
 from finetune_trainer.contract import Progress
 from finetune_trainer.contract.environment import METRICS_PORT
+from finetune_trainer.contract.field_docs import field_docs
 from finetune_trainer.listening import listen_on_all_addresses
 from finetune_trainer.runtime.errors import ServiceUnavailable
 
 METRICS = {
-    f"finetune_stage_{name}": " ".join(
-        (field.description or "").removesuffix(".").split()
-    )
-    for name, field in Progress.model_fields.items()
+    f"finetune_stage_{name}": " ".join(text.removesuffix(".").split())
+    for name, text in field_docs(Progress).items()
     if name not in {"stage", "updated_at", "note", "reused", "notice", "loss_curve"}
 }
 """Name and help text of each metric: the fields of Progress that are numbers."""
