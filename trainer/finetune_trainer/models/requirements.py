@@ -25,6 +25,7 @@ OTHER_CONFIGS = (
     "special_tokens_map.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "chat_template.json",
 )
 NOT_QUANTIZED = "use a base model that is not quantized"
 QUANTIZED_NAME = re.compile(
