@@ -153,7 +153,7 @@ def _are_positive(values: object) -> bool:
     return all(_is_number(value) and value > 0 for value in values)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
     """Return whether a value is a finite number. True and false are none in JSON."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value)
