@@ -146,7 +146,7 @@ ALPACA = {"instruction": "the file?", "output": "a socket"}
         (ALPACA, "kto_tag"),
     ],
 )
-def test_label_that_nobody_knows_is_counted_and_named(prepared, capsys, record, column):
+def test_unknown_label_is_counted_and_named(prepared, capsys, record, column):
     """Only words for good and bad say whether an answer is to be learned."""
     labels = ["meh", "so-so", "good", "True", True, 1, None]
     result = prepared([record | {column: label} for label in labels])

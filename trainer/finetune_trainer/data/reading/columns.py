@@ -159,7 +159,7 @@ class FieldColumns:
             return plan
 
     def _count_labels(self, source: Fields, labels: tuple[str, ...]) -> None:
-        """Name the columns with a label that nobody knows, and count the records with a word there: all are learned."""
+        """Name the columns with an unknown label, and count the records with a word there: all are learned."""
         unknown = [name for name in labels if is_unknown_label(source[name])]
         words = [name for name in unknown if isinstance(source[name], str)]
         self._unread.update(dict.fromkeys(unknown))
@@ -255,7 +255,7 @@ class FieldColumns:
         self._judged |= _switches(record)
         if not self._named:
             unread = [name for name in present if name not in form.reads]
-            labels = tuple(name for name in present if name in form.labels)
+            labels = tuple(sorted(form.labels.intersection(present)))
             return self._plan(form, unread)._replace(labels=labels)
         written = self._written(record)
         if self._named.reads is None:
