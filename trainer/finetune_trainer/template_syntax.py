@@ -122,6 +122,27 @@ def _check_tree(tree: nodes.Template) -> None:
             raise TemplateInvalid(
                 f"line {attribute.lineno}: reads {attribute.attr}: attributes that begin with _ are refused"
             )
+    for node in tree.find_all((nodes.Filter, nodes.Call)):
+        source = _random_source(node)
+        if source:
+            raise TemplateInvalid(
+                f"line {node.lineno}: {source} writes another text each time, "
+                "so that a server would not write what was learned: write a fixed text"
+            )
+
+
+def _random_source(node: nodes.Node) -> str:
+    """Return Jinja's name for what a node takes by chance; empty if nothing is random."""
+    match node:
+        case nodes.Filter(name="random"):
+            return "the filter random"
+        case nodes.Filter(name="map", args=[nodes.Const(value="random"), *_]):
+            return "the filter random"
+        # Without a seed, Jinja writes placeholder text of random words.
+        case nodes.Call(node=nodes.Name(name="lipsum")):
+            return "lipsum()"
+        case _:
+            return ""
 
 
 def unread_arguments(

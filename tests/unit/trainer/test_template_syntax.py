@@ -92,6 +92,10 @@ def test_marks_of_generation_see_the_default() -> None:
         ("\n{{ messages.__class__ }}", "line 2: reads __class__"),
         ("{{ cycler.__init__.__globals__ }}", "line 1: reads __"),
         ("{{" + "(" * 5000 + "}}", "nested too deeply"),
+        ("\n{{ messages | random }}", "line 2: the filter random writes another"),
+        ("{% filter random %}ab{% endfilter %}", "line 1: the filter random"),
+        ("{{ ['ab', 'cd'] | map('random') | join }}", "line 1: the filter random"),
+        ("{{ lipsum(1, false) }}", "line 1: lipsum() writes another text each time"),
     ],
 )
 def test_unusable_template_is_refused_with_its_line(

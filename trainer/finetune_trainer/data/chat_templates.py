@@ -4,10 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from finetune_trainer.contract import Environment, PrepareRecipe
 from finetune_trainer.contract.chat_template import ChatTemplateOrigin, is_jinja
+from finetune_trainer.data.base_templates import DEFAULT, base_templates
 from finetune_trainer.data.records.chat_template import template_of
 from finetune_trainer.data.template_trial import check_rendering
 from finetune_trainer.runtime.errors import (
@@ -27,10 +28,21 @@ from finetune_trainer.template_syntax import (
 
 FILE = "chat_templates.json"
 """File in the output of `prepare`: name -> template."""
-DEFAULT = "default"
 TOOL_USE = "tool_use"
 CHOSEN_NAMES = (DEFAULT, TOOL_USE)
 """The templates that transformers chooses itself: the second for conversations with tools. Others are asked by name."""
+
+
+class BaseFolder(Protocol):
+    """A base model on this machine."""
+
+    @property
+    def uri(self) -> str:
+        """The URI in the manifest, for errors."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder with its files."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,8 @@ class ChatTemplates:
 
     by_name: Mapping[str, str]
     origin: ChatTemplateOrigin
+    problem: str = ""
+    """Why conversations cannot be rendered; empty if they can."""
 
     def set_in(self, tokenizer: Any) -> None:
         """Make them the templates of a tokenizer of transformers."""
@@ -51,6 +65,11 @@ class ChatTemplates:
                 "prepare: the chat template writes the date: all rows have 26 July 2024, "
                 "and a server writes the day of its answer"
             )
+
+    def check_conversations(self) -> None:
+        """Raise ConfigInvalid if conversations would get an invented template beside a file with a template."""
+        if self.problem:
+            raise ConfigInvalid(self.problem)
 
     def write(self, folder: Path, *, conversations: bool) -> ChatTemplateOrigin | None:
         """Write the file for later stages. Return the origin, or None if there is no template and none was needed."""
@@ -65,29 +84,47 @@ class ChatTemplates:
 
 
 def choose_chat_templates(
-    recipe: PrepareRecipe, tokenizer: Any, model: str, environment: Environment
+    recipe: PrepareRecipe,
+    tokenizer: Any,
+    base: BaseFolder,
+    environment: Environment,
 ) -> ChatTemplates:
-    """Return the templates of the manifest, of the base model with this URI, or the default template.
+    """Return the templates of the manifest, of the base model, or the default template.
 
     The arguments of the recipe are their defaults. Raise ConfigInvalid if a template does not parse, needs what its
     sandbox refuses, or reads none of the variables that an argument names; raise SourceNotFound if its file is missing.
     """
-    by_name = templates_of(tokenizer)
+    own = base_templates(tokenizer, base.folder)
+    by_name = own.by_name
+    problem = ""
+    if own.unread:
+        problem = (
+            f"{base.uri}: has no chat template that servers read, but the file {own.unread[0]}: "
+            "set prepare.chatTemplate to a copy of this file if it is the model's template"
+        )
     origin: ChatTemplateOrigin = "BaseModel" if by_name else "Default"
-    source = f"{model}: its chat template cannot be used, so set prepare.chatTemplate"
+    source = (
+        f"{base.uri}: its chat template cannot be used, so set prepare.chatTemplate"
+    )
     if recipe.chat_template is not None:
+        problem = ""
         source = "prepare.chatTemplate"
         origin = "Manifest"
         by_name[DEFAULT] = _text_of(recipe.chat_template, environment)
         # The base model's template for tools would hide the template of the manifest from records with tools.
         if TOOL_USE in by_name:
             by_name[TOOL_USE] = by_name[DEFAULT]
+    elif own.differs:
+        log_line(
+            f"prepare: {own.source} has another chat template than the tokenizer: servers read it, "
+            "so it is used, and published for both"
+        )
     if not by_name:
         by_name[DEFAULT] = template_of(tokenizer)
     if DEFAULT not in by_name:
         names = ", ".join(sorted(by_name))
         raise ConfigInvalid(
-            f"{model} has the chat templates {names}, and none is called default: set prepare.chatTemplate"
+            f"{base.uri} has the chat templates {names}, and none is called default: set prepare.chatTemplate"
         )
     _check(by_name, source, recipe.chat_template_arguments, tokenizer)
     return ChatTemplates(
@@ -96,6 +133,7 @@ def choose_chat_templates(
             for name, template in by_name.items()
         },
         origin,
+        problem,
     )
 
 
@@ -123,16 +161,6 @@ def read_chat_templates(environment: Environment, prepare: str) -> dict[str, str
             f"{file} is damaged: {error}; delete {file.parents[1]} and run the pipeline again"
         ) from None
     return by_name
-
-
-def templates_of(tokenizer: Any) -> dict[str, str]:
-    """Return the tokenizer's own templates by name."""
-    own = tokenizer.chat_template
-    if not own:
-        return {}
-    if isinstance(own, Mapping):
-        return dict(own)
-    return {DEFAULT: str(own)}
 
 
 def _text_of(value: str, environment: Environment) -> str:

@@ -1,5 +1,6 @@
 """Renders a short conversation, to find a chat template that never ends or leaves its sandbox before any record."""
 
+import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from finetune_trainer.template_syntax import TemplateInvalid, depth_limit
 # The slowest known template takes milliseconds, also on a machine that runs much else.
 MAX_SECONDS = 20.0
 """Longest time for a conversation of two messages."""
+ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>")
+"""How Python writes an object without a text of its own, such as a method that is not called."""
 CONVERSATION = [
     {"role": "user", "content": "?"},
     {"role": "assistant", "content": "!"},
@@ -30,7 +33,7 @@ def check_rendering(template: str, special_tokens: Mapping[str, Any]) -> None:
     """
     try:
         with _time_limit(), depth_limit():
-            render_jinja_template(
+            [text], _ = render_jinja_template(
                 [CONVERSATION], chat_template=template, **special_tokens
             )
     except SecurityError as error:
@@ -48,6 +51,17 @@ def check_rendering(template: str, special_tokens: Mapping[str, Any]) -> None:
         pass
     except (LookupError, ArithmeticError) as error:
         raise TemplateInvalid(f"it fails: {short_reason(error)}") from None
+    else:
+        _check_addresses(text)
+
+
+def _check_addresses(text: str) -> None:
+    """Raise TemplateInvalid if a text has an address in memory, which differs in every process."""
+    address = ADDRESS.search(text)
+    if address:
+        raise TemplateInvalid(
+            f"it writes {address[0]}, which differs each time: call the method with (), or write its text"
+        )
 
 
 @contextmanager

@@ -5,8 +5,6 @@ from typing import Any
 
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 """Keys of config.json with the number of positions: of most models, of GPT-2's kind, of MPT's kind."""
-SCALING_KEYS = frozenset({"factor", "short_factor", "long_factor", "low_freq_factor"})
-"""Keys of a RoPE scaling that mean nothing without its type."""
 SCALED_TYPES = frozenset({"linear", "dynamic", "yarn"})
 """Kinds of RoPE scaling whose factor may not be in the number of positions yet."""
 
@@ -19,29 +17,6 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
         if stated:
             return max(stated, _scaled_positions(text, stated))
     return None
-
-
-def scaling_without_type(config: Mapping[str, Any]) -> str | None:
-    """Return the key of a RoPE scaling that has no type, which transformers would ignore; None without such."""
-    parts = [value for value in config.values() if isinstance(value, Mapping)]
-    for key in ("rope_scaling", "rope_parameters"):
-        scaling = config.get(key)
-        if not isinstance(scaling, Mapping):
-            continue
-        # Some models have settings for each type of layer.
-        kinds = [inner for inner in scaling.values() if isinstance(inner, Mapping)]
-        if any(map(_scales_without_type, kinds or [scaling])):
-            return key
-    for part in parts:
-        key_of_part = scaling_without_type(part)
-        if key_of_part:
-            return key_of_part
-    return None
-
-
-def _scales_without_type(scaling: Mapping[str, Any]) -> bool:
-    named = scaling.get("rope_type") or scaling.get("type")
-    return not named and not SCALING_KEYS.isdisjoint(scaling)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

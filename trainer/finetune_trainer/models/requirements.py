@@ -13,8 +13,9 @@ from finetune_trainer.models.model_types import (
     architecture_problem,
     model_type_problem,
 )
-from finetune_trainer.models.positions import scaling_without_type
+from finetune_trainer.models.rope import rope_problem
 from finetune_trainer.models.stored_weights import POINTER, StoredWeights
+from finetune_trainer.models.token_ids import token_id_problem
 from finetune_trainer.runtime.errors import ConfigInvalid
 
 CONFIG = "config.json"
@@ -24,6 +25,7 @@ OTHER_CONFIGS = (
     "special_tokens_map.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "chat_template.json",
 )
 NOT_QUANTIZED = "use a base model that is not quantized"
 QUANTIZED_NAME = re.compile(
@@ -59,7 +61,8 @@ def check_model(files: ModelFiles) -> dict[str, Any]:
     for name in OTHER_CONFIGS:
         # Later stages read and publish them, after all the training.
         if (files.folder / name).is_file():
-            read_json(files, name)
+            settings = read_json(files, name)
+            _check_token_ids(files.uri, name, settings)
     check_config(files.uri, config)
     _check_weights(files)
     return config
@@ -86,15 +89,20 @@ def check_config(uri: str, config: Mapping[str, Any]) -> None:
         raise ConfigInvalid(
             f"{uri}: is already quantized ({method}): {NOT_QUANTIZED}{_likely_base(uri)}"
         )
-    scaling = scaling_without_type(config)
-    if scaling:
-        raise ConfigInvalid(
-            f'{uri}: {scaling} of config.json has no type, so that it would have no effect: add "rope_type", '
-            "such as linear, dynamic or yarn, by which the model was trained"
-        )
-    problem = model_type_problem(config) or architecture_problem(config)
+    _check_token_ids(uri, CONFIG, config)
+    problem = (
+        model_type_problem(config)
+        or architecture_problem(config)
+        or rope_problem(config)
+    )
     if problem:
         raise ConfigInvalid(f"{uri}: {problem}")
+
+
+def _check_token_ids(uri: str, name: str, settings: Mapping[str, Any]) -> None:
+    problem = token_id_problem(settings)
+    if problem:
+        raise ConfigInvalid(f"{uri}: {name}: {problem}")
 
 
 def quantization_of(config: Mapping[str, Any]) -> str | None:

@@ -124,6 +124,7 @@ def _read(
         if counts.records:
             warn_about_turns(counts, tokenizer)
         if counts.conversations and sources.templates:
+            sources.templates.check_conversations()
             warn_about_default(sources.templates.origin, config.model.uri)
     try:
         summary = Summary(config, reader.name, writer, counts)

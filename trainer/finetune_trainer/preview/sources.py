@@ -19,7 +19,7 @@ from finetune_trainer.runtime.errors import (
     StageError,
 )
 from finetune_trainer.stores.data_files import DataFile, fetch_dataset
-from finetune_trainer.stores.model_files import fetch_model
+from finetune_trainer.stores.model_files import TEMPLATE_FILES, fetch_model
 from finetune_trainer.stores.port import Listing, RemoteFile, StoreSource
 from finetune_trainer.stores.schemes import open_source
 from finetune_trainer.training.model_check import model_findings
@@ -28,7 +28,7 @@ from finetune_trainer.training.requirements import Embeddings
 # A user waits for the answer, and a preview that downloads gigabytes is a stage.
 MOST_BYTES = 64 << 20
 """Largest file of a store that is downloaded."""
-TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
+TOKENIZER_FILES = ("*.json", "*.model", "*.txt", *TEMPLATE_FILES)
 """Patterns of a model's files without its weights."""
 
 
@@ -80,12 +80,16 @@ class Sources:
         except StageError as error:
             self.add("model.uri", config.model.uri, error)
             return
-        if self._use_template(config, tokenizer, environment):
+        if self._use_template(config, base, tokenizer, environment):
             self.tokenizer = tokenizer
             self.embeddings = embeddings
 
     def _use_template(
-        self, config: PrepareConfig, tokenizer: Any, environment: Environment
+        self,
+        config: PrepareConfig,
+        base: BaseModel,
+        tokenizer: Any,
+        environment: Environment,
     ) -> bool:
         """Set the chat templates of training; return False if they are unusable or on a claim of the cluster."""
         file = config.recipe.chat_template_uri
@@ -93,7 +97,7 @@ class Sources:
             return False
         try:
             self.templates = choose_chat_templates(
-                config.recipe, tokenizer, config.model.uri, environment
+                config.recipe, tokenizer, base, environment
             )
         except StageError as error:
             place, _, _ = str(error).partition(": ")

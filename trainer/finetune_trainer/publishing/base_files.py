@@ -68,6 +68,8 @@ def set_chat_templates(folder: Path, templates: Mapping[str, str]) -> None:
 
     Templates of other names stay.
     """
+    if DEFAULT in templates:
+        _set_in_processor(folder, templates[DEFAULT])
     known = chat_templates(folder)
     changed = {
         name: template
@@ -83,10 +85,6 @@ def set_chat_templates(folder: Path, templates: Mapping[str, str]) -> None:
         _set_in_files(folder, changed)
     if (not has_files and config.exists()) or _has_key(config):
         _set_in_config(config, changed)
-    if DEFAULT in changed:
-        for name in PROCESSOR_TEMPLATES:
-            if _has_key(folder / name):
-                _set_in_config(folder / name, {DEFAULT: changed[DEFAULT]})
 
 
 def chat_templates(folder: Path) -> dict[str, str]:
@@ -102,10 +100,22 @@ def chat_templates(folder: Path) -> dict[str, str]:
 
 
 def _by_name(value: Any) -> dict[str, str]:
-    """Return the templates of a configuration: a text, or a list of templates with names."""
+    """Return the templates of a configuration: a text, or templates with names. Only processors have an object."""
+    if isinstance(value, dict):
+        return dict(value)
     if isinstance(value, list):
         return {entry["name"]: entry["template"] for entry in value}
     return {DEFAULT: value} if value else {}
+
+
+def _set_in_processor(folder: Path, template: str) -> None:
+    """Replace the default template of a processor, which servers read before the tokenizer's."""
+    for name in PROCESSOR_TEMPLATES:
+        path = folder / name
+        if _has_key(path):
+            known = _by_name(_read(path)["chat_template"])
+            if known.get(DEFAULT) != template:
+                _set_in_config(path, {DEFAULT: template})
 
 
 def _set_in_files(folder: Path, changed: Mapping[str, str]) -> None:
@@ -121,7 +131,9 @@ def _set_in_config(path: Path, changed: Mapping[str, str]) -> None:
     settings = _read(path)
     value = settings.get("chat_template")
     templates = {**_by_name(value), **changed}
-    if isinstance(value, list) or set(templates) != {DEFAULT}:
+    if isinstance(value, dict):
+        settings["chat_template"] = templates
+    elif isinstance(value, list) or set(templates) != {DEFAULT}:
         settings["chat_template"] = [
             {"name": name, "template": template} for name, template in templates.items()
         ]

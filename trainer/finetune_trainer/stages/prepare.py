@@ -79,7 +79,7 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     check_model_for(base, config)
     tokenizer = load_tokenizer(base.uri, base.folder)
     templates = choose_chat_templates(
-        config.recipe, tokenizer, base.uri, context.environment
+        config.recipe, tokenizer, base, context.environment
     )
     templates.set_in(tokenizer)
     templates.log_date()
@@ -97,7 +97,15 @@ def run(config: PrepareConfig, context: Context) -> PrepareResult:
     writer = new_writer(config, embeddings.padding_token(), folder, parts)
     packer = RecordPacker(config, tokenizer, datasets, writer, counts_of(parts))
     meter = Meter(context.progress, reader, packer.counts)
-    pack(packer, records, folder, reader, meter, embeddings=embeddings)
+    pack(
+        packer,
+        records,
+        folder,
+        reader,
+        meter,
+        embeddings=embeddings,
+        templates=templates,
+    )
     summary = Summary(config, reader.name, writer, packer.counts)
     check_rows(summary, config, writer, folder)
     counts = packer.counts
@@ -249,10 +257,11 @@ def pack(
     meter: "Meter",
     *,
     embeddings: Embeddings,
+    templates: ChatTemplates,
 ) -> None:
     """Pack all records, saving each part when it is complete, and write the index of the rows.
 
-    Raise ConfigInvalid at the first token without an embedding.
+    Raise ConfigInvalid at the first token without an embedding, and at the first conversation without a template.
     """
     writer = packer.writer
 
@@ -274,6 +283,8 @@ def pack(
     with writer, closing(packer.pack(records, position, end_part)) as batches:
         for tokens in batches:
             embeddings.check(writer)
+            if packer.counts.conversations:
+                templates.check_conversations()
             meter.add(tokens)
 
 

@@ -21,9 +21,9 @@ from finetune_trainer.contract import (
     PushResult,
     PushTarget,
 )
+from finetune_trainer.data.base_templates import DEFAULT, base_templates
 from finetune_trainer.data.chat_templates import (
     read_chat_templates,
-    templates_of,
     use_chat_templates,
 )
 from finetune_trainer.data.records.chat_template import end_tokens, template_of
@@ -258,6 +258,9 @@ def save_tokenizer(
     """
     tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True)
     templates = read_chat_templates(environment, config.prepare)
+    if not templates and not tokenizer.chat_template:
+        # A program of the user prepared the rows.
+        templates = base_templates(tokenizer, base).by_name
     use_chat_templates(tokenizer, templates)
     prepared = read_result(environment.stage_dir("prepare", config.prepare))
     conversations = isinstance(prepared, PrepareResult) and prepared.conversations
@@ -265,9 +268,10 @@ def save_tokenizer(
     if not is_merged:
         name_tokenizer_class(folder, type(tokenizer).__name__)
     if conversations and not tokenizer.chat_template:
-        # A program of the user prepared the rows, and the base model has no template: a server needs one.
-        tokenizer.chat_template = template_of(tokenizer)
-    set_chat_templates(folder, templates_of(tokenizer))
+        # The base model has no template, and a server needs one.
+        templates = {DEFAULT: template_of(tokenizer)}
+        use_chat_templates(tokenizer, templates)
+    set_chat_templates(folder, templates)
     generation = generation_config(
         base, end_tokens(tokenizer, conversations=conversations)
     )

@@ -13,17 +13,18 @@ from finetune_trainer.stores.download import ALL_FILES, fetch
 from finetune_trainer.stores.schemes import open_source
 
 # Repositories often hold the same weights in other formats, too, which nothing here reads.
+TEMPLATE_FILES = ("*.jinja", "*chat_templates/*.jinja")
+"""Patterns of the files with chat templates."""
 MODEL_FILES = (
     *(
         "*.json",
-        "*.jinja",
         "*.model",
         "tokenizer.model.*",
         "*.tiktoken",
         "*.txt",
         "vocab.bpe",
     ),
-    *("additional_chat_templates/*.jinja", "model*.safetensors*"),
+    *(*TEMPLATE_FILES, "model*.safetensors*"),
 )
 """Patterns of the files that stages read."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")

@@ -240,6 +240,14 @@ def test_rows_of_another_template_are_not_continued(
             },
             "prepare.chatTemplateArguments.enable_thinkin: the chat template does not read it",
         ),
+        (
+            {"chat_template": "{{ ['Well, ', ''] | random }}" + BASE},
+            "prepare.chatTemplate: line 1: the filter random writes another text each",
+        ),
+        (
+            {"chat_template": "{{ messages[0].items }}" + BASE},
+            "which differs each time: call the method with ()",
+        ),
         ({"chat_template": "data.jsonl"}, "data.jsonl has neither {{ nor {%"),
     ],
 )
@@ -249,6 +257,17 @@ def test_unusable_template_is_a_config_error(
     failure, code = run_to_failure(prepare_config(base, **changes), environment)
     assert code == ExitCode.CONFIG
     assert message in failure
+
+
+@pytest.mark.usefixtures("data")
+def test_random_template_of_a_base_model_is_refused(
+    tmp_path: Path, environment: Environment
+) -> None:
+    base = tmp_path / "random"
+    make_tokenizer(base, chat_template="\n{{ ['Hm: ', ''] | random }}" + BASE)
+    failure, code = run_to_failure(prepare_config(base), environment)
+    assert code == ExitCode.CONFIG
+    assert "so set prepare.chatTemplate: line 2: the filter random" in failure
 
 
 @pytest.mark.usefixtures("data")

@@ -98,6 +98,7 @@ def test_template_that_fails_makes_the_record_invalid(
     ("columns", "expected"),
     [
         ({"text": "{{ a "}, "datasets[0].columns text is no template of Jinja"),
+        ({"text": "{{ a | random }}"}, "of Jinja: No filter named 'random'"),
         ({"text": "{{ a | nope }}"}, "No filter named 'nope'"),
         (
             {"prompt": "{{ a }}\\n\\n{{ b }}", "completion": "c"},

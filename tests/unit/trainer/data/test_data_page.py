@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.trainer.renderings import TEMPLATES, TokenizerWithTemplate
 
-from finetune_trainer.contract import Objective
+from finetune_trainer.contract import Columns, Objective
 from finetune_trainer.data.reading.columns import FieldColumns
 from finetune_trainer.data.records.chat_template import ChatTemplate
 from finetune_trainer.data.records.forms import FORMS
@@ -44,6 +45,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [SYSTEM, *MESSAGES], "system": "Be short."}, "keep one of them"),
     "`tools` and also `functions`": (
         {"messages": MESSAGES, "tools": [TOOL], "functions": [TOOL["function"]]}, "keep one of them"),
+    "`tools` that are a single schema": ({"messages": MESSAGES, "tools": TOOL}, "write it in a list"),
+    "a call with `parameters` or `input`": (
+        {"messages": [QUESTION, {"role": "assistant", "tool_calls": [{"name": "add", "parameters": {"a": 2}}]}]},
+        "write parameters as arguments"),
     "a message with another `weight`": ({"messages": [QUESTION, {**ANSWER, "weight": 0.5}]}, "must be 0 or 1"),
     "`mask_history: true`": ({"messages": MESSAGES, "mask_history": True}, "columns: {ignored: [mask_history]}"),
     "a list of numbers in `loss_mask`": (
@@ -120,6 +125,32 @@ def test_refused_form_is_refused_with_its_fix(row):
     with pytest.raises(InvalidRecord) as refused:
         read(record)
     assert fix in str(refused.value)
+
+
+def leaves_out(fix: str) -> Columns | None:
+    """Return the columns of the manifest that a message names as its fix; None if it names none to leave out."""
+    match = re.search(r"columns: ({ignored: \[[a-z_]+\]})", fix)
+    return Columns.model_validate(yaml.safe_load(match[1])) if match else None
+
+
+LABELS = ["label", "kto_tag"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *(record for record, fix in REFUSED.values() if leaves_out(fix)),
+        *({**PROMPT, "label": label} for label in (False, -1, "bad", "too long")),
+        *({"messages": MESSAGES, label: False} for label in LABELS),
+        *({"instruction": "2?", "output": "5", label: False} for label in LABELS),
+    ],
+)
+def test_column_that_a_message_leaves_out_is_left_out(record):
+    with pytest.raises(InvalidRecord) as refused:
+        read(record)
+    columns = leaves_out(str(refused.value))
+    assert columns is not None
+    assert FieldColumns(columns).select(record)
 
 
 def test_each_row_of_refused_forms_is_tried():

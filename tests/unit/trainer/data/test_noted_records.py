@@ -136,6 +136,33 @@ def test_columns_of_true_or_false_may_judge_a_record(prepared, capsys, column):
     assert f"{column} may say which records are good" in capsys.readouterr().out
 
 
+ALPACA = {"instruction": "the file?", "output": "a socket"}
+
+
+@pytest.mark.parametrize(
+    ("record", "column"),
+    [
+        ({"prompt": "the file?", "completion": " a socket"}, "label"),
+        (ALPACA, "label"),
+        (ALPACA, "kto_tag"),
+    ],
+)
+def test_unknown_label_is_counted_and_named(prepared, capsys, record, column):
+    """Only words for good and bad say whether an answer is to be learned."""
+    labels = ["meh", "so-so", "good", "True", True, 1, None]
+    result = prepared([record | {column: label} for label in labels])
+    assert (result.unread_words, result.invalid) == (2, 0)
+    log = capsys.readouterr().out
+    assert f"columns that are not read: {column} (a word in 2 records)" in log
+    assert f"{column} may say which records are good, but every record is" in log
+
+
+def test_known_labels_are_not_named(prepared, capsys):
+    record = {"prompt": "the file?", "completion": " a socket"}
+    assert prepared([{**record, "label": label} for label in ("yes", True, "1")])
+    assert "label" not in capsys.readouterr().out
+
+
 def test_role_that_no_server_gets_is_named(prepared, capsys):
     messages = [
         {"role": "customer", "content": "the file?"},

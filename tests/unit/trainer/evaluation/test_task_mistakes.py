@@ -64,6 +64,7 @@ def failure(
         ({"doc_to_text": "{{q"}, "doc_to_text cannot be written: "),
         ({"doc_to_text": "{{q.a.b}}"}, "doc_to_text cannot be written: "),
         ({"doc_to_text": "{{q | nope}}"}, "doc_to_text cannot be written: "),
+        ({"doc_to_text": "{{[q, 'a'] | random}}"}, "No filter named 'random'"),
         ({"doc_to_text": None}, "doc_to_text is missing; the data has the fields q,"),
         ({"doc_to_text": "question"}, "doc_to_text: question is no field of the data"),
         ({"doc_to_text": "nowhere"}, "doc_to_text: nowhere is no field of the data"),

@@ -153,6 +153,24 @@ def test_processor_template_changes_with_the_tokenizer(tmp_path: Path) -> None:
     assert template == {"chat_template": "new"}
 
 
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ("other", "new"),
+        ({"default": "other", "rag": "r"}, {"default": "new", "rag": "r"}),
+    ],
+)
+def test_other_template_of_a_processor_is_replaced_as_well(
+    tmp_path: Path, known: Any, expected: Any
+) -> None:
+    """Servers read it before the tokenizer's, which is the trained template already."""
+    write_json(tmp_path / "tokenizer_config.json", {"chat_template": "new"})
+    write_json(tmp_path / "processor_config.json", {"chat_template": known, "a": 1})
+    set_chat_templates(tmp_path, {"default": "new"})
+    settings = json.loads((tmp_path / "processor_config.json").read_text())
+    assert settings == {"chat_template": expected, "a": 1}
+
+
 def test_names_of_code_that_is_not_published_are_removed(tmp_path: Path) -> None:
     base = tmp_path / "base"
     folder = tmp_path / "folder"

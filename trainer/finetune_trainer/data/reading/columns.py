@@ -28,6 +28,7 @@ from finetune_trainer.data.records.labels import (
     JUDGEMENTS,
     check_is_learned,
     decide,
+    is_unknown_label,
 )
 from finetune_trainer.data.records.message_forms import unknown_roles
 from finetune_trainer.data.records.records import Fields, InvalidRecord
@@ -58,6 +59,8 @@ class _Plan(NamedTuple):
     """Unread columns that may take a record out of the loss."""
     written: tuple[str, ...] = ()
     """Columns that only templates read, which may write a part of them."""
+    labels: tuple[str, ...] = ()
+    """Columns with a label of KTO, which decides whether a record is learned."""
 
 
 class FieldColumns:
@@ -105,28 +108,19 @@ class FieldColumns:
         """
         if self._may_be_plain and is_plain(record):
             return record
-        source = record
-        names = tuple(record)
-        if self._named:
-            source = self._named.fields(record)
-            names = (*source, *names)
-        # A null is no value: it may be another column of this record that shows its form.
-        key: _Columns = names
-        if None in source.values():
-            nulls = frozenset(name for name, value in source.items() if value is None)
-            key = (names, nulls)
-        try:
-            plan = self._plans[key]
-        except KeyError:
-            plan = self._new_plan(source, record)
-            self._keep(key, plan)
+        source = self._source(record)
+        plan = self._plan_of(source, record)
         if plan is None:
             # The formatter knows the shape of the other records, and so a better reason.
             return source
         fields = plan.form.convert(source)
-        self._note_roles(fields)
+        # Messages that are returned as they are have been looked at, and have known roles only.
+        if fields.get("messages") is not source.get(plan.form.required[0]):
+            self._note_roles(fields)
         if plan.written:
             fields = self._checked(record, fields, plan.written)
+        if plan.labels:
+            self._count_labels(source, plan.labels)
         if not plan.unread:
             return fields
         if plan.decisions:
@@ -137,6 +131,42 @@ class FieldColumns:
             self._words.update(words)
             self.records_with_words += 1
         return self._partly_read(plan.form, record, fields, lost) if lost else fields
+
+    def _source(self, record: Fields) -> Fields:
+        """Return the columns of a record that the manifest names or does not leave out, by their own names."""
+        if self._named:
+            return self._named.fields(record)
+        if not self._ignored:
+            return record
+        # A form may read them, too, such as the label of KTO.
+        return {
+            name: value for name, value in record.items() if name not in self._ignored
+        }
+
+    def _plan_of(self, source: Fields, record: Fields) -> _Plan | None:
+        """Return how records with these columns are read; raise InvalidRecord for several forms."""
+        names = (*source, *record) if self._named else tuple(source)
+        # A null is no value: it may be another column of this record that shows its form.
+        key: _Columns = names
+        if None in source.values():
+            nulls = frozenset(name for name, value in source.items() if value is None)
+            key = (names, nulls)
+        try:
+            return self._plans[key]
+        except KeyError:
+            plan = self._new_plan(source, record)
+            self._keep(key, plan)
+            return plan
+
+    def _count_labels(self, source: Fields, labels: tuple[str, ...]) -> None:
+        """Name the columns with an unknown label, and count the records with a word there: all are learned."""
+        unknown = [name for name in labels if is_unknown_label(source[name])]
+        words = [name for name in unknown if isinstance(source[name], str)]
+        self._unread.update(dict.fromkeys(unknown))
+        self._judged.update(unknown)
+        if words:
+            self._words.update(words)
+            self.records_with_words += 1
 
     def _note_roles(self, fields: Fields) -> None:
         for role in unknown_roles(fields):
@@ -224,9 +254,9 @@ class FieldColumns:
             self.note(f"read as {text}")
         self._judged |= _switches(record)
         if not self._named:
-            return self._plan(
-                form, [name for name in present if name not in form.reads]
-            )
+            unread = [name for name in present if name not in form.reads]
+            labels = tuple(sorted(form.labels.intersection(present)))
+            return self._plan(form, unread)._replace(labels=labels)
         written = self._written(record)
         if self._named.reads is None:
             return self._plan(form, [], written)

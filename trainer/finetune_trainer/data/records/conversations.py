@@ -28,6 +28,8 @@ _USUAL_KEYS = ("role", "content")
 OPTIONAL_TEXTS = ("name", "tool_call_id", *REASONING_NAMES)
 TEXT_KEYS = ("text", "answer", "response", "completion", "thoughts", "refusal")
 """Keys of a message that hold texts, however short. In any other key, a single word is a label."""
+OTHER_ARGUMENTS = ("parameters", "input", "inputs", "args", "kwargs", "params")
+"""Names that Llama, Anthropic and others give to the arguments of a call."""
 IN_THE_LOSS = ("weight", "train", "training", "trainable", "loss", "loss_weight")
 """Keys with which OpenAI, axolotl and ms-swift take a message out of the loss."""
 
@@ -240,7 +242,9 @@ def _tool_call(value: object, path: str) -> dict[str, Any]:
             f"{path}.function must be an object with name and arguments, it is {kind_of(function)}"
         )
     name = text_of(function, "name", f"{path}.function.")
-    arguments = _arguments(function.get("arguments"), f"{path}.function.arguments")
+    if function.get("arguments") is None:
+        raise _no_arguments(function, f"{path}.function.arguments")
+    arguments = _arguments(function["arguments"], f"{path}.function.arguments")
     known = {"name": name, "arguments": arguments}
     is_flat = function is value
     others = {} if is_flat else _without_nulls(function)
@@ -251,16 +255,20 @@ def _tool_call(value: object, path: str) -> dict[str, Any]:
     return call
 
 
+def _no_arguments(function: dict[str, Any], path: str) -> InvalidRecord:
+    """Return the error of a call without `arguments`: they may have another name."""
+    for name in OTHER_ARGUMENTS:
+        if function.get(name) is not None:
+            return InvalidRecord(f"{path} is missing: write {name} as arguments")
+    return InvalidRecord(f"{path} is missing: write {{}} for a call without arguments")
+
+
 def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
     return {key: inner for key, inner in value.items() if inner is not None}
 
 
 def _arguments(value: object, path: str) -> dict[str, Any] | str:
     match value:
-        case None:
-            raise InvalidRecord(
-                f"{path} is missing: write {{}} for a call without arguments"
-            )
         case dict():
             return value
         case str():
@@ -282,6 +290,16 @@ def _arguments(value: object, path: str) -> dict[str, Any] | str:
             )
 
 
+def schemas_fix(value: object) -> str:
+    """Return the fix for a value in place of a list of function schemas, as the end of a sentence."""
+    if not isinstance(value, dict):
+        return ""
+    # A schema has its own name; other objects have the names of functions as their keys.
+    if "name" in value or "function" in value:
+        return ": write it in a list, as [{…}]"
+    return ": write a list of its schemas, each with its name"
+
+
 def tools_of(fields: Fields) -> list[Any] | None:
     """Return the function schemas of a record's tools, or None; raise InvalidRecord if they are no list of objects."""
     value = fields.get("tools")
@@ -296,11 +314,12 @@ def tools_of(fields: Fields) -> list[Any] | None:
         return None
     if not isinstance(value, list):
         raise InvalidRecord(
-            f"tools must be a list of function schemas, it is {kind_of(value)}"
+            f"tools must be a list of function schemas, it is {kind_of(value)}{schemas_fix(value)}"
         )
     for index, tool in enumerate(value):
         if not isinstance(tool, dict):
             raise InvalidRecord(
-                f"tools[{index}] must be an object, it is {kind_of(tool)}"
+                f"tools[{index}] must be an object, it is {kind_of(tool)}: "
+                "write the function's schema, and not its name or its JSON text"
             )
     return value

@@ -51,6 +51,11 @@ class Form:
         return frozenset(self.required + self.optional)
 
     @property
+    def labels(self) -> frozenset[str]:
+        """The names of its columns with a label of KTO."""
+        return self.reads & {"label", KTO_TAG}
+
+    @property
     def choice(self) -> str:
         """The line of the manifest that chooses this form of a record that has several."""
         names = list(self.required)

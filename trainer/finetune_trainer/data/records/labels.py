@@ -63,6 +63,13 @@ OFF = frozenset(
     }
 )
 """Labels of answers that are to be avoided. pandas writes False into CSV."""
+ON = frozenset(
+    {
+        *("1", "1.0", "accepted", "chosen", "correct", "desirable", "good", "like"),
+        *("pass", "passed", "positive", "right", "t", "thumbs_up", "true", "y", "yes"),
+    }
+)
+"""Labels of answers that are to be learned."""
 
 
 def decide(columns: Iterable[str]) -> frozenset[str]:
@@ -92,6 +99,13 @@ def check_avoided(record: Fields, column: str) -> None:
             f"{column} is {shortened(str(label)).lower()}, so the answer is to be avoided, and SFT would learn it: "
             f"remove the record, or leave the column out with columns: {{ignored: [{column}]}}"
         )
+
+
+def is_unknown_label(label: object) -> bool:
+    """Return whether a label says neither that an answer is to be learned nor that it is to be avoided."""
+    if label is None or label == "" or _is_off(label):
+        return False
+    return str(label).strip().lower() not in ON
 
 
 def check_is_learned(record: Fields, decisions: Iterable[str]) -> None:

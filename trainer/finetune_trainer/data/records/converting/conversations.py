@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from finetune_trainer.data.records.conversations import schemas_fix
 from finetune_trainer.data.records.labels import check_avoided, check_label
 from finetune_trainer.data.records.message_forms import parsed_json, read_messages
 from finetune_trainer.data.records.records import (
@@ -62,6 +63,6 @@ def _tools(record: Fields) -> Any:
         raise InvalidRecord("has tools and also functions: keep one of them")
     if not isinstance(functions, list):
         raise InvalidRecord(
-            f"functions must be a list of function schemas, it is {kind_of(functions)}"
+            f"functions must be a list of function schemas, it is {kind_of(functions)}{schemas_fix(functions)}"
         )
     return [{"type": "function", "function": function} for function in functions]
