@@ -6,6 +6,7 @@ Pydantic's `use_attribute_docstrings` reads them at every import, which takes 0.
 import ast
 import inspect
 import textwrap
+from functools import cache
 
 from pydantic import BaseModel
 
@@ -20,6 +21,8 @@ def field_docs(model: type[BaseModel]) -> dict[str, str]:
     return {name: text for name, text in docs.items() if name in model.model_fields}
 
 
+# A schema of the whole API asks for the same classes again and again.
+@cache
 def _own_docs(kind: type) -> dict[str, str]:
     try:
         source = inspect.getsource(kind)
