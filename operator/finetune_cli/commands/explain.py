@@ -10,6 +10,7 @@ from typing import Any
 
 from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError, closest_match, quoted
+from finetune_operator.api.spec import PipelineSpec
 from finetune_operator.crd.generate import spec_schema, status_schema
 
 DESCRIPTION = """\
@@ -57,7 +58,7 @@ def explain_reason(topic: str) -> str | None:
     Raises UsageError for an unknown reason.
     """
     # A field is no reason, so its explanation needs no page.
-    if topic in spec_schema()["properties"]:
+    if topic in {field.alias for field in PipelineSpec.model_fields.values()}:
         return None
     explanations = _explanations(LINK.sub(r"\1", _page()))
     for reason, explanation in explanations.items():
