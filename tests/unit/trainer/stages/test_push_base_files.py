@@ -83,6 +83,16 @@ def test_template_that_training_invented_is_the_only_change(tmp_path: Path) -> N
         assert not (folder / "chat_template.jinja").exists()
 
 
+def test_template_of_a_processor_is_published_for_the_tokenizer(tmp_path: Path) -> None:
+    base = make_base("mistral", tmp_path / "base")
+    template = "{% for m in messages %}[{{ m.content }}]{{ eos_token }}{% endfor %}"
+    write_json(base / "chat_template.json", {"chat_template": template})
+    for folder in publish(base, tmp_path):
+        assert chat_templates(folder) == {"default": template}
+        settings = json.loads((folder / "chat_template.json").read_text())
+        assert settings == {"chat_template": template}
+
+
 def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
 
