@@ -23,15 +23,14 @@ SERIAL_TESTS = "testcluster/tests/e2e/test_cleanup.py"
 """Runs alone: it compares the machine's processes, mounts and networks, so no other test may create clusters then."""
 XDIST_ARGUMENTS = (
     "--numprocesses=2",
-    "--dist=loadgroup",
+    "--dist=loadfile",
     "--no-loadscope-reorder",
     "-v",
 )
-"""Two workers, because the tests mostly wait.
+"""Two workers, each with its own cluster, because the tests mostly wait.
 
-`loadgroup`: `e2e/conftest.py` makes all files on the shared cluster one group, and each other file a group of its own.
-So the tests of a file are in one worker, where they share module fixtures. `--no-loadscope-reorder` keeps the order of
-`e2e/conftest.py`.
+`loadfile` keeps the tests of a file in one worker, where they share module fixtures. `--no-loadscope-reorder` keeps the
+order of files that `e2e/conftest.py` sets.
 """
 
 

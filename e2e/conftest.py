@@ -11,51 +11,40 @@ from testcluster import fixtures, providers
 from testcluster.kube_namespace import KubeNamespace, temporary_namespace
 from testcluster.provider import Provider
 
-SHARED_CLUSTER = "the shared cluster"
-"""The group of the files whose tests run on the cluster of the fixture `cluster`."""
-FIRST = (
+ORDER = (
     "test_argo_cd",
     "test_argo_cd_operations",
     "test_argo_cd_chart",
     "test_flux",
     "test_nodes",
+    "test_invalid_input",
     "test_kind",
+    "test_node_faults",
+    "test_pod_faults",
+    "test_evictions",
+    "test_blocked_stages",
+    "test_lifecycle",
+    "test_quick_start",
+    "test_quickstart_guide",
+    "test_exact_resume",
+    "test_chart_lifecycle",
+    "test_training_on_spot",
 )
-"""Of the other test files, those that run first, in this order.
+"""Test files that run first, in this order; the other files follow.
 
-They create clusters or nodes of their own. What takes long at the end would leave the other worker idle.
+First the files with a cluster or nodes of their own, before each xdist worker starts its shared cluster. Then the
+longest, so that both workers end at about the same time.
 """
 IMAGES = ("finetune-operator:dev", "finetune-trainer-cpu:dev")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the files, and assign all files on the shared cluster to one xdist worker, which begins with them.
-
-    A cluster of its own for the other worker would take at least two minutes to create.
-    """
-    on_shared_cluster = {item.path for item in items if uses_shared_cluster(item)}
-    for item in items:
-        is_shared = item.path in on_shared_cluster
-        group = SHARED_CLUSTER if is_shared else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: position(item.path, on_shared_cluster))
-
-
-def uses_shared_cluster(item: pytest.Item) -> bool:
-    """Return whether a test needs the fixture `cluster` of this file, and not another one of this name."""
-    is_here = Path(__file__).parent in item.path.parents
-    has_own = item.path.stem in FIRST
-    fixtures_of_test = getattr(item, "fixturenames", ())
-    return is_here and not has_own and "cluster" in fixtures_of_test
-
-
-def position(path: Path, on_shared_cluster: set[Path]) -> int:
-    """Return the place of a test file in the order of all; files with the same place keep their order."""
-    if path in on_shared_cluster:
-        return 0
-    if path.stem in FIRST:
-        return 1 + FIRST.index(path.stem)
-    return 1 + len(FIRST)
+    """Sort the tests by the position of their file in ORDER."""
+    items.sort(
+        key=lambda item: (
+            ORDER.index(item.path.stem) if item.path.stem in ORDER else len(ORDER)
+        )
+    )
 
 
 def pytest_terminal_summary(
