@@ -61,7 +61,7 @@ def test_page_lists_every_environment_variable():
         for value in vars(environment).values()
         if str(value).startswith("FINETUNE_")
     ]
-    assert len(names) == 22
+    assert len(names) == 23
     assert [name for name in names if f"| `{name}` |" not in PAGE] == []
 
 
