@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from http import HTTPStatus
 from weakref import WeakValueDictionary
 
@@ -42,6 +41,7 @@ from finetune_operator.kubernetes.cache.cache import (
 )
 from finetune_operator.kubernetes.cache.store import NamespacedName
 from finetune_operator.kubernetes.client import KubernetesClient
+from finetune_operator.kubernetes.clock import utc_now
 from finetune_operator.kubernetes.event_recorder import EventRecorder, Regarding
 from finetune_operator.kubernetes.jobs import Jobs
 from finetune_operator.kubernetes.pipeline_object import (
@@ -186,7 +186,7 @@ class KubernetesCluster:
         name = attempt.job
         namespace = pipeline.key.namespace
         if stage in SERVER_STAGES:
-            return await self.servers.observe_attempt(pipeline, name, _now())
+            return await self.servers.observe_attempt(pipeline, name, utc_now())
         # A Job that was seen and is not in the cache was deleted, or has lost the operator's label.
         if attempt.created_at and self.cache.jobs.get((namespace, name)) is None:
             await self.jobs.read(pipeline, name)
@@ -333,7 +333,7 @@ class KubernetesCluster:
         status = unreadable_status(
             str(error),
             generation,
-            _now(),
+            utc_now(),
             self.troubleshooting_url,
             stalled=not is_newer,
         )
@@ -365,7 +365,3 @@ class KubernetesCluster:
         """Cancel the background requests."""
         await self.progress.close()
         await self.probes.close()
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)  # noqa: TID251  an edge

@@ -1,7 +1,6 @@
 """The Jobs of pipelines: created, observed with their pods, and deleted."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from finetune_operator.api.conditions import Reason
 from finetune_operator.core.job_template import JobTemplate
@@ -11,6 +10,7 @@ from finetune_operator.kubernetes import paths
 from finetune_operator.kubernetes.cache.cache import JOBS, PODS, ResourceCache
 from finetune_operator.kubernetes.cache.trim import JOB_NAME
 from finetune_operator.kubernetes.client import KubernetesClient
+from finetune_operator.kubernetes.clock import utc_now
 from finetune_operator.kubernetes.headless_service import create_headless_service
 from finetune_operator.kubernetes.pods.progress import NoProgress, ProgressPoller
 from finetune_operator.kubernetes.resources.job import build_job
@@ -71,7 +71,7 @@ class Jobs:
             name,
             job,
             pods,
-            datetime.now(UTC),  # noqa: TID251  an edge
+            utc_now(),
             progress=self.progress.latest(first_pod),
             warnings=self._warnings(namespace, name, pods),
         )
@@ -113,7 +113,7 @@ class Jobs:
         job = self.cache.jobs.get((namespace, name))
         if job and not is_owned_by(pipeline, job):
             return
-        now = datetime.now(UTC)  # noqa: TID251  an edge
+        now = utc_now()
         uid = job["metadata"]["uid"] if job else None
         for pod in self.cache.pods_of(namespace, name, uid):
             if lost_since(pod, now):

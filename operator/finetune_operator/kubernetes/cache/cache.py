@@ -23,7 +23,6 @@ from finetune_operator.kubernetes.cache.pod import (
     pod_of,
     server_of,
     urgent_facts,
-    utc_now,
 )
 from finetune_operator.kubernetes.cache.store import (
     Entry,
@@ -42,6 +41,7 @@ from finetune_operator.kubernetes.cache.trim import (
     trim_service,
 )
 from finetune_operator.kubernetes.cache.warning_events import WarningEvents
+from finetune_operator.kubernetes.clock import utc_now
 from finetune_operator.kubernetes.translate.attempt_pods import completions_of
 from finetune_operator.kubernetes.translate.defaults import NAME as DEFAULTS_NAME
 from finetune_operator.kubernetes.translate.defaults import (

@@ -1,6 +1,6 @@
 """A pod in the cache, as a trimmed object: who it belongs to, and which of its changes matter: pure."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from finetune_operator.core.metadata import SERVER
 from finetune_operator.kubernetes.cache.store import NamespacedName
@@ -72,11 +72,6 @@ def _controller_name(raw: Object, kind: str) -> str:
         if reference.get("controller") and reference["kind"] == kind:
             return str(reference["name"])
     return ""
-
-
-def utc_now() -> datetime:
-    """Return the time by the operator's clock."""
-    return datetime.now(UTC)  # noqa: TID251  an edge
 
 
 def merge_pod(known: Object | None, received: Object, now: datetime) -> Object:
