@@ -17,7 +17,7 @@ from finetune_cli.card.markup import (
     table,
 )
 from finetune_cli.card.record import RunRecord
-from finetune_cli.comparison.compare import LAST_STEPS, TRAINING_LOSS
+from finetune_cli.comparison.compare import TRAINING_LOSS
 from finetune_cli.outcome import ready_message
 from finetune_cli.output.model_text import short_digest
 from finetune_cli.output.notes import notes_of
@@ -33,6 +33,7 @@ from finetune_trainer.contract import (
     PushResult,
     TrainResult,
 )
+from finetune_trainer.contract.results import LAST_STEPS
 from finetune_trainer.contract.uris import without_secrets
 
 # A mixture may have a hundred data sets, and a card has to stay small.

@@ -13,7 +13,7 @@ from finetune_cli.commands import Commands
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.exit_codes import FAILED
 from finetune_cli.local.card_file import record_of_run, write_card
-from finetune_cli.local.card_tracking import check_trackable, track_card
+from finetune_cli.local.card_tracking import track_card, trackers_of
 
 DESCRIPTION = """\
 Write a card of a run: one HTML file without scripts and without links to other files, so it can be sent by mail. It
@@ -55,6 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.track:
         write_card(record, arguments.output)
         return 0
-    check_trackable(record.pipeline)
+    tracking = trackers_of(record.pipeline)
     text = write_card(record, arguments.output)
-    return track_card(record.pipeline, workdir, text)
+    return track_card(tracking, record.pipeline, workdir, text)

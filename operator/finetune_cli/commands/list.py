@@ -8,7 +8,6 @@ from pathlib import Path
 
 from finetune_cli.arguments import add_cluster_arguments, run_on_cluster
 from finetune_cli.commands import Commands
-from finetune_cli.comparison.compare import LAST_STEPS
 from finetune_cli.diagnostics import UsageError
 from finetune_cli.local.history_list import print_history
 from finetune_cli.local.look import look_at
@@ -18,6 +17,7 @@ from finetune_cli.runs import RUNS, find_runs, run_named, runs_elsewhere
 from finetune_operator.api.group import API_VERSION, KIND
 from finetune_operator.errors import ClusterError
 from finetune_operator.local.pipeline_file import to_object
+from finetune_trainer.contract.results import LAST_STEPS
 
 DESCRIPTION = f"""\
 List the runs on this machine, one a line, with phase, score, duration, age and notes. Of a score with an arrow, the

@@ -24,8 +24,6 @@ DIGEST_CHARACTERS = 19
 """sha256: and twelve digits."""
 OTHER_QUESTIONS = "the questions are not the same"
 TRAINING_LOSS = "training loss"
-LAST_STEPS = "mean of the last steps"
-"""What a training loss is. A curve ends with another number: its last point, the mean of as many steps as each."""
 NO_MEAN = "the score is no mean over questions whose values are stored"
 
 

@@ -12,14 +12,15 @@ from finetune_cli.exit_codes import FAILED
 from finetune_cli.output.metrics import TRAIN
 from finetune_operator.core.pipeline import Pipeline
 from finetune_trainer.contract.run_card import CardAnswer, CardRequest
+from finetune_trainer.contract.tracking import Tracking
 
 MODULE = "finetune_trainer.tracking"
 FOLDER = "card"
 """Folder in the work folder of the run, in which W&B keeps its files."""
 
 
-def check_trackable(pipeline: Pipeline) -> None:
-    """Raise UsageError if the run has no tracker that takes a card, or has not finished."""
+def trackers_of(pipeline: Pipeline) -> Tracking:
+    """Return the settings of the trackers; raise UsageError if none takes a card, or the run has not finished."""
     tracking = pipeline.spec.tracking
     if tracking is None or not (tracking.mlflow or tracking.wandb):
         raise UsageError(
@@ -31,15 +32,13 @@ def check_trackable(pipeline: Pipeline) -> None:
         raise UsageError(
             f"{pipeline.key} has not finished ({pipeline.status.phase}): use --track after its end"
         )
+    return tracking.named(str(pipeline.key))
 
 
-def track_card(pipeline: Pipeline, workdir: Path, page: str) -> int:
-    """Send the page, print where it is, and return the exit code. The run is one that `check_trackable` has passed."""
-    tracking = pipeline.spec.tracking
-    if tracking is None:
-        return 0
+def track_card(tracking: Tracking, pipeline: Pipeline, workdir: Path, page: str) -> int:
+    """Send the page of a finished run to its trackers, print where it is, and return the exit code."""
     request = CardRequest(
-        tracking=tracking.named(str(pipeline.key)),
+        tracking=tracking,
         identity=pipeline.status.stages[TRAIN].identity,
         folder=str(workdir / FOLDER),
         page=page,

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from finetune_cli.comparison.best import Ranking, rank
 from finetune_cli.comparison.compare import (
-    LAST_STEPS,
     TRAINING_LOSS,
     Measurements,
     Run,
@@ -28,6 +27,7 @@ from finetune_cli.output.results import difference_text, margin_text, number_tex
 from finetune_operator.core.attempts.costs import amount_text
 from finetune_operator.core.durations import format_duration
 from finetune_trainer.contract import Score
+from finetune_trainer.contract.results import LAST_STEPS
 
 # Most paths of fields fit. A column for the longest would leave no room for values.
 LABEL_CELLS = 30

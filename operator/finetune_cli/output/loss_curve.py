@@ -7,10 +7,11 @@ from itertools import pairwise
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from finetune_cli.comparison.compare import LAST_STEPS, TRAINING_LOSS
+from finetune_cli.comparison.compare import TRAINING_LOSS
 from finetune_cli.output.encoding import can_encode
 from finetune_operator.api.status import Outcome, StageStatus
 from finetune_trainer.contract import LossCurve, TrainResult
+from finetune_trainer.contract.results import LAST_STEPS
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 """Signs of a loss from the lowest to the highest."""

@@ -178,6 +178,10 @@ class PrepareResult(StageResult):
     """Content of the adapter that training starts from at its store; None if it is on a volume."""
 
 
+LAST_STEPS = "mean of the last steps"
+"""What a training loss is. A curve ends with another number: its last point, the mean of as many steps as each."""
+
+
 class TrainResult(StageResult):
     """The adapter; the digest covers adapter_model.safetensors and adapter_config.json."""
 

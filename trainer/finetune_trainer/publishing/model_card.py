@@ -25,6 +25,7 @@ from finetune_trainer.contract import (
 )
 from finetune_trainer.contract.environment import GIT_SHA
 from finetune_trainer.contract.metric_rows import METRICS, read_rows
+from finetune_trainer.contract.results import LAST_STEPS
 from finetune_trainer.contract.uris import hub_id, without_secrets
 from finetune_trainer.contract.usage import load_code
 from finetune_trainer.publishing.loss_chart import loss_section
@@ -288,7 +289,7 @@ def _training(
         best = f"{trained.best_step:,}"
         rows.append(("Optimizer steps", f"{steps}; the weights are from step {best}"))
         rows.append(("Tokens", f"{trained.tokens:,}"))
-        loss = f"{trained.loss:.4f}, mean of the last steps"
+        loss = f"{trained.loss:.4f}, {LAST_STEPS}"
         rows.append(("Training loss", loss))
         if trained.validation_loss is not None:
             rows.append(("Validation loss", f"{trained.validation_loss:.4f}"))
